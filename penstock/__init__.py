@@ -1,0 +1,44 @@
+"""Penstock: large language models served as a pipeline of small services over Redis Streams."""
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.domain.errors import PenstockError
+from penstock.domain.params import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.client import AsyncClient, Client
+    from penstock.engine import LLMEngine
+    from penstock.llm import LLM
+    from penstock.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "CompletionOutput",
+    "LLMEngine",
+    "PenstockError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+# Resolved on first use: services import `penstock.domain` and must not pay for torch, which `LLM` needs.
+_LAZY = {
+    "LLM": "penstock.llm",
+    "LLMEngine": "penstock.engine",
+    "Client": "penstock.client",
+    "AsyncClient": "penstock.client",
+    "RequestOutput": "penstock.outputs",
+    "CompletionOutput": "penstock.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  (only when something heavy is asked for)
+
+    return getattr(import_module(_LAZY[name]), name)

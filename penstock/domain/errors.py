@@ -1,0 +1,96 @@
+"""What can go wrong, who must act, and how each edge says so."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+
+class Fault(Enum):
+    """Who must act for the error to go away."""
+
+    CALLER = "caller"  # the request is wrong: do not send it again as it is
+    OPERATOR = "operator"  # the installation is wrong: a person must look
+    NOBODY = "nobody"  # it passes: send the request again
+
+
+class ErrorCode(IntEnum):
+    """One code per kind of error; the numbers are those of `penstock.v1.ErrorCode`."""
+
+    UNSPECIFIED = 0
+    INVALID_ARGUMENT = 1
+    CONTEXT_LENGTH_EXCEEDED = 2
+    MODEL_NOT_FOUND = 3
+    UNAUTHENTICATED = 4
+    NOT_FOUND = 5
+    OVERLOADED = 6
+    DEADLINE_EXCEEDED = 7
+    CANCELLED = 8
+    UNAVAILABLE = 9
+    INTERNAL = 10
+    REQUEST_TOO_LARGE = 11
+    IDEMPOTENCY_CONFLICT = 12
+    STREAM_DIVERGED = 13
+    PERMISSION_DENIED = 14
+    UNIMPLEMENTED = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """How the edges express one code: HTTP status, gRPC status name, OpenAI error type, and who must act."""
+
+    http_status: int
+    grpc_status: str
+    openai_type: str
+    fault: Fault
+
+
+ERROR_KINDS: dict[ErrorCode, ErrorKind] = {
+    ErrorCode.UNSPECIFIED: ErrorKind(500, "UNKNOWN", "server_error", Fault.OPERATOR),
+    ErrorCode.INVALID_ARGUMENT: ErrorKind(400, "INVALID_ARGUMENT", "invalid_request_error", Fault.CALLER),
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: ErrorKind(400, "INVALID_ARGUMENT", "invalid_request_error", Fault.CALLER),
+    ErrorCode.MODEL_NOT_FOUND: ErrorKind(404, "NOT_FOUND", "invalid_request_error", Fault.CALLER),
+    ErrorCode.UNAUTHENTICATED: ErrorKind(401, "UNAUTHENTICATED", "authentication_error", Fault.CALLER),
+    ErrorCode.NOT_FOUND: ErrorKind(404, "NOT_FOUND", "invalid_request_error", Fault.CALLER),
+    ErrorCode.OVERLOADED: ErrorKind(429, "RESOURCE_EXHAUSTED", "rate_limit_error", Fault.NOBODY),
+    ErrorCode.DEADLINE_EXCEEDED: ErrorKind(504, "DEADLINE_EXCEEDED", "server_error", Fault.NOBODY),
+    ErrorCode.CANCELLED: ErrorKind(499, "CANCELLED", "invalid_request_error", Fault.CALLER),
+    ErrorCode.UNAVAILABLE: ErrorKind(503, "UNAVAILABLE", "server_error", Fault.NOBODY),
+    ErrorCode.INTERNAL: ErrorKind(500, "INTERNAL", "server_error", Fault.OPERATOR),
+    ErrorCode.REQUEST_TOO_LARGE: ErrorKind(413, "INVALID_ARGUMENT", "invalid_request_error", Fault.CALLER),
+    ErrorCode.IDEMPOTENCY_CONFLICT: ErrorKind(409, "ALREADY_EXISTS", "invalid_request_error", Fault.CALLER),
+    ErrorCode.STREAM_DIVERGED: ErrorKind(500, "DATA_LOSS", "server_error", Fault.NOBODY),
+    ErrorCode.PERMISSION_DENIED: ErrorKind(403, "PERMISSION_DENIED", "permission_error", Fault.CALLER),
+    ErrorCode.UNIMPLEMENTED: ErrorKind(501, "UNIMPLEMENTED", "invalid_request_error", Fault.CALLER),
+}
+
+
+class PenstockError(Exception):
+    """An error that a caller or an operator can act on.
+
+    `message` says what is wrong and what to do; `param` names the offending request field, if one is to blame.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+    @property
+    def kind(self) -> ErrorKind:
+        """How the edges express this error."""
+        return ERROR_KINDS[self.code]
+
+    @property
+    def fault(self) -> Fault:
+        """Who must act."""
+        return self.kind.fault
+
+
+def invalid(message: str, param: str | None = None) -> PenstockError:
+    """An INVALID_ARGUMENT error: the caller's fault."""
+    return PenstockError(ErrorCode.INVALID_ARGUMENT, message, param=param)
+
+
+def unimplemented(what: str) -> PenstockError:
+    """An UNIMPLEMENTED error that names what is not there yet."""
+    return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what} is not implemented yet", param=what)

@@ -1,0 +1,65 @@
+"""A request as it enters the pipeline."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.domain.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every message of a request carries, made by the gateway."""
+
+    request_id: bytes  # 16 bytes
+    tenant: str
+    priority: int  # lower is served first
+    arrival_ns: int  # Unix time, nanoseconds
+    deadline_ns: int  # Unix time, nanoseconds; 0: none
+    traceparent: str  # W3C trace context; empty: none
+    seed: int  # unsigned 64-bit; drawn by the gateway if the client gave none
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message. `content` is text; further keys of the caller's message (name, tool calls) are in `extra`."""
+
+    role: str
+    content: str
+    extra: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Exactly one of the three is given."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # only with messages
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request: what the gateway submits."""
+
+    header: Header
+    model: str
+    prompt: Prompt
+    params: SamplingParams
+
+
+def format_request_id(request_id: bytes) -> str:
+    """The id as people and logs see it: 32 hexadecimal digits."""
+    return request_id.hex()
+
+
+def parse_request_id(text: str) -> bytes:
+    """The inverse of `format_request_id`; OpenAI's prefixes (`cmpl-`, `chatcmpl-`) are taken off.
+
+    Raises:
+        ValueError: not 32 hexadecimal digits.
+    """
+    digits = text.rpartition("-")[2]
+    if len(digits) != 32:
+        raise ValueError(f"a request id has 32 hexadecimal digits, got {text!r:.60}")
+    return bytes.fromhex(digits)

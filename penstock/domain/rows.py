@@ -1,0 +1,64 @@
+"""What travels behind the scheduler: token rows (the log of what was generated) and text rows (what clients get)."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.domain.finish import FinishReason, RequestError, Usage
+from penstock.domain.plan import U32, Logprobs
+
+U64 = npt.NDArray[np.uint64]
+U8 = npt.NDArray[np.uint8]
+
+REQUEST_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of the log, as columns; row i holds the next `counts[i]` tokens of one sequence.
+
+    A reader accepts a row only if `positions` and `chains` extend what it has of that sequence, so a row may come
+    twice and a row of an alternative history cannot be spliced in.
+    """
+
+    request_ids: list[bytes]  # 16 bytes each
+    sequences: U32  # u32[rows]: index of the sample, below n
+    positions: U32  # u32[rows]: output tokens of the sequence before this row
+    chains: U64  # u64[rows]: `chain.extend` over all of them
+    counts: U32  # u32[rows]: tokens in this row; 0 for a row that only ends a sequence
+    token_ids: U32  # u32[sum(counts)]
+    finishes: U8  # u8[rows]: FinishReason; 0 where the sequence goes on
+    cached_tokens: U32  # u32[rows]: prompt tokens found in the prefix cache (told in a sequence's first row)
+    logprobs: Logprobs | None = None
+    errors: dict[int, RequestError] = field(default_factory=dict)  # by row, where the finish is ERROR
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One output token's logprob and its alternatives (most likely first), natural logs of the raw logits."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """What one step adds to one sequence as its client sees it. It extends `token_offset` and `text_offset`."""
+
+    request_id: bytes  # 16 bytes
+    sequence: int
+    token_offset: int  # output tokens of the sequence before this row
+    text_offset: int  # characters of the sequence's text before this row
+    chain: int  # hash of the output tokens before this row
+    token_ids: tuple[int, ...]
+    text: str  # may be empty while characters are incomplete or a stop string may be beginning
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason = FinishReason.UNSPECIFIED
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+    error: RequestError | None = None
+    usage: Usage | None = None  # with the last row of the request's last sequence: totals of the request
