@@ -1,0 +1,442 @@
+"""What can be asked of the bus: each call is a value, with the type of its answer.
+
+A connection carries out any number of calls in one write (`Connection.execute`), in order. Every call that changes
+state is one atomic server-side function (RECOVERY in docs/recovery.md says why) and may be sent again: it says what it
+found instead of doing its work twice. Sessions, not connections, own things: a call that needs an active session and
+finds it fenced, suspended or expired *and taken over* says so in its answer and changes nothing.
+
+A session is alive while its `until` lies ahead of the server's clock. One whose `until` has passed may still renew, as
+long as nobody took what it held. Times that decide anything are the server's; `*_ns` fields only measure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+
+class Call(Generic[R]):
+    """A request to the bus whose answer has type R."""
+
+    __slots__ = ()
+
+
+class SessionKind(Enum):
+    """What a session is."""
+
+    GATEWAY = "gateway"
+    TOKENIZER = "tokenizer"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    DETOKENIZER = "detokenizer"
+
+
+class RequestState(Enum):
+    """Where a request is; it only moves downwards."""
+
+    PROMPT = "PROMPT"  # submitted, has no tokens yet
+    READY = "READY"  # has tokens, waits for a scheduler
+    RUNNING = "RUNNING"  # owned by a scheduler, or rejected and waiting for its detokenizer to end it
+    ENDED = "ENDED"  # retired; the result is readable for its TTL
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stream entry. `entry_id` is `ms-seq` as the server made it."""
+
+    entry_id: bytes
+    fields: dict[bytes, bytes]
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """`new_run`: the server was restarted since the pool last said hello; every session was suspended by that."""
+
+    new_run: bool
+    active: bool  # whether this session is active after the call
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Call[Greeting]):
+    """First on every connection of a session: creates or renews it; notices a restarted server.
+
+    A new server run suspends every session and drops every shard lease; a suspended session comes back by `Revalidate`.
+    """
+
+    sid: bytes
+    kind: SessionKind
+    name: str  # what people call this process, e.g. the worker's name
+    address: str  # host:port of its gRPC server, empty if none
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revalidate(Call[bool]):
+    """Reactivates a suspended session. False: it does not exist any more (a new session id must be drawn)."""
+
+    sid: bytes
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(Call[bool]):
+    """Extends a session by `ttl_ms` from now and stores its status. False: fenced or suspended."""
+
+    sid: bytes
+    ttl_ms: int
+    status: bytes = b""  # penstock.v1.ServiceStatus, shown by `penstock status`; empty keeps the last
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Call[None]):
+    """Ends a session in order: leases and workers are free at once; requests that it owns can be taken at once."""
+
+    sid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One session as the pool knows it."""
+
+    sid: bytes
+    kind: SessionKind
+    name: str
+    address: str
+    alive: bool  # active and not expired
+    num_owned: int  # requests it owns
+    status: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessions(Call[list[SessionInfo]]):
+    """All sessions, living and dead; sessions that are dead for a minute and own nothing are forgotten here."""
+
+
+# --- a request's way --------------------------------------------------------------------------------------------------
+
+
+class SubmitOutcome(IntEnum):
+    """What `submit` found."""
+
+    CREATED = 0
+    EXISTS = 1  # the same id with the same digest: this is a retry
+    CONFLICT = 2  # the same id with another digest
+    OVERLOADED = 3  # as many requests wait as `max_waiting` allows
+    OUT_OF_MEMORY = 4  # the server is at 80 % of its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Call[SubmitOutcome]):
+    """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over."""
+
+    request_id: bytes
+    tenant: str
+    header: bytes
+    body: bytes
+    digest: bytes  # of what makes two submits the same request
+    route: bytes  # the gateway session that gets the text
+    sent_ns: int
+    max_waiting: int = 0  # bound on waiting hints of `prompts` and `requests` together; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """The hash `req` as a service reads it."""
+
+    request_id: bytes
+    tenant: str
+    state: RequestState
+    header: bytes
+    body: bytes
+    meta: bytes  # penstock.v1.TokenizedPrompt, empty before it was tokenized
+    route: bytes
+    shard: int | None
+    owner: bytes | None
+    cancel_reason: int  # CancelReason; 0: not cancelled
+    attempts: int  # how often it was taken over from a dead owner
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Call[StoredRequest | None]):
+    """Reads one request; None if there is none (any more)."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGroup(Call[list[Entry]]):
+    """New entries of a stream for one consumer of a group (made when missing). Blocks up to `block_ms`; 0: not at all.
+
+    Only the last call of an `execute` may block.
+    """
+
+    stream: bytes
+    group: bytes
+    consumer: bytes
+    count: int
+    block_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(Call[list[Entry]]):
+    """Entries that another consumer of the group took longer than `min_idle_ms` ago and never acknowledged."""
+
+    stream: bytes
+    group: bytes
+    consumer: bytes
+    min_idle_ms: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Call[None]):
+    """A hint that leads nowhere (its request is gone): acknowledged and deleted."""
+
+    stream: bytes
+    group: bytes
+    entry_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized(Call[bool]):
+    """PROMPT → READY: stores the tokens, hints `requests`, deletes the hint. False: it was not PROMPT."""
+
+    request_id: bytes
+    entry_id: bytes  # of the `prompts` hint
+    meta: bytes  # penstock.v1.TokenizedPrompt
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Call[bool]):
+    """PROMPT or READY → RUNNING without owner: opens the request in the log and writes the row that ends it.
+
+    False: the request is gone or further already. `entry_id` acknowledges the `prompts` hint; empty: there is none.
+    """
+
+    request_id: bytes
+    entry_id: bytes
+    shard: int
+    row: bytes  # penstock.v1.TokenBatch with one finish row for every sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Call[list[StoredRequest] | None]):
+    """Takes up to `count` requests from the head of `requests`: READY → RUNNING, owned by `sid`, in `shard`.
+
+    Each is opened in the log of its shard in the same moment. Entries that lead nowhere are deleted. None: fenced.
+    """
+
+    sid: bytes
+    count: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Call[list[bytes] | None]):
+    """Takes over everything of `dead` once its lease ran out or it left: requests (attempts + 1) and workers (freed).
+
+    The answer is the ids of the requests moved; None: `sid` is fenced, or `dead` lives.
+    """
+
+    sid: bytes
+    dead: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a new owner needs: its requests, and all entries of their shards' logs, in one atomic read."""
+
+    requests: list[StoredRequest]
+    log: dict[int, list[Entry]]  # by shard
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Call[Loaded | None]):
+    """Reads requests that `sid` owns, after `Take`. Requests that ended meanwhile are left out. None: fenced."""
+
+    sid: bytes
+    request_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Call[bool]):
+    """The one write of a scheduler's step: token rows per shard and the next plan, together. False: fenced."""
+
+    sid: bytes
+    rows: tuple[tuple[int, bytes], ...] = ()  # (shard, penstock.v1.TokenBatch)
+    worker: str = ""
+    plan: bytes = b""  # penstock.v1.StepPlan; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Call[bool]):
+    """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
+
+    Writes the result for `ttl_ms`, drops payload and ownership, and appends the last text to its gateway.
+    """
+
+    sid: bytes
+    shard: int
+    request_id: bytes
+    result: bytes  # penstock.v1.FinishedRequest
+    ttl_ms: int
+    route: bytes = b""  # gateway session of the last text; empty: none
+    text: bytes = b""  # penstock.v1.TextBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What `attach` found. Neither `known` nor a `result`: the request never was, or its result expired."""
+
+    known: bool
+    state: RequestState | None = None
+    result: bytes | None = None  # penstock.v1.FinishedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Call[Attachment]):
+    """Routes a request's text to another gateway session, from the given offsets on.
+
+    A request of another tenant is not known. An ended one answers with its result.
+    """
+
+    request_id: bytes
+    tenant: str
+    route: bytes
+    offsets: bytes  # penstock.v1.AttachOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Call[bool]):
+    """Sets the cancel flag (sequence −1) and hints `cancels`. False: not known (a mark stays for a minute).
+
+    A cancel for one sequence only hints: its sender decides the same again after a crash. With a tenant, a request of
+    another tenant is not known and gets no mark.
+    """
+
+    request_id: bytes
+    reason: int  # CancelReason
+    sent_ns: int
+    tenant: str | None = None
+    sequence: int = -1
+
+
+# --- workers and shards -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorker(Call[bytes]):
+    """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read behind."""
+
+    sid: bytes
+    worker: str
+    info: bytes  # penstock.v1.WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """One worker as the pool knows it."""
+
+    worker: str
+    incarnation: bytes  # its session
+    alive: bool
+    info: bytes
+    owner: bytes | None  # the scheduler session paired with it, if that one is alive
+
+
+@dataclass(frozen=True, slots=True)
+class ListWorkers(Call[list[WorkerEntry]]):
+    """All workers that ever registered and were not forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """A scheduler and a worker's incarnation: one epoch."""
+
+    incarnation: bytes
+    info: bytes
+    results_after: bytes  # read `results:{worker}` behind this entry
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(Call[Pairing | None]):
+    """The scheduler session becomes the worker's owner. None: it is fenced, the worker is dead or another's."""
+
+    sid: bytes
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseShard(Call[bool]):
+    """Leases a shard for as long as the session is alive. False: another living session has it, or fenced."""
+
+    sid: bytes
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseShard(Call[None]):
+    """Gives a shard back; nothing happens if another session has it."""
+
+    sid: bytes
+    shard: int
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Call[bytes]):
+    """Adds an entry; the answer is its id. `cap` trims the stream to about so many entries; 0: not at all."""
+
+    stream: bytes
+    fields: Mapping[bytes, bytes]
+    cap: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Call[dict[bytes, list[Entry]]]):
+    """Entries behind the given ids, by stream; streams without new entries are left out.
+
+    Blocks up to `block_ms` until there is one; 0: not at all. Only the last call of an `execute` may block.
+    """
+
+    streams: Mapping[bytes, bytes] = field(default_factory=dict)  # stream → id to read behind
+    count: int = 64  # entries per stream
+    block_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastId(Call[bytes]):
+    """The id of a stream's last entry, `0-0` if it never had one."""
+
+    stream: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Length(Call[int]):
+    """How many entries a stream has."""
+
+    stream: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrimLog(Call[bool]):
+    """Drops entries of `tokens:{shard}` before `min_id`. False: `sid` does not lease the shard."""
+
+    sid: bytes
+    shard: int
+    min_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DropStream(Call[None]):
+    """Deletes a stream: a gateway's own text stream when it leaves."""
+
+    stream: bytes

@@ -1,0 +1,90 @@
+"""The bus as services see it. Two implementations: Redis or Valkey (`redis_bus`), and in memory (`memory_bus`)."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from servicekit.bus.calls import Call
+from servicekit.bus.keys import Keys
+
+R = TypeVar("R")
+
+
+class BusUnavailable(Exception):  # noqa: N818  (a state of the world, not a mistake)
+    """The server cannot be reached or went away in the middle; what was sent may or may not have been done.
+
+    Every call may be sent again. `Connection.reconnect` waits for the server.
+    """
+
+
+class BusFull(Exception):  # noqa: N818
+    """The server refuses writes because it is at `maxmemory`. The call was not carried out."""
+
+
+class Connection(Protocol):
+    """A blocking connection, used by one thread at a time."""
+
+    def call(self, call: Call[R]) -> R:
+        """Carries out one call.
+
+        Raises:
+            BusUnavailable: the server is gone.
+            BusFull: the server is out of memory.
+        """
+        ...
+
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls in order, in one write; answers in order. BusFull is raised after all are read."""
+        ...
+
+    def reconnect(self) -> None:
+        """Drops what is left of the connection and makes one attempt at a new one.
+
+        Raises:
+            BusUnavailable: not reachable yet.
+        """
+        ...
+
+    def close(self) -> None:
+        """Closes; a thread blocked in `execute` gets BusUnavailable."""
+        ...
+
+
+class AsyncConnection(Protocol):
+    """A connection for an event loop: calls of many tasks are pipelined. Not for blocking reads beside other calls."""
+
+    async def call(self, call: Call[R]) -> R:
+        """As `Connection.call`; reconnects by itself, calls in flight at a loss raise BusUnavailable."""
+        ...
+
+    async def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """As `Connection.execute`."""
+        ...
+
+    async def close(self) -> None:
+        """Closes; calls in flight raise BusUnavailable."""
+        ...
+
+
+class Bus(Protocol):
+    """One pool on one server."""
+
+    @property
+    def keys(self) -> Keys:
+        """The pool's names."""
+        ...
+
+    def connect(self) -> Connection:
+        """A new blocking connection.
+
+        Raises:
+            BusUnavailable: the server cannot be reached.
+        """
+        ...
+
+    async def connect_async(self) -> AsyncConnection:
+        """A new connection for the running event loop.
+
+        Raises:
+            BusUnavailable: the server cannot be reached.
+        """
+        ...
