@@ -44,6 +44,8 @@ class TokenLogprob:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    token_bytes: bytes = b""  # what the token stands for; may be a part of a character; filled by the detokenizer
+    top_bytes: tuple[bytes, ...] = ()  # beside `top`
 
 
 @dataclass(frozen=True, slots=True)

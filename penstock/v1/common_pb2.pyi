@@ -273,6 +273,8 @@ class LogprobColumns(_message.Message):
     TOP_COUNTS_FIELD_NUMBER: _builtins.int
     TOP_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BYTE_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     sampled: _builtins.bytes
     """f32 per token: natural log of the sampled token's probability; NaN where none was asked for."""
     top_counts: _builtins.bytes
@@ -281,6 +283,14 @@ class LogprobColumns(_message.Message):
     """u32 per alternative, token after token, the most likely first: its token id."""
     top_logprobs: _builtins.bytes
     """f32 per alternative: its natural log-probability."""
+    byte_counts: _builtins.bytes
+    """Filled by the detokenizer only (hop `text`, finished requests); empty elsewhere. u32 per sampled token, behind
+    them u32 per alternative: how many bytes it has in `token_bytes`; 0 where no logprob was asked for.
+    """
+    token_bytes: _builtins.bytes
+    """The bytes of those tokens, one after the other: a special token's own text, a byte-level token's raw bytes (which
+    may be a part of a character).
+    """
     def __init__(
         self,
         *,
@@ -288,10 +298,12 @@ class LogprobColumns(_message.Message):
         top_counts: _builtins.bytes = ...,
         top_ids: _builtins.bytes = ...,
         top_logprobs: _builtins.bytes = ...,
+        byte_counts: _builtins.bytes = ...,
+        token_bytes: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sampled", b"sampled", "top_counts", b"top_counts", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_counts", b"byte_counts", "sampled", b"sampled", "token_bytes", b"token_bytes", "top_counts", b"top_counts", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
