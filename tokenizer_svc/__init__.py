@@ -1,0 +1,1 @@
+"""The tokenizer service: prompts as text, ids or messages become checked token ids."""

@@ -1,0 +1,1 @@
+"""Vocabulary, chat templates and the checks of a prompt: values in, values out."""

@@ -1,0 +1,115 @@
+"""A request's prompt becomes token ids, and every limit that a vocabulary and a context set is checked."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.params import Stopping
+from penstock.domain.plan import U32
+from penstock.domain.request import Prompt, Request
+from tokenizer_svc.core.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """What the rest of the pipeline needs to know of a prompt."""
+
+    token_ids: U32  # u32[num_prompt_tokens], at least one
+    eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them
+    stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
+
+
+class PromptTokenizer:
+    """Turns requests of one model into `TokenizedPrompt`s. Safe to call from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+
+    def tokenize(self, request: Request) -> TokenizedPrompt:
+        """Tokenizes and checks one request.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT or CONTEXT_LENGTH_EXCEEDED (caller), naming the field.
+        """
+        self._check_params(request)
+        token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, self._resolve(request, len(token_ids)))
+
+    def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0) -> U32:
+        """The token ids of a prompt: u32[num_prompt_tokens], at least one.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: none or several kinds of prompt, an empty one, or ids out of range.
+        """
+        given = [name for name in ("text", "token_ids", "messages") if getattr(prompt, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise invalid(f"exactly one of text, token ids and messages must be given, got {found}", "prompt")
+        if prompt.chat_template_kwargs and prompt.messages is None:
+            raise invalid("chat_template_kwargs needs messages", "chat_template_kwargs")
+        if prompt.token_ids is not None:
+            token_ids = self._check_ids(prompt.token_ids)
+        elif prompt.messages is not None:
+            # The template writes the special tokens itself; adding the tokenizer's own would double them.
+            text = self.vocabulary.chat.render(prompt.messages, prompt.chat_template_kwargs, now_ns)
+            token_ids = self.encode(text, add_special_tokens=False, param="messages")
+        else:
+            token_ids = self.encode(prompt.text or "", add_special_tokens=True, param="prompt")
+        if not len(token_ids):
+            raise invalid("the prompt is empty", given[0] if prompt.messages is not None else "prompt")
+        return token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> U32:
+        """The token ids of a text: u32[num_tokens].
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: the text holds a lone surrogate, which no UTF-8 can express.
+        """
+        try:
+            # The batch form lets go of the GIL while it works; `encode` does not.
+            (encoding,) = self.vocabulary.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise invalid("the text is not valid Unicode: it holds half of a surrogate pair", param) from error
+        return np.array(encoding.ids, np.uint32)
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> U32:
+        size = self.vocabulary.vocab_size
+        try:
+            ids = np.asarray(token_ids, np.int64)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise invalid(f"token ids must be integers in [0, {size})", "prompt") from error
+        if len(ids) and not (ids.min() >= 0 and ids.max() < size):
+            wrong = ids[(ids < 0) | (ids >= size)][0]
+            raise invalid(f"token id {wrong} is outside the model's vocabulary of {size} tokens", "prompt")
+        return ids.astype(np.uint32)
+
+    def _check_params(self, request: Request) -> None:
+        size = self.vocabulary.vocab_size
+        for name, ids in (
+            ("stop_token_ids", request.params.stop_token_ids),
+            ("logit_bias", request.params.logit_bias),
+        ):
+            if (wrong := max(ids, default=0)) >= size:
+                raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
+
+    def _resolve(self, request: Request, num_prompt_tokens: int) -> Stopping:
+        context = self.vocabulary.context_length
+        left = context - num_prompt_tokens
+        if left < 1:
+            raise PenstockError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {num_prompt_tokens} tokens; with at least one token of output it must fit the "
+                f"model's context of {context}",
+                param="messages" if request.prompt.messages is not None else "prompt",
+            )
+        stopping = request.params.stopping
+        for name, wanted in (("max_tokens", stopping.max_tokens or 1), ("min_tokens", stopping.min_tokens)):
+            if wanted > left:
+                raise PenstockError(
+                    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                    f"{name} is {wanted}, but the prompt's {num_prompt_tokens} tokens leave {left} of the model's "
+                    f"context of {context}",
+                    param=name,
+                )
+        return stopping if stopping.max_tokens is not None else replace(stopping, max_tokens=left)

@@ -1,0 +1,134 @@
+"""What a checkpoint's files say about text: the tokenizer, its special tokens, EOS, limits and chat templates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tokenizer_svc.core.chat import ChatTemplates
+from tokenizer_svc.core.checkpoint import broken, find_checkpoint, read_json
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's text side, as read from its files."""
+
+    tokenizer: Tokenizer
+    vocab_size: int  # ids are below it: the model's own (config.json) where known
+    eos_token_ids: tuple[int, ...]  # ascending
+    context_length: int  # tokens, prompt and output together
+    chat: ChatTemplates
+
+
+def load_vocabulary(model: str, *, revision: str | None = None, max_model_len: int | None = None) -> Vocabulary:
+    """Reads the vocabulary of a local directory or hub id.
+
+    Args:
+        model: a directory in the Hugging Face layout, or a hub id.
+        revision: branch, tag or commit of a hub id.
+        max_model_len: context length in tokens; None: what config.json says.
+
+    Raises:
+        PenstockError: INTERNAL (operator): a file is missing, broken or contradicts `max_model_len`.
+    """
+    path = find_checkpoint(model, revision)
+    config = read_json(path / "config.json")
+    config = {**config, **config.get("text_config", {})}
+    tokenizer_config = {
+        **read_json(path / "special_tokens_map.json"),
+        **read_json(path / "tokenizer_config.json"),
+    }
+    tokenizer = _read_tokenizer(path)
+    special_tokens = _special_tokens(tokenizer_config)
+    vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size(with_added_tokens=True))
+    return Vocabulary(
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(path, config, tokenizer, special_tokens, vocab_size),
+        context_length=_context_length(path, config, max_model_len),
+        chat=ChatTemplates(_chat_templates(path, tokenizer_config), special_tokens),
+    )
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise broken(
+            f"{path} has no tokenizer.json, the only tokenizer format that Penstock reads; convert the model's own "
+            "with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception for whatever it cannot parse
+        raise broken(f"{file} is not a tokenizer ({str(error)[:300]}); fetch the checkpoint again") from error
+    # Truncation or padding left over from training would change prompts without a word.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _content(token: Any) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, Any]:
+    tokens: dict[str, Any] = {}
+    for name in _SPECIAL_TOKENS:
+        if (content := _content(tokenizer_config.get(name))) is not None:
+            tokens[name] = content
+    additional = tokenizer_config.get("additional_special_tokens")
+    if isinstance(additional, list):
+        tokens["additional_special_tokens"] = [content for token in additional if (content := _content(token))]
+    return tokens
+
+
+def _eos_token_ids(
+    path: Path, config: dict[str, Any], tokenizer: Tokenizer, special_tokens: dict[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    stated = read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
+    ids = set(stated) if isinstance(stated, list) else {stated}
+    if "eos_token" in special_tokens:
+        ids.add(tokenizer.token_to_id(special_tokens["eos_token"]))
+    # An id that the model has no logit for cannot end anything.
+    return tuple(sorted(i for i in ids if isinstance(i, int) and 0 <= i < vocab_size))
+
+
+def _context_length(path: Path, config: dict[str, Any], max_model_len: int | None) -> int:
+    stated = config.get("max_position_embeddings")
+    if not isinstance(stated, int):
+        if max_model_len is None:
+            raise broken(f"{path}/config.json does not say max_position_embeddings; set max_model_len")
+        return max_model_len
+    if max_model_len is None:
+        return stated
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type"))
+    limit = int(stated * float(rope.get("factor", 1.0))) if kind in _STRETCHING_ROPES else stated
+    if max_model_len > limit:
+        raise broken(f"max_model_len {max_model_len} exceeds the {limit} positions of the model in {path}")
+    return max_model_len
+
+
+def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Sources by name; a file of its own wins over the same name inside tokenizer_config.json."""
+    templates: dict[str, str] = {}
+    stated = tokenizer_config.get("chat_template")
+    if isinstance(stated, str):
+        templates["default"] = stated
+    elif isinstance(stated, dict):
+        templates.update(stated)
+    elif isinstance(stated, list):
+        templates.update({entry["name"]: entry["template"] for entry in stated})
+    if isinstance(processor := read_json(path / "chat_template.json").get("chat_template"), str):
+        templates["default"] = processor
+    if (file := path / "chat_template.jinja").is_file():
+        templates["default"] = file.read_text("utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text("utf-8")
+    return templates
