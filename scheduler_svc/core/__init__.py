@@ -1,0 +1,1 @@
+"""The scheduler's domain: values in, values out."""

@@ -1,0 +1,81 @@
+"""Proves that the scheduler's books balance; tests call it after every step."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from scheduler_svc.core.blocks import BlockManager
+from scheduler_svc.core.ordered_queue import OrderedQueue
+from scheduler_svc.core.sequence import RequestState, SequenceState, Status
+from scheduler_svc.core.worker import WorkerState
+
+
+def check_integrity(
+    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: OrderedQueue[SequenceState]
+) -> None:
+    """Compare what is counted with what is there.
+
+    Raises:
+        AssertionError: the books do not balance; the message says where.
+    """
+    for request_id, request in requests.items():
+        live = [sequence for sequence in request.sequences if sequence.status is not Status.ENDED]
+        assert request.num_live == len(live) > 0, f"request {request_id.hex()} counts {request.num_live} live sequences"
+        for sequence in request.sequences:
+            _check_place(sequence, workers, waiting)
+    live_waiting = sum(s.status is Status.WAITING for r in requests.values() for s in r.sequences)
+    assert len(waiting) == live_waiting, f"{len(waiting)} sequences wait, requests know of {live_waiting}"
+    for worker in workers.values():
+        held: Counter[int] = Counter()
+        for slot, occupant in enumerate(worker.sequences):
+            assert worker.occupied[slot] == (occupant is not None), f"slot {slot} is marked wrongly"
+            if occupant is not None:
+                assert requests.get(occupant.request.request_id) is occupant.request, f"slot {slot} has no request"
+                held.update(occupant.blocks)
+                _check_slot(worker, slot, occupant)
+        _check_blocks(worker.blocks, held)
+        in_use = worker.num_running
+        assert in_use == int(worker.occupied.sum()) <= worker.max_slots, f"{in_use} slots in use"
+        assert len(set(worker.free_slots)) == len(worker.free_slots), "a slot is free twice"
+        assert not any(worker.occupied[slot] for slot in worker.free_slots), "a slot is free and in use"
+
+
+def _check_place(
+    sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: OrderedQueue[SequenceState]
+) -> None:
+    name = f"sequence {sequence.index} of {sequence.request.request_id.hex()}"
+    assert (sequence.status is Status.WAITING) == (sequence in waiting), f"{name} waits in one book only"
+    if sequence.status is Status.RUNNING:
+        assert workers[sequence.worker_id].sequences[sequence.slot] is sequence, f"{name} is not in its slot"
+    else:
+        assert not sequence.blocks, f"{name} holds blocks without running"
+        assert (sequence.worker_id, sequence.slot) == ("", -1), f"{name} has a slot without running"
+
+
+def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
+    size = worker.limits.block_size
+    known, computed, received = (int(column[slot]) for column in (worker.known, worker.computed, worker.received))
+    name = f"slot {slot} of {worker.worker_id}"
+    assert received == sequence.num_tokens, f"{name} has received {received} tokens, not {sequence.num_tokens}"
+    planned = sum(
+        int(((step.slots == slot) & (step.generations == worker.generation[slot])).sum()) for step in worker.in_flight
+    )
+    assert known == received + planned, f"{name} knows {known} of {received} and {planned} tokens in flight"
+    assert 0 <= computed < known, f"{name} has computed {computed} of {known} tokens"
+    assert (sequence in worker.prefilling) == (known - computed > 1), f"{name} is wrongly among the prefilling"
+    assert known <= int(worker.limit[slot]) <= worker.limits.capacity, f"{name} is planned beyond its end"
+    assert int(worker.capacity[slot]) == len(sequence.blocks) * size, f"{name} has lost count of its blocks"
+    assert computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
+    for index in range(computed // size, len(sequence.blocks)):
+        assert worker.blocks.ref_counts[sequence.blocks[index]] == 1, f"{name} writes into a shared block"
+
+
+def _check_blocks(blocks: BlockManager, held: Counter[int]) -> None:
+    free = [*blocks.empty, *blocks.idle]
+    assert len(set(free)) == len(free), "a block is free twice"
+    for block in range(blocks.num_blocks):
+        assert blocks.ref_counts[block] == held[block], f"block {block} is held {held[block]} times, not as counted"
+    assert sorted(free) == [block for block in range(blocks.num_blocks) if not held[block]], "a block has leaked"
+    assert all(blocks.hashes[block] is None for block in blocks.empty), "an empty block has content"
+    assert all(blocks.hashes[block] is not None for block in blocks.idle), "an idle block has no content"
+    content = {block_hash: block for block, block_hash in enumerate(blocks.hashes) if block_hash is not None}
+    assert content == blocks.found, "the prefix cache and its blocks differ"

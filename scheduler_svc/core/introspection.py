@@ -1,0 +1,61 @@
+"""What an operator asks about single requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler_svc.core.sequence import RequestState, SequenceState
+from scheduler_svc.core.worker import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """One sequence as an operator sees it."""
+
+    sequence: int
+    status: str
+    worker_id: str  # empty while it does not run
+    slot: int  # -1 while it does not run
+    num_tokens: int  # prompt and output tokens known
+    num_computed_tokens: int  # planned
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """One request as an operator sees it."""
+
+    request_id: bytes  # 16 bytes
+    tenant: str
+    priority: int
+    arrival_ns: int  # Unix time, nanoseconds
+    num_prompt_tokens: int
+    sequences: tuple[SequenceInfo, ...]
+
+
+def describe_sequences(request: RequestState, workers: Mapping[str, WorkerState]) -> tuple[SequenceInfo, ...]:
+    """All sequences of a request."""
+    return tuple(_describe(sequence, workers.get(sequence.worker_id)) for sequence in request.sequences)
+
+
+def describe_request(request: RequestState, workers: Mapping[str, WorkerState]) -> RequestInfo:
+    """A request and all its sequences."""
+    return RequestInfo(
+        request_id=request.request_id,
+        tenant=request.queued.tenant,
+        priority=request.queued.priority,
+        arrival_ns=request.queued.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sequences=describe_sequences(request, workers),
+    )
+
+
+def _describe(sequence: SequenceState, worker: WorkerState | None) -> SequenceInfo:
+    return SequenceInfo(
+        sequence=sequence.index,
+        status=sequence.status.name.lower(),
+        worker_id=sequence.worker_id,
+        slot=sequence.slot,
+        num_tokens=sequence.num_tokens,
+        num_computed_tokens=int(worker.computed[sequence.slot]) if worker else 0,
+        block_ids=tuple(sequence.blocks),
+    )

@@ -1,0 +1,139 @@
+"""Makes the rows of the log: the tokens of a result, and the ends that need no token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.domain import chain
+from penstock.domain.errors import ErrorCode
+from penstock.domain.finish import CancelReason, FinishReason, RequestError
+from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
+from penstock.domain.rows import U8, TokenRows
+from scheduler_svc.core.sequence import SequenceState
+from scheduler_svc.core.worker import I64, Mask, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A sequence ends behind the tokens that are known."""
+
+    sequence: SequenceState
+    finish: FinishReason
+    error: RequestError | None = None
+    has_row: bool = True  # false where the detokenizer has decided the end already
+
+    @property
+    def outcome(self) -> str:
+        """For counting: a finish reason or an error code, in lower case."""
+        return self.error.code.name.lower() if self.error else self.finish.name.lower()
+
+
+def cancelled(sequence: SequenceState, reason: CancelReason) -> End:
+    """The end that a cancel brings; STOP has been decided by the detokenizer and makes no row."""
+    match reason:
+        case CancelReason.STOP:
+            return End(sequence, FinishReason.STOP, has_row=False)
+        case CancelReason.DEADLINE:
+            error = RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it ended")
+            return End(sequence, FinishReason.ERROR, error)
+        case CancelReason.SHUTDOWN:
+            error = RequestError(ErrorCode.UNAVAILABLE, "the service is shutting down; send the request again")
+            return End(sequence, FinishReason.ERROR, error)
+        case _:
+            return End(sequence, FinishReason.CANCELLED)
+
+
+def ended_by_tokens(sequence: SequenceState) -> End | None:
+    """The end that the tokens of a sequence which another scheduler began have brought already, if any."""
+    stopping = sequence.request.queued.stopping
+    num_output_tokens = len(sequence.output)
+    if num_output_tokens > stopping.min_tokens and sequence.output[-1] in sequence.request.stop_token_ids:
+        return End(sequence, FinishReason.STOP)
+    if stopping.max_tokens is not None and num_output_tokens >= stopping.max_tokens:
+        return End(sequence, FinishReason.LENGTH)
+    return None
+
+
+def end_rows(ends: list[End]) -> TokenRows:
+    """Rows without tokens; the sequences are in no slot (any more)."""
+    return TokenRows(
+        request_ids=[end.sequence.request.request_id for end in ends],
+        sequences=np.array([end.sequence.index for end in ends], np.uint32),
+        positions=np.array([len(end.sequence.output) for end in ends], np.uint32),
+        chains=np.array([end.sequence.chain for end in ends], np.uint64),
+        counts=np.zeros(len(ends), np.uint32),
+        token_ids=NO_TOKENS,
+        finishes=np.array([end.finish for end in ends], np.uint8),
+        cached_tokens=np.zeros(len(ends), np.uint32),
+        errors={row: end.error for row, end in enumerate(ends) if end.error is not None},
+    )
+
+
+NO_ROWS = end_rows([])
+
+
+def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:
+    """The log's rows of a result: `valid` bool[rows] are those whose sequence still runs; a row is cut behind the
+    token that ends its sequence. Advances tokens, chains and received counts; returns the rows and their slots."""
+    offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
+    rows = np.flatnonzero(valid & (result.counts > 0))
+    slots, offsets = result.slots[rows].astype(np.int64), offsets[rows]
+    positions = worker.received[slots] - worker.num_prompt[slots]
+    chains = worker.chains[slots]
+    counts, finishes = _extend(worker, slots, offsets, result.counts[rows], result.token_ids)
+    token_ids, logprobs = result.token_ids, result.logprobs
+    num_tokens = int(counts.sum())
+    if num_tokens != len(token_ids):
+        starts = np.repeat(offsets - (np.cumsum(counts) - counts), counts)
+        taken = starts + np.arange(num_tokens)
+        token_ids = token_ids[taken]
+        logprobs = None if logprobs is None else _take(logprobs, taken)
+    cached = worker.cached[slots].astype(np.uint32)
+    worker.cached[slots] = 0
+    sequences = [worker.sequence_in(slot) for slot in slots.tolist()]
+    made = TokenRows(
+        request_ids=[sequence.request.request_id for sequence in sequences],
+        sequences=np.array([sequence.index for sequence in sequences], np.uint32),
+        positions=positions.astype(np.uint32),
+        chains=chains,
+        counts=counts.astype(np.uint32),
+        token_ids=token_ids,
+        finishes=finishes,
+        cached_tokens=cached,
+        logprobs=logprobs,
+    )
+    return made, slots
+
+
+def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_ids: U32) -> tuple[I64, U8]:
+    """Give each slot its next tokens, all slots at once and one token after the other, until one ends the sequence.
+
+    Returns i64[rows] the tokens that count, and u8[rows] how the sequences ended.
+    """
+    taken = np.zeros(len(slots), np.int64)
+    finishes = np.zeros(len(slots), np.uint8)
+    active = np.arange(len(slots))
+    for depth in range(int(counts.max(initial=0))):
+        active = active[(counts[active] > depth) & (finishes[active] == FinishReason.UNSPECIFIED)]
+        here = slots[active]
+        tokens = token_ids[offsets[active] + depth]
+        for slot, token_id in zip(here.tolist(), tokens.tolist(), strict=True):
+            worker.sequence_in(slot).output.append(token_id)
+        taken[active] += 1
+        worker.chains[here] = chain.extend_columns(worker.chains[here], tokens)
+        worker.received[here] += 1
+        received = worker.received[here]
+        stopped = (worker.stops[here] == tokens[:, None]).any(axis=1)
+        stopped &= received - worker.num_prompt[here] > worker.min_output[here]
+        full = received >= worker.limit[here]
+        finishes[active] = np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0))
+    return taken, finishes
+
+
+def _take(logprobs: Logprobs, tokens: I64) -> Logprobs:
+    """The logprobs of some of the tokens."""
+    ends = np.cumsum(logprobs.top_counts, dtype=np.int64)
+    counts = logprobs.top_counts[tokens]
+    starts = np.repeat(ends[tokens] - counts - (np.cumsum(counts, dtype=np.int64) - counts), counts)
+    tops = starts + np.arange(int(counts.sum()))
+    return Logprobs(logprobs.sampled[tokens], counts, logprobs.top_ids[tops], logprobs.top_logprobs[tops])

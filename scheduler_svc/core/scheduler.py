@@ -1,0 +1,441 @@
+"""Continuous batching over paged KV blocks.
+
+One idea: a sequence has tokens that are known and tokens that are computed, and every step moves the second number
+towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute after a preemption are the same thing.
+(Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.domain.errors import ErrorCode
+from penstock.domain.finish import CancelReason, FinishReason, RequestError
+from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
+from penstock.domain.rows import TokenRows
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
+from scheduler_svc.core.ordered_queue import OrderedQueue
+from scheduler_svc.core.policy import POLICIES
+from scheduler_svc.core.rows import NO_ROWS, End, cancelled, end_rows, ended_by_tokens, token_rows
+from scheduler_svc.core.sequence import QueuedRequest, RequestState, SequenceState, Status
+from scheduler_svc.core.stats import Counters, SchedulerStats
+from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
+
+_MAX_EARLY_CANCELS = 4096
+_EARLY_CANCEL_NS = 60 * 10**9
+_MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
+_MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has more of its prefix
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How to schedule; what a worker can hold is in its `WorkerLimits`."""
+
+    policy: str = "fcfs"  # a name in `POLICIES`
+    window: int = 2  # plans in flight per worker
+    max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
+    enable_prefix_caching: bool = True
+    max_waiting: int = 1024  # sequences; above it `has_room` is false
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        for name in ("window", "max_num_batched_tokens", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyCancel:
+    """A cancel of a request that has not come yet."""
+
+    reason: CancelReason
+    sequence: int | None
+    received_ns: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making, without its decoding slots."""
+
+    admissions: list[Admission] = field(default_factory=list)
+    appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
+    chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
+    has_preempted: bool = False
+
+
+class Scheduler:
+    """Plans the steps of several workers for one queue of requests. Methods change state and return the effects."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.policy = POLICIES[config.policy]()
+        self.workers: dict[str, WorkerState] = {}
+        self.requests: dict[bytes, RequestState] = {}
+        self.waiting: OrderedQueue[SequenceState] = OrderedQueue()
+        self._deadlines: OrderedQueue[bytes] = OrderedQueue()
+        self._early_cancels: OrderedDict[bytes, list[_EarlyCancel]] = OrderedDict()
+        self._order = 0
+        self._counters = Counters()
+
+    # Workers.
+
+    def add_worker(self, worker_id: str, limits: WorkerLimits) -> TokenRows:
+        """Begin an epoch with a worker whose slots and blocks are empty; the ends of what no worker can hold."""
+        if worker_id in self.workers:
+            raise ValueError(f"worker {worker_id} is there already: remove it first")
+        max_slots = min(limits.max_num_seqs, self.config.max_num_batched_tokens)
+        self.workers[worker_id] = WorkerState(worker_id, limits, max_slots)
+        return self._end([end for sequence in self.waiting if (end := self._unholdable(sequence))])
+
+    def remove_worker(self, worker_id: str) -> None:
+        """End a worker's epoch: its sequences wait again with all their known tokens, in front of those not started."""
+        worker = self.workers.pop(worker_id)
+        for sequence in list(worker.running()):
+            worker.vacate(sequence)
+            self._wait(sequence)
+
+    # Requests.
+
+    def has_room(self) -> bool:
+        """Whether more requests should be claimed."""
+        return len(self.waiting) < self.config.max_waiting
+
+    def add(self, request: QueuedRequest, now_ns: int) -> TokenRows:
+        """Queue a request; one that is here already is left alone. Returns the rows that end it at once, if any do."""
+        if request.request_id in self.requests:
+            return NO_ROWS
+        self._order += 1
+        state = RequestState(request, self._order, now_ns)
+        self.requests[request.request_id] = state
+        if request.deadline_ns:
+            self._deadlines.push(request.deadline_ns, request.request_id)
+        ends = []
+        for sequence in state.sequences:
+            if sequence.index in request.ended_sequences:
+                ends.append(cancelled(sequence, CancelReason.STOP))
+            elif end := ended_by_tokens(sequence) or self._unholdable(sequence):
+                ends.append(end)
+            elif sequence.index > 0 and not request.output_token_ids:
+                sequence.status = Status.HELD
+            else:
+                self._wait(sequence)
+        for cancel in self._early_cancels.pop(request.request_id, ()):
+            ends += self._cancelled(request.request_id, cancel.reason, cancel.sequence)
+        if 0 < request.deadline_ns <= now_ns:
+            ends += self._cancelled(request.request_id, CancelReason.DEADLINE)
+        return self._end(ends)
+
+    def cancel(self, request_id: bytes, reason: CancelReason, now_ns: int, sequence: int | None = None) -> TokenRows:
+        """End a request or one of its sequences; what it holds is free at once. Returns its last rows.
+
+        A cancel that comes before its request is remembered for a minute.
+        """
+        if request_id in self.requests:
+            return self._end(self._cancelled(request_id, reason, sequence))
+        self._early_cancels.setdefault(request_id, []).append(_EarlyCancel(reason, sequence, now_ns))
+        while len(self._early_cancels) > _MAX_EARLY_CANCELS:
+            self._early_cancels.popitem(last=False)
+        return NO_ROWS
+
+    def expire(self, now_ns: int) -> TokenRows:
+        """End the requests whose deadline has passed, and forget old cancels of unknown requests."""
+        while self._early_cancels:
+            oldest = next(iter(self._early_cancels.values()))
+            if oldest[0].received_ns > now_ns - _EARLY_CANCEL_NS:
+                break
+            self._early_cancels.popitem(last=False)
+        ends: list[End] = []
+        while (first := self._deadlines.peek()) and first[0] <= now_ns:
+            self._deadlines.pop()
+            ends += self._cancelled(first[1], CancelReason.DEADLINE)
+        return self._end(ends)
+
+    # Steps.
+
+    def schedule(self, worker_id: str, now_ns: int) -> StepPlan | None:
+        """The worker's next plan; None while its window is full or there is nothing to compute."""
+        worker = self.workers[worker_id]
+        if len(worker.in_flight) >= self.config.window:
+            return None
+        draft = _Draft()
+        decoding = self._give_blocks(worker, draft)
+        budget = self.config.max_num_batched_tokens - len(decoding)
+        for sequence in list(worker.prefilling):
+            budget -= self._advance(worker, sequence, budget, draft)
+        if not draft.has_preempted:
+            self._admit(worker, budget, draft, now_ns)
+        if not len(decoding) and not draft.chunks:
+            return None
+        return self._issue(worker, decoding, draft, now_ns)
+
+    def apply(self, worker_id: str, result: StepResult, now_ns: int) -> TokenRows:
+        """Take in what a step produced and return the rows for the log; a step that was applied before gives none.
+
+        Raises:
+            StepError: the result contradicts the plans in flight.
+        """
+        worker = self.workers[worker_id]
+        valid = worker.settle(result, now_ns)
+        if valid is None:
+            return NO_ROWS
+        rows, slots = token_rows(worker, result, valid)
+        self._counters.num_generated_tokens += len(rows.token_ids)
+        self._counters.num_wasted_tokens += len(result.token_ids) - len(rows.token_ids)
+        if self.config.enable_prefix_caching:
+            # The newest token's KV may not be planned yet, so a block counts as full one token late.
+            num_full = (worker.received[slots] - 1) // worker.limits.block_size
+            for slot in slots[num_full > worker.registered[slots]].tolist():
+                worker.register_blocks(worker.sequence_in(slot), int(worker.received[slot]) - 1)
+        for row in np.flatnonzero(rows.finishes).tolist():
+            sequence = worker.sequence_in(int(slots[row]))
+            self._finish(End(sequence, FinishReason(rows.finishes[row])))
+        return rows
+
+    def _give_blocks(self, worker: WorkerState, draft: _Draft) -> I64:
+        """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
+        slots = worker.decoding()
+        while True:
+            short = slots[worker.computed[slots] >= worker.capacity[slots]]
+            if len(short) <= worker.blocks.num_free:
+                break
+            self._preempt(worker, draft)
+            slots = slots[worker.occupied[slots]]
+        draft.appended = [(slot, worker.append_block(slot)) for slot in short.tolist()]
+        return slots
+
+    def _preempt(self, worker: WorkerState, draft: _Draft) -> None:
+        """Take the last by the policy's order out of its slot, to be recomputed later.
+
+        The first by that order is never the victim while others run, and alone it has every block: it progresses.
+        """
+        victim = max(worker.running(), key=self.policy.key)
+        worker.vacate(victim)
+        self._wait(victim)
+        draft.has_preempted = True
+        self._counters.num_preemptions += 1
+
+    def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: _Draft) -> int:
+        """Plan the sequence's next chunk, at most `budget` tokens; returns how many."""
+        slot = sequence.slot
+        num_behind = int(worker.known[slot] - worker.computed[slot])
+        num_tokens = min(num_behind, budget)
+        if num_tokens == 0:
+            return 0
+        worker.computed[slot] += num_tokens
+        if num_tokens == num_behind:
+            worker.known[slot] += 1
+            worker.prefilling.pop(sequence, None)
+        else:
+            worker.prefilling[sequence] = None
+        draft.chunks.append((sequence, num_tokens))
+        return num_tokens
+
+    def _admit(self, worker: WorkerState, budget: int, draft: _Draft, now_ns: int) -> None:
+        """Start waiting sequences in the policy's order while there are slots, blocks and budget.
+
+        The first that lacks blocks ends it, so that none is overtaken for being long. Passed over are those that this
+        worker can never hold and those that are better off on another.
+        """
+        passed_over: list[tuple[Any, SequenceState]] = []
+        while budget and worker.has_slot and worker.blocks.num_free and len(passed_over) < _MAX_PASSED_OVER:
+            first = self.waiting.peek()
+            if first is None:
+                break
+            sequence = first[1]
+            if not worker.holds(sequence) or self._belongs_elsewhere(worker, sequence):
+                self.waiting.pop()
+                passed_over.append(first)
+                continue
+            reused = self._reusable(worker, sequence)
+            if not worker.has_blocks(sequence, reused):
+                break
+            self.waiting.pop()
+            self._start(worker, sequence, reused, draft, now_ns)
+            budget -= self._advance(worker, sequence, budget, draft)
+        for key, sequence in passed_over:
+            self.waiting.push(key, sequence)
+
+    def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: _Draft, now_ns: int) -> None:
+        request = sequence.request
+        is_first = sequence.index == 0 and not sequence.started
+        slot = worker.place(sequence, reused)
+        if is_first:
+            worker.cached[slot] = reused.num_tokens
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            self._counters.num_cached_tokens += reused.num_tokens
+            self._counters.num_admitted_requests += 1
+            self._counters.waiting_ns += now_ns - request.added_ns
+        if reused.copy_source is not None:
+            draft.copied.append((reused.copy_source, sequence.blocks[len(reused.blocks)]))
+        draft.admissions.append(
+            Admission(
+                slot=slot,
+                token_ids=sequence.token_ids(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=reused.num_tokens,
+                block_ids=np.array(sequence.blocks, np.uint32),
+                sampling=request.queued.sampling,
+                seed=sequence.seed,
+                min_output_tokens=request.queued.stopping.min_tokens,
+                stop_token_ids=request.stop_token_ids,
+            )
+        )
+
+    def _issue(self, worker: WorkerState, decoding: I64, draft: _Draft, now_ns: int) -> StepPlan:
+        """Make the plan. From here on later plans may read what it computes."""
+        chunk_slots = [sequence.slot for sequence, _ in draft.chunks]
+        tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
+        num_tokens = np.concatenate((np.ones(len(decoding)), [num for _, num in draft.chunks])).astype(np.uint32)
+        worker.computed[decoding] += 1
+        worker.known[decoding] += 1
+        appended, copied = _columns(draft.appended), _columns(draft.copied)
+        plan = StepPlan(
+            step=worker.last_step + 1,
+            released_slots=np.array(worker.released_slots, np.uint32),
+            admissions=tuple(draft.admissions),
+            append_slots=appended[0],
+            append_blocks=appended[1],
+            copy_sources=copied[0],
+            copy_targets=copied[1],
+            slots=np.concatenate((decoding, chunk_slots)).astype(np.uint32),
+            num_tokens=num_tokens,
+        )
+        worker.issue(plan, np.concatenate((decoding, tips)).astype(np.int64), now_ns)
+        for sequence, _ in draft.chunks:
+            slot = sequence.slot
+            num_computed = int(worker.computed[slot])
+            if self.config.enable_prefix_caching:
+                worker.register_blocks(sequence, min(num_computed, int(worker.received[slot])))
+            if num_computed >= sequence.request.num_prompt_tokens:
+                sequence.prompt_issued = True
+                self._wait_for_slots(sequence.request)
+        return plan
+
+    # What of a sequence is on a worker already.
+
+    def _reusable(self, worker: WorkerState, sequence: SequenceState) -> Reused:
+        """The KV that need not be computed: of a sibling that has the prompt, or from the prefix cache.
+
+        The last known token is always computed, since its logits give the next one.
+        """
+        size = worker.limits.block_size
+        found: list[int] = []
+        if self.config.enable_prefix_caching:
+            found = worker.blocks.find(sequence.hashes(size)[: (sequence.num_tokens - 1) // size])
+        num_shared = sequence.request.num_prompt_tokens - 1
+        if num_shared > len(found) * size:
+            for sibling in sequence.request.sequences:
+                if sibling.worker_id == worker.worker_id and sibling.prompt_issued:
+                    whole, rest = divmod(num_shared, size)
+                    # The block that the sample goes on writing in is copied: nobody writes into a shared block.
+                    return Reused(sibling.blocks[:whole], num_shared, sibling.blocks[whole] if rest else None)
+        return Reused(found, len(found) * size)
+
+    def _belongs_elsewhere(self, worker: WorkerState, sequence: SequenceState) -> bool:
+        """Whether another worker with a free slot has more of the sequence; it is waited for, but not for long."""
+        others = [other for other in self.workers.values() if other is not worker]
+        others = [other for other in others if other.has_slot and other.holds(sequence)]
+        if not others or sequence.num_deferrals >= _MAX_DEFERRALS:
+            return False
+        here = self._reusable(worker, sequence).num_tokens
+        if all(self._reusable(other, sequence).num_tokens <= here for other in others):
+            return False
+        sequence.num_deferrals += 1
+        return True
+
+    # Ends.
+
+    def _wait(self, sequence: SequenceState) -> None:
+        sequence.status, sequence.num_deferrals = Status.WAITING, 0
+        self.waiting.push(self.policy.key(sequence), sequence)
+
+    def _wait_for_slots(self, request: RequestState) -> None:
+        """Let the further samples wait for slots: the prompt is planned, or its first sample is gone."""
+        for sequence in request.sequences[1:]:
+            if sequence.status is Status.HELD:
+                self._wait(sequence)
+
+    def _unholdable(self, sequence: SequenceState) -> End | None:
+        """The end of a sequence that none of the workers can hold; None while there is no worker to ask."""
+        if not sequence.request.num_prompt_tokens:
+            error = RequestError(ErrorCode.INVALID_ARGUMENT, "the prompt has no tokens", "prompt")
+            return End(sequence, FinishReason.ERROR, error)
+        if not self.workers or any(worker.holds(sequence) for worker in self.workers.values()):
+            return None
+        if sequence.output:
+            return End(sequence, FinishReason.LENGTH)
+        capacity = max(worker.limits.capacity for worker in self.workers.values())
+        message = f"the prompt has {sequence.num_tokens} tokens, prompt and output together may have {capacity}"
+        return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "prompt"))
+
+    def _cancelled(self, request_id: bytes, reason: CancelReason, index: int | None = None) -> list[End]:
+        sequences = self.requests[request_id].sequences
+        return [cancelled(sequence, reason) for sequence in sequences if index in (None, sequence.index)]
+
+    def _end(self, ends: list[End]) -> TokenRows:
+        """Carry out ends, each sequence's first, and make their rows."""
+        first = [end for end in ends if self._finish(end)]
+        return end_rows([end for end in first if end.has_row]) if first else NO_ROWS
+
+    def _finish(self, end: End) -> bool:
+        """Let go of everything that a sequence has; false if it had ended before."""
+        sequence, request = end.sequence, end.sequence.request
+        if sequence.status is Status.ENDED:
+            return False
+        if sequence.status is Status.RUNNING:
+            self.workers[sequence.worker_id].vacate(sequence)
+        self.waiting.discard(sequence)
+        sequence.status = Status.ENDED
+        request.num_live -= 1
+        if request.num_live == 0:
+            del self.requests[request.request_id]
+            self._deadlines.discard(request.request_id)
+            finished = self._counters.num_finished_requests
+            finished[end.outcome] = finished.get(end.outcome, 0) + 1
+        elif sequence.index == 0:
+            self._wait_for_slots(request)
+        return True
+
+    # Introspection.
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot."""
+        num_running = sum(worker.num_running for worker in self.workers.values())
+        num_live = sum(request.num_live for request in self.requests.values())
+        return SchedulerStats(
+            num_waiting_seqs=num_live - num_running,
+            num_running_seqs=num_running,
+            num_requests=len(self.requests),
+            counters=self._counters.copy(),
+            workers={worker_id: worker.stats() for worker_id, worker in self.workers.items()},
+        )
+
+    def block_table(self, request_id: bytes) -> tuple[SequenceInfo, ...] | None:
+        """Where the sequences of a request are and which blocks they hold; None for a request that is not here."""
+        request = self.requests.get(request_id)
+        return None if request is None else describe_sequences(request, self.workers)
+
+    def list_requests(self) -> list[RequestInfo]:
+        """All requests that have not ended, in the order in which they came."""
+        return [describe_request(request, self.workers) for request in self.requests.values()]
+
+    def check_integrity(self) -> None:
+        """Prove that the books balance.
+
+        Raises:
+            AssertionError: they do not; the message says where.
+        """
+        check_integrity(self.workers, self.requests, self.waiting)
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[U32, U32]:
+    """Pairs as two columns."""
+    if not pairs:
+        return NO_TOKENS, NO_TOKENS
+    table = np.array(pairs, np.uint32)
+    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

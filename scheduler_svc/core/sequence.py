@@ -1,0 +1,133 @@
+"""Requests and their sequences as the scheduler knows them."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from penstock.domain import chain
+from penstock.domain.params import Sampling, Stopping
+from penstock.domain.plan import U32
+from scheduler_svc.core.blocks import extend_hashes, root_hash
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A tokenized request that is ready to be scheduled."""
+
+    request_id: bytes  # 16 bytes
+    prompt_token_ids: U32  # u32[num_prompt_tokens]
+    n: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    stopping: Stopping = field(default_factory=Stopping)
+    seed: int = 0  # unsigned 64-bit
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0  # lower is served first
+    tenant: str = ""
+    arrival_ns: int = 0  # Unix time, nanoseconds
+    deadline_ns: int = 0  # Unix time, nanoseconds; 0: none
+    cache_salt: bytes = b""  # requests with different salts share no cached blocks
+    # Of a request that another scheduler began: what each sequence has generated, and which of them have ended.
+    output_token_ids: tuple[U32, ...] = ()
+    ended_sequences: frozenset[int] = frozenset()
+
+
+class Status(Enum):
+    """Where a sequence is."""
+
+    HELD = auto()  # a further sample, until the prompt's last chunk has been planned
+    WAITING = auto()
+    RUNNING = auto()  # in a slot of a worker
+    ENDED = auto()
+
+
+class RequestState:
+    """A request with all its sequences."""
+
+    def __init__(self, queued: QueuedRequest, order: int, added_ns: int) -> None:
+        self.queued = queued
+        self.added_ns = added_ns
+        self.order = order  # of arrival at this scheduler: breaks ties
+        self.prompt: U32 = np.ascontiguousarray(queued.prompt_token_ids, np.uint32)
+        eos = () if queued.stopping.ignore_eos else queued.eos_token_ids
+        self.stop_token_ids = tuple(dict.fromkeys((*eos, *queued.stopping.stop_token_ids)))
+        self.root = root_hash(queued.cache_salt)
+        self.sequences = [SequenceState(self, index) for index in range(queued.n)]
+        self.num_live = queued.n
+
+    @property
+    def request_id(self) -> bytes:
+        """16 bytes."""
+        return self.queued.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    def max_num_tokens(self, capacity: int) -> int:
+        """Prompt and output tokens at which a sequence ends by count on a worker that can hold `capacity` tokens."""
+        max_tokens = self.queued.stopping.max_tokens
+        return capacity if max_tokens is None else min(capacity, self.num_prompt_tokens + max_tokens)
+
+
+class SequenceState:
+    """One sequence: its tokens, and its place while it runs. Counts of a running one are in its worker's columns."""
+
+    __slots__ = (
+        "block_hashes",
+        "blocks",
+        "chain",
+        "hash_block_size",
+        "index",
+        "num_deferrals",
+        "output",
+        "prompt_issued",
+        "request",
+        "seed",
+        "slot",
+        "started",
+        "status",
+        "worker_id",
+    )
+
+    def __init__(self, request: RequestState, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.seed = chain.sequence_seed(request.queued.seed, index)
+        outputs = request.queued.output_token_ids
+        self.output = array("I", outputs[index].tolist() if index < len(outputs) else ())
+        self.chain = chain.extend(chain.CHAIN_START, self.output)  # kept here while the sequence does not run
+        self.status = Status.WAITING
+        self.started = len(self.output) > 0
+        self.worker_id = ""
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.prompt_issued = False  # a plan that was issued before has computed the whole prompt in `blocks`
+        self.block_hashes: list[bytes] = []  # of the full blocks so far, for `hash_block_size`
+        self.hash_block_size = 0
+        self.num_deferrals = 0  # times it was left to a worker that has more of its prefix
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: the prompt and the output so far."""
+        return self.request.num_prompt_tokens + len(self.output)
+
+    def token_ids(self, start: int = 0) -> U32:
+        """u32[num_tokens - start]: known tokens from position `start` on."""
+        num_prompt_tokens = self.request.num_prompt_tokens
+        output = np.array(self.output[max(0, start - num_prompt_tokens) :], np.uint32)
+        return np.concatenate((self.request.prompt[start:], output)) if start < num_prompt_tokens else output
+
+    def hashes(self, block_size: int) -> list[bytes]:
+        """The chained hashes of all full blocks of known tokens."""
+        if self.hash_block_size != block_size:
+            self.hash_block_size, self.block_hashes = block_size, []
+            first = self.request.sequences[0]
+            if first is not self:  # samples share the prompt, so its hashes too
+                self.block_hashes = first.hashes(block_size)[: self.request.num_prompt_tokens // block_size]
+        if len(self.block_hashes) < self.num_tokens // block_size:
+            rest = self.token_ids(len(self.block_hashes) * block_size)
+            extend_hashes(self.block_hashes, self.request.root, rest, block_size)
+        return self.block_hashes

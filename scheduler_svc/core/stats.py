@@ -1,0 +1,46 @@
+"""What the scheduler tells about itself."""
+
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One worker, now."""
+
+    num_running_seqs: int
+    num_used_blocks: int
+    num_cached_blocks: int  # free, with content that can be found again
+    num_free_blocks: int  # those included
+    num_plans_in_flight: int
+    batch_num_seqs: int  # of the last plan
+    batch_num_tokens: int  # of the last plan
+    round_trip_ns: int  # of the last result: from its plan to its coming
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    num_admitted_requests: int = 0
+    waiting_ns: int = 0  # of these, from coming to admission, summed
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0  # of admitted requests, each prompt once
+    num_cached_tokens: int = 0  # of these, found in the prefix cache
+    num_generated_tokens: int = 0
+    num_wasted_tokens: int = 0  # sampled for sequences that had ended or were preempted
+    num_finished_requests: dict[str, int] = field(default_factory=dict)  # by the outcome of the last sequence
+
+    def copy(self) -> "Counters":
+        """One that does not change any more."""
+        return replace(self, num_finished_requests=dict(self.num_finished_requests))
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """All workers together."""
+
+    num_waiting_seqs: int
+    num_running_seqs: int
+    num_requests: int
+    counters: Counters
+    workers: dict[str, WorkerStats]

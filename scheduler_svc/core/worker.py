@@ -1,0 +1,263 @@
+"""What the scheduler keeps of one worker: its slots as columns, its blocks, and the plans in flight.
+
+**Why blocks and slots are reused at once.** A worker carries out plans strictly in order. What a sequence holds when it
+ends or is preempted has been touched by issued plans only; whoever gets its block or slot next is first named in a plan
+that is issued later, so every read and write of the old owner has happened before. Results of the old owner that come
+after that are told apart by the slot's generation.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.plan import StepPlan, StepResult
+from scheduler_svc.core.blocks import BlockManager
+from scheduler_svc.core.sequence import SequenceState, Status
+from scheduler_svc.core.stats import WorkerStats
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_NO_TOKEN = -1  # fills the rows of `stops`
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What a worker can hold."""
+
+    num_blocks: int  # KV blocks
+    block_size: int  # tokens of a block
+    max_num_seqs: int  # slots
+    max_model_len: int  # prompt and output tokens of one sequence
+
+    @property
+    def capacity(self) -> int:
+        """Prompt and output tokens of the longest sequence that the worker can generate."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+
+class StepError(PenstockError):
+    """A result that contradicts the plans: the epoch of this worker must end."""
+
+    def __init__(self, worker_id: str, message: str) -> None:
+        super().__init__(ErrorCode.INTERNAL, f"worker {worker_id}: {message}; pair with it anew")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A plan in flight: what is needed to read its result."""
+
+    step: int
+    slots: I64  # [sampling]: slots that reach the tip of their tokens and sample
+    generations: I64  # [sampling]: occupants of these slots when it was planned
+    issued_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """KV of a sequence's first tokens that is on the worker already."""
+
+    blocks: list[int]  # full blocks to be shared
+    num_tokens: int  # that need not be computed
+    copy_source: int | None = None  # a block to copy behind the shared ones
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker in one epoch.
+
+    `known` and `computed` are what the worker will have once all issued plans are done, at most; `received` is what
+    results have told. A sequence can take part in a step while `computed < known < limit`.
+    """
+
+    worker_id: str
+    limits: WorkerLimits
+    max_slots: int  # slots in use at a time: each needs a token of the budget in every step
+    blocks: BlockManager = field(init=False)
+    sequences: list[SequenceState | None] = field(init=False)  # by slot
+    occupied: Mask = field(init=False)
+    generation: I64 = field(init=False)  # counts the occupants of a slot
+    known: I64 = field(init=False)
+    computed: I64 = field(init=False)
+    received: I64 = field(init=False)
+    limit: I64 = field(init=False)  # tokens at which the sequence ends by count
+    capacity: I64 = field(init=False)  # tokens that its block table holds
+    num_prompt: I64 = field(init=False)
+    min_output: I64 = field(init=False)
+    registered: I64 = field(init=False)  # leading blocks that were offered to the prefix cache
+    cached: I64 = field(init=False)  # prompt tokens found in the prefix cache, until a row has told
+    chains: npt.NDArray[np.uint64] = field(init=False)
+    stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
+    free_slots: list[int] = field(init=False)
+    released_slots: list[int] = field(default_factory=list)  # to be told in the next plan
+    prefilling: dict[SequenceState, None] = field(default_factory=dict)  # more than one token behind, by admission
+    in_flight: deque[PlannedStep] = field(default_factory=deque)
+    last_step: int = 0  # issued
+    batch_num_seqs: int = 0  # of the last plan
+    batch_num_tokens: int = 0  # of the last plan
+    round_trip_ns: int = 0  # of the last result: from its plan to its coming
+
+    def __post_init__(self) -> None:
+        slots = self.limits.max_num_seqs
+        self.blocks = BlockManager(self.limits.num_blocks)
+        self.sequences = [None] * slots
+        self.occupied = np.zeros(slots, np.bool_)
+        self.generation, self.known, self.computed, self.received = (np.zeros(slots, np.int64) for _ in range(4))
+        self.limit, self.capacity, self.num_prompt = (np.zeros(slots, np.int64) for _ in range(3))
+        self.min_output, self.registered, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
+        self.chains = np.zeros(slots, np.uint64)
+        self.stops = np.full((slots, 1), _NO_TOKEN, np.int64)
+        self.free_slots = list(range(slots - 1, -1, -1))
+
+    @property
+    def num_running(self) -> int:
+        """Slots in use."""
+        return self.limits.max_num_seqs - len(self.free_slots)
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether one more sequence may run."""
+        return self.num_running < self.max_slots
+
+    def running(self) -> Iterator[SequenceState]:
+        """The sequences in slots."""
+        return (sequence for sequence in self.sequences if sequence is not None)
+
+    def holds(self, sequence: SequenceState) -> bool:
+        """Whether the worker could ever generate one more token of it."""
+        return sequence.num_tokens < self.limits.capacity
+
+    def decoding(self) -> I64:
+        """The slots that are one token behind what they will know, and do not end there by count."""
+        return np.flatnonzero(self.occupied & (self.known - self.computed == 1) & (self.known < self.limit))
+
+    def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
+        """Whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is left
+        to them, so that they do not preempt at once what was admitted."""
+        num_new = self._num_blocks(sequence) - len(reused.blocks)
+        spare = self.limits.num_blocks // 100 if self.num_running else 0
+        return self.blocks.num_free - self.blocks.num_idle(reused.blocks) >= num_new + spare
+
+    def _num_blocks(self, sequence: SequenceState) -> int:
+        return -(-sequence.num_tokens // self.limits.block_size)
+
+    def place(self, sequence: SequenceState, reused: Reused) -> int:
+        """Put a sequence into a free slot, with a table for all its known tokens; returns the slot."""
+        self.blocks.share(reused.blocks)
+        blocks = reused.blocks + self.blocks.allocate(self._num_blocks(sequence) - len(reused.blocks))
+        slot = self.free_slots.pop()
+        request = sequence.request
+        sequence.status, sequence.started = Status.RUNNING, True
+        sequence.worker_id, sequence.slot, sequence.blocks = self.worker_id, slot, blocks
+        self.sequences[slot] = sequence
+        self.occupied[slot] = True
+        self.known[slot] = self.received[slot] = sequence.num_tokens
+        self.computed[slot] = reused.num_tokens
+        self.limit[slot] = request.max_num_tokens(self.limits.capacity)
+        self.capacity[slot] = len(blocks) * self.limits.block_size
+        self.num_prompt[slot] = request.num_prompt_tokens
+        self.min_output[slot] = request.queued.stopping.min_tokens
+        self.registered[slot] = reused.num_tokens // self.limits.block_size
+        self.cached[slot] = 0
+        self.chains[slot] = sequence.chain
+        stop_ids = request.stop_token_ids
+        if len(stop_ids) > self.stops.shape[1]:
+            widen = len(stop_ids) - self.stops.shape[1]
+            self.stops = np.pad(self.stops, ((0, 0), (0, widen)), constant_values=_NO_TOKEN)
+        self.stops[slot] = _NO_TOKEN
+        self.stops[slot, : len(stop_ids)] = stop_ids
+        return slot
+
+    def vacate(self, sequence: SequenceState) -> None:
+        """Take a sequence out of its slot: the next plan releases it, its blocks are free at once."""
+        slot = sequence.slot
+        sequence.chain = int(self.chains[slot])
+        self.blocks.free(sequence.blocks)
+        sequence.worker_id, sequence.slot, sequence.blocks, sequence.prompt_issued = "", -1, [], False
+        self.sequences[slot] = None
+        self.occupied[slot] = False
+        self.generation[slot] += 1
+        self.prefilling.pop(sequence, None)
+        self.free_slots.append(slot)
+        self.released_slots.append(slot)
+
+    def append_block(self, slot: int) -> int:
+        """Give the slot's table one more block; the caller has checked that one is free."""
+        (block,) = self.blocks.allocate(1)
+        self.sequence_in(slot).blocks.append(block)
+        self.capacity[slot] += self.limits.block_size
+        return block
+
+    def sequence_in(self, slot: int) -> SequenceState:
+        """The occupant of a slot that is in use."""
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
+    def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Make the full blocks among the first `num_tokens` findable; their tokens are known, their KV is planned."""
+        full = num_tokens // self.limits.block_size
+        hashes = sequence.hashes(self.limits.block_size)
+        for index in range(int(self.registered[sequence.slot]), full):
+            self.blocks.register(sequence.blocks[index], hashes[index])
+        self.registered[sequence.slot] = max(full, self.registered[sequence.slot])
+
+    def issue(self, plan: StepPlan, tips: I64, now_ns: int) -> None:
+        """Put a plan in flight; `tips` i64[sampling] are the slots that sample in it."""
+        self.last_step = plan.step
+        self.in_flight.append(PlannedStep(plan.step, tips, self.generation[tips], now_ns))
+        self.released_slots = []
+        self.batch_num_seqs, self.batch_num_tokens = len(plan.slots), int(plan.num_tokens.sum())
+
+    def settle(self, result: StepResult, now_ns: int) -> Mask | None:
+        """Take a result's plan out of flight and correct the counts where a slot got fewer tokens than planned.
+
+        A slot that has reached its tip is one token behind what it knows, however many tokens it got, none included.
+        Returns bool[rows], the rows of the result whose slot still has the occupant that it was planned for; None for
+        a step that was applied before.
+
+        Raises:
+            StepError: the step was never planned, comes before another, or its rows are not what was planned.
+        """
+        if 0 < result.step <= self.last_step - len(self.in_flight):
+            return None
+        planned = self.in_flight[0] if self.in_flight else None
+        if planned is None or planned.step != result.step:
+            expected = f"step {planned.step}" if planned else "none"
+            raise StepError(self.worker_id, f"result of step {result.step} came, {expected} was expected")
+        slots, counts = result.slots.astype(np.int64), result.counts.astype(np.int64)
+        missing = np.zeros(len(self.sequences), np.int64)
+        missing[planned.slots] = 1
+        num_tokens = int(counts.sum())
+        in_range = len(slots) == len(counts) and (not len(slots) or int(slots.max()) < len(missing))
+        if in_range:
+            missing[slots] -= counts
+        if not in_range or missing.min() < 0 or missing.sum() + num_tokens != len(planned.slots):
+            raise StepError(self.worker_id, f"result of step {result.step} has tokens that were not planned")
+        if num_tokens != len(result.token_ids):
+            raise StepError(self.worker_id, f"result of step {result.step} has counts that do not match its tokens")
+        self.in_flight.popleft()
+        self.round_trip_ns = now_ns - planned.issued_ns
+        alive = np.zeros(len(self.sequences), np.bool_)
+        alive[planned.slots] = self.generation[planned.slots] == planned.generations
+        if num_tokens < len(planned.slots):
+            short = np.where(alive, missing, 0)
+            self.known -= short
+            self.computed -= short
+        return alive[slots]
+
+    def stats(self) -> WorkerStats:
+        """A snapshot."""
+        return WorkerStats(
+            num_running_seqs=self.num_running,
+            num_used_blocks=self.blocks.num_used,
+            num_cached_blocks=self.blocks.num_cached,
+            num_free_blocks=self.blocks.num_free,
+            num_plans_in_flight=len(self.in_flight),
+            batch_num_seqs=self.batch_num_seqs,
+            batch_num_tokens=self.batch_num_tokens,
+            round_trip_ns=self.round_trip_ns,
+        )
