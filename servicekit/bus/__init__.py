@@ -1,1 +1,27 @@
 """The bus: streams, requests, sessions and leases on one Redis or Valkey server, or in memory."""
+
+from urllib.parse import urlsplit
+
+from penstock.domain.errors import invalid
+from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable, Connection
+from servicekit.bus.memory_bus import MemoryBus
+
+__all__ = ["AsyncConnection", "Bus", "BusFull", "BusUnavailable", "Connection", "MemoryBus", "open_bus"]
+
+_memory_buses: dict[tuple[str, str], MemoryBus] = {}  # by name and pool: all of a process meet there
+
+
+def open_bus(url: str, pool: str = "penstock") -> Bus:
+    """The bus at `url`; connects when asked to.
+
+    Args:
+        url: `memory://NAME`: the pool of that name in this process.
+        pool: one model pool's name; all of its keys carry it.
+
+    Raises:
+        PenstockError: the URL cannot be understood.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "memory":
+        return _memory_buses.setdefault((urlsplit(url).netloc, pool), MemoryBus(pool))
+    raise invalid(f"bus URL {url!r}: the scheme must be redis, rediss, valkey, unix or memory", param="bus_url")

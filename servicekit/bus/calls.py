@@ -66,6 +66,7 @@ class Hello(Call[Greeting]):
     """First on every connection of a session: creates or renews it; notices a restarted server.
 
     A new server run suspends every session and drops every shard lease; a suspended session comes back by `Revalidate`.
+    It also gives each session its `ttl_ms` anew: that the server was down is not their fault.
     """
 
     sid: bytes
@@ -73,6 +74,7 @@ class Hello(Call[Greeting]):
     name: str  # what people call this process, e.g. the worker's name
     address: str  # host:port of its gRPC server, empty if none
     ttl_ms: int
+    create: bool = True  # False when a session reconnects: one that was taken over must not rise again
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,13 @@ class Take(Call[list[bytes] | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Owned(Call[list[bytes] | None]):
+    """The ids of all requests that `sid` owns: for an owner whose `Claim` or `Take` lost its answer. None: fenced."""
+
+    sid: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """What a new owner needs: its requests, and all entries of their shards' logs, in one atomic read."""
 
@@ -258,7 +267,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Load(Call[Loaded | None]):
-    """Reads requests that `sid` owns, after `Take`. Requests that ended meanwhile are left out. None: fenced."""
+    """Reads requests that `sid` owns, after `Take`, and their shards' logs. Others are left out. None: fenced."""
 
     sid: bytes
     request_ids: tuple[bytes, ...]
@@ -332,7 +341,10 @@ class Cancel(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class RegisterWorker(Call[bytes]):
-    """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read behind."""
+    """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read behind.
+
+    Another incarnation's pairing ends by that. Empty: fenced.
+    """
 
     sid: bytes
     worker: str
@@ -366,7 +378,10 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class Pair(Call[Pairing | None]):
-    """The scheduler session becomes the worker's owner. None: it is fenced, the worker is dead or another's."""
+    """The scheduler session becomes the worker's owner. None: it is fenced, the worker is dead or another's.
+
+    A worker of an expired session is that session's until it is taken over: `Take` first.
+    """
 
     sid: bytes
     worker: str

@@ -73,7 +73,7 @@ class Keys:
         return self.key("sessions")
 
     def session(self, sid: bytes) -> bytes:
-        """Hash: kind, name, address, until, state, status."""
+        """Hash: kind, name, address, ttl, until, state, status."""
         return self.key("sess", sid.hex())
 
     def owned(self, sid: bytes) -> bytes:
@@ -101,9 +101,10 @@ class Keys:
         """Hash: incarnation, info, owner."""
         return self.key("worker", worker)
 
-    def shard(self, shard: int) -> bytes:
-        """String: the session that leases the shard (hex)."""
-        return self.key("shard", str(shard))
+    @property
+    def shards(self) -> bytes:
+        """Hash: shard → the session that leases it (hex)."""
+        return self.key("shards")
 
     @property
     def prompts(self) -> bytes:

@@ -1,0 +1,216 @@
+"""The bus inside one process: the same calls and answers as `redis_bus`, for tests and for pipelines in memory."""
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from servicekit.bus.calls import Append, Call, Read, ReadGroup
+from servicekit.bus.interface import BusUnavailable
+from servicekit.bus.keys import Keys
+from servicekit.bus.memory_pool import MemoryPool
+
+R = TypeVar("R")
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _awaited_streams(call: Call[Any]) -> tuple[Iterable[bytes], float]:
+    """The streams a call wants to wait for, and for how many seconds."""
+    if isinstance(call, Read):
+        return call.streams, call.block_ms / 1000
+    if isinstance(call, ReadGroup):
+        return (call.stream,), call.block_ms / 1000
+    return (), 0.0
+
+
+class MemoryBus:
+    """One pool in memory. Connections may be used from any thread and any event loop.
+
+    `now_ms` is the server's clock (Unix milliseconds) for leases, expiry and entry ids; waiting is in real time.
+    """
+
+    def __init__(self, pool: str = "penstock", now_ms: Callable[[], int] = _unix_ms) -> None:
+        self._keys = Keys(pool)
+        self._lock = threading.Lock()
+        self._pool = MemoryPool(self._keys, now_ms, uuid.uuid4().hex)
+        self._run = 0
+        self._waiting: dict[Callable[[], None], frozenset[bytes]] = {}  # wake → streams
+
+    @property
+    def keys(self) -> Keys:
+        """The pool's names."""
+        return self._keys
+
+    def connect(self) -> "MemoryConnection":
+        """A new blocking connection."""
+        return MemoryConnection(self)
+
+    async def connect_async(self) -> "AsyncMemoryConnection":
+        """A new connection for the running event loop."""
+        return AsyncMemoryConnection(self)
+
+    def restart(self) -> None:
+        """As if the server had been restarted without losing anything: a new run id, and every connection is lost."""
+        with self._lock:
+            self._run += 1
+            self._pool.new_run(uuid.uuid4().hex)
+            waiting = list(self._waiting)
+        for wake in waiting:
+            wake()
+
+    @property
+    def run(self) -> int:
+        """How often the bus was restarted: a connection belongs to one run."""
+        return self._run
+
+    def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
+        """Carries out calls in order. If the last one found nothing and wants to wait, `wake` is called at its streams'
+        next entry (once or more often), until `forget(wake)`."""
+        for call in calls:
+            if isinstance(call, Read) and not call.streams:
+                raise ValueError("Read needs at least one stream")
+        with self._lock:
+            answers = [self._pool.apply(call) for call in calls]
+            streams, wait_s = _awaited_streams(calls[-1])
+            if wait_s > 0 and not answers[-1]:
+                self._waiting[wake] = frozenset(streams)
+            waiting = list(self._waiting.items()) if self._waiting else []
+        # Every function but a plain append may write to several streams: their readers look for themselves.
+        plain = {call.stream for call in calls if isinstance(call, Append)} if all(map(_is_plain, calls)) else None
+        for other, awaited in waiting:
+            if other is not wake and (plain is None or plain & awaited):
+                other()
+        return answers
+
+    def forget(self, wake: Callable[[], None]) -> None:
+        """Ends a wait."""
+        with self._lock:
+            self._waiting.pop(wake, None)
+
+
+def _is_plain(call: Call[Any]) -> bool:
+    return isinstance(call, Append | Read | ReadGroup)
+
+
+class MemoryConnection:
+    """A blocking connection to a `MemoryBus`, used by one thread at a time."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self._run = bus.run
+        self._closed = False
+        self._woken = threading.Event()
+
+    def call(self, call: Call[R]) -> R:
+        """Carries out one call.
+
+        Raises:
+            BusUnavailable: closed, or the bus was restarted since.
+        """
+        return cast(R, self.execute((call,))[0])
+
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls in order; the last one may block.
+
+        Raises:
+            BusUnavailable: closed, or the bus was restarted since.
+        """
+        if not calls:
+            return []
+        _, wait_s = _awaited_streams(calls[-1])
+        deadline_s = time.monotonic() + wait_s
+        self._check()
+        wake = self._woken.set
+        answers = self._bus.apply(calls, wake)
+        try:
+            while not answers[-1] and (left_s := deadline_s - time.monotonic()) > 0 and wait_s > 0:
+                self._woken.wait(left_s)
+                self._woken.clear()
+                self._check()
+                answers[-1:] = self._bus.apply(calls[-1:], wake)
+        finally:
+            if wait_s > 0:
+                self._bus.forget(wake)
+        return answers
+
+    def reconnect(self) -> None:
+        """Belongs to the bus's present run from now on."""
+        self._closed = False
+        self._run = self._bus.run
+
+    def close(self) -> None:
+        """Closes; a thread blocked in `execute` gets BusUnavailable."""
+        self._closed = True
+        self._woken.set()
+
+    def _check(self) -> None:
+        if self._closed or self._run != self._bus.run:
+            raise BusUnavailable("the connection to the bus in memory was closed")
+
+
+class AsyncMemoryConnection:
+    """A connection to a `MemoryBus` for one event loop."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self._run = bus.run
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._woken: set[asyncio.Event] = set()
+
+    async def call(self, call: Call[R]) -> R:
+        """Carries out one call.
+
+        Raises:
+            BusUnavailable: closed, or the bus was restarted while the call waited.
+        """
+        return cast(R, (await self.execute((call,)))[0])
+
+    async def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls in order; the last one may block its task.
+
+        Raises:
+            BusUnavailable: closed, or the bus was restarted while the last call waited.
+        """
+        if not calls:
+            return []
+        if self._closed:
+            raise BusUnavailable("the connection to the bus in memory was closed")
+        self._run = self._bus.run
+        _, wait_s = _awaited_streams(calls[-1])
+        deadline_s = time.monotonic() + wait_s
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(woken.set)
+
+        run = self._run
+        answers = self._bus.apply(calls, wake)
+        self._woken.add(woken)
+        try:
+            while not answers[-1] and (left_s := deadline_s - time.monotonic()) > 0 and wait_s > 0:
+                try:
+                    await asyncio.wait_for(woken.wait(), left_s)
+                except TimeoutError:
+                    break
+                woken.clear()
+                if self._closed or run != self._bus.run:
+                    raise BusUnavailable("the connection to the bus in memory was closed")
+                answers[-1:] = self._bus.apply(calls[-1:], wake)
+        finally:
+            self._woken.discard(woken)
+            if wait_s > 0:
+                self._bus.forget(wake)
+        return answers
+
+    async def close(self) -> None:
+        """Closes; calls in flight raise BusUnavailable."""
+        self._closed = True
+        for woken in self._woken:
+            woken.set()
