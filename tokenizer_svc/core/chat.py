@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -23,7 +23,7 @@ _RESERVED = frozenset({"messages", "raise_exception", "strftime_now"})
 class _GenerationBlock(Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is its content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  the base class declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -1,0 +1,1 @@
+"""Incremental text, stop strings and ends: values in, values out."""

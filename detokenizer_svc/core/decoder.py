@@ -1,0 +1,227 @@
+"""Incremental text: each way to get the text of a token has a decoder here, and all give the text of a full decode.
+
+A decoder holds no sequence. It takes a sequence's state and its next token, and answers with the text that is certain
+from now on and the next state. State None means that nothing is held back: then the text of a token in `pieces` is
+known without calling the decoder at all, which is what the hot loop does.
+"""
+
+import codecs
+import re
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_INCOMPLETE = "\ufffd"
+
+
+class TextDecoder(Protocol):
+    """What the sequences of one tokenizer and one choice of `skip_special_tokens` share."""
+
+    pieces: dict[int, str]  # text by token id where it depends on nothing else; filled as tokens are met
+
+    def start(self) -> Any:
+        """The state of a sequence without tokens."""
+        ...
+
+    def step(self, state: Any, token_id: int) -> tuple[str, Any]:
+        """The text that `token_id` makes certain, and the next state. `state` must not be used again."""
+        ...
+
+    def flush(self, state: Any) -> str:
+        """The text that was held back, for a sequence that ends in `state`."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token alone stands for, in UTF-8; may be a part of a character. Empty for an unknown token."""
+        ...
+
+
+def _unicode_to_byte() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _unicode_to_byte()
+
+
+class Tokens:
+    """What single tokens are, under one choice of `skip_special_tokens`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self.skip_special_tokens = skip_special_tokens
+        self._skipped = (
+            frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+            if skip_special_tokens
+            else frozenset()
+        )
+        self.size = max(tokenizer.get_vocab_size(with_added_tokens=True), *tokenizer.get_added_tokens_decoder(), 0)
+
+    def name(self, token_id: int) -> str | None:
+        """The vocabulary's entry; None if the token has no text: it is skipped, or the tokenizer does not know it."""
+        if token_id in self._skipped:
+            return None
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The full decode."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self.skip_special_tokens)
+        return text
+
+
+class ByteLevelDecoder:
+    """Tokens are bytes of UTF-8 (GPT-2, Llama 3, Qwen); the state is the bytes of an incomplete character."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.pieces: dict[int, str] = {}
+        self._tokens = tokens
+        self._bytes: dict[int, bytes] = {}
+
+    def start(self) -> None:
+        """Nothing is held back."""
+
+    def step(self, state: bytes | None, token_id: int) -> tuple[str, bytes | None]:
+        """Decodes what is complete; malformed bytes become U+FFFD as soon as they are known to be malformed."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self.token_bytes(token_id)
+        if state is not None:
+            # A token without bytes between the bytes of a character does not break it.
+            data = state + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        rest = data[used:] or None
+        if state is None and rest is None:
+            self.pieces[token_id] = text
+        return text, rest
+
+    def flush(self, state: bytes | None) -> str:
+        """An incomplete character is malformed at the end."""
+        return state.decode("utf-8", "replace") if state else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for."""
+        name = self._tokens.name(token_id)
+        if name is None:
+            return b""
+        try:
+            return bytes([_BYTE_OF[character] for character in name])
+        except KeyError:  # an added token that holds characters outside the alphabet stands for itself
+            return name.encode()
+
+
+@dataclass(slots=True)
+class _Run:
+    """Tokens whose text depends on what follows; `first` if no text came before them."""
+
+    first: bool
+    token_ids: list[int] = field(default_factory=list)
+
+
+class TokenwiseDecoder:
+    """Every token has a text of its own, except the first of a sequence and runs of byte tokens.
+
+    That holds for Metaspace, WordPiece and the chain of Llama 2 (replace, byte fallback, fuse, strip). The text of a
+    token behind others is what it adds to an anchor, a token of plain letters. A run of byte tokens is malformed as a
+    whole if it is malformed anywhere, so it is held back until it ends.
+    """
+
+    def __init__(self, tokens: Tokens, anchor: int, *, byte_fallback: bool) -> None:
+        self.pieces: dict[int, str] = {}
+        self._tokens = tokens
+        self._anchor = anchor
+        self._anchor_chars = len(tokens.decode([anchor]))
+        self._byte_fallback = byte_fallback
+
+    def start(self) -> _Run:
+        """The first token is not like the others."""
+        return _Run(first=True)
+
+    def step(self, state: _Run | None, token_id: int) -> tuple[str, _Run | None]:
+        """Text of the token, with that of the run of bytes that it ends."""
+        name = self._tokens.name(token_id)
+        if name is None:
+            if state is None:
+                self.pieces[token_id] = ""
+            return "", state
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(name):
+            run = state or _Run(first=False)
+            run.token_ids.append(token_id)
+            return "", run
+        if state is None:
+            text = self.pieces[token_id] = self._behind_anchor([token_id])
+            return text, None
+        return self._text(state.first, [*state.token_ids, token_id]), None
+
+    def flush(self, state: _Run | None) -> str:
+        """The run of bytes at the end."""
+        return self._text(state.first, state.token_ids) if state and state.token_ids else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds behind others."""
+        name = self._tokens.name(token_id)
+        if self._byte_fallback and name is not None and _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return self._behind_anchor([token_id]).encode()
+
+    def _text(self, first: bool, token_ids: list[int]) -> str:
+        return self._tokens.decode(token_ids) if first else self._behind_anchor(token_ids)
+
+    def _behind_anchor(self, token_ids: list[int]) -> str:
+        return self._tokens.decode([self._anchor, *token_ids])[self._anchor_chars :]
+
+
+@dataclass(slots=True)
+class _Window:
+    """All tokens of a sequence; those from `start` on are decoded again, `num_settled` of all are certain."""
+
+    token_ids: list[int] = field(default_factory=list)
+    start: int = 0
+    num_settled: int = 0
+    settled_text: str = ""  # of token_ids[start:num_settled]
+    num_chars: int = 0  # given out so far
+
+
+class WindowDecoder:
+    """For decoders that nothing is known of: decodes the last few tokens with and without the new one.
+
+    What the new one adds is certain unless it ends in U+FFFD or changes what came before. The end is a full decode.
+    """
+
+    _CONTEXT = 8  # settled tokens that are decoded again
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.pieces: dict[int, str] = {}
+        self._tokens = tokens
+
+    def start(self) -> _Window:
+        """No tokens."""
+        return _Window()
+
+    def step(self, state: _Window, token_id: int) -> tuple[str, _Window]:
+        """What the token adds, if it is certain."""
+        name = self._tokens.name(token_id)
+        if name is None:
+            return "", state
+        state.token_ids.append(token_id)
+        text = self._tokens.decode(state.token_ids[state.start :])
+        if text.endswith(_INCOMPLETE) or _BYTE_TOKEN.fullmatch(name) or not text.startswith(state.settled_text):
+            return "", state
+        added = text[len(state.settled_text) :]
+        state.num_settled = len(state.token_ids)
+        state.start = max(0, state.num_settled - self._CONTEXT)
+        state.settled_text = self._tokens.decode(state.token_ids[state.start :])
+        state.num_chars += len(added)
+        return added, state
+
+    def flush(self, state: _Window) -> str:
+        """What a full decode has behind the text that was given out."""
+        return self._tokens.decode(state.token_ids)[state.num_chars :]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A full decode of the token alone."""
+        return self._tokens.decode([token_id]).encode()

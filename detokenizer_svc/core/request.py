@@ -1,0 +1,61 @@
+"""What the detokenizer knows of a request, from its opening in the log to its result."""
+
+from dataclasses import dataclass, field
+
+from detokenizer_svc.core.textrows import SequenceEnd, TextRows
+from penstock.domain.finish import Usage
+from penstock.domain.params import TextOptions
+from penstock.domain.plan import U32, Logprobs
+from penstock.domain.request import Header
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request as its log opens it."""
+
+    header: Header
+    n: int
+    num_prompt_tokens: int  # 0 if it was rejected before it had tokens
+    text: TextOptions = field(default_factory=TextOptions)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()  # empty if the request ignores them
+    wants_logprobs: bool = False
+
+    @property
+    def request_id(self) -> bytes:
+        """16 bytes."""
+        return self.header.request_id
+
+    def stop_reason(self, token_id: int) -> int | None:
+        """What a token that ended a sequence is called: None for EOS, else the stop token's id."""
+        return None if token_id in self.eos_token_ids or token_id not in self.stop_token_ids else token_id
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSequence:
+    """One sample's result."""
+
+    text: str
+    token_ids: U32  # u32[num_output_tokens]
+    logprobs: Logprobs | None  # of the tokens, if asked for
+    end: SequenceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """A request's result."""
+
+    header: Header
+    sequences: tuple[FinishedSequence, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A request has ended: its result, and its last text rows for the gateway that serves it."""
+
+    request_id: bytes
+    route: bytes
+    result: FinishedRequest
+    rows: TextRows
