@@ -1,0 +1,78 @@
+"""From a plan and the slots' state to the arrays of one batch: a pure function, no device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worker_svc.core.interface import plan_error
+from worker_svc.core.slots import I64, HostSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequence i of a batch computes `query_lens[i]` tokens of slot `slots[i]`; tokens stand one sequence after the
+    other in the flat columns. All are i64.
+    """
+
+    slots: I64  # [seqs]
+    query_lens: I64  # [seqs]
+    query_starts: I64  # [seqs + 1]: where each sequence's tokens begin, and the end
+    context_lens: I64  # [seqs]: tokens with KV once the step is done
+    token_slots: I64  # [tokens]: slot of each token
+    positions: I64  # [tokens]: index of each token in its sequence
+    slot_mapping: I64  # [tokens]: block * block_size + offset, where each token's KV goes
+    samples: I64  # [samples]: the sequences of the batch that sample their next token
+    sample_positions: I64  # [samples]: index of the sampled token in its sequence
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return len(self.positions)
+
+
+def build_batch(slots: npt.NDArray[np.integer], num_tokens: npt.NDArray[np.integer], state: HostSlots) -> Batch:
+    """The batch in which slot `slots[i]` advances by `num_tokens[i]` tokens; `state` is only read.
+
+    Raises:
+        PenstockError: a slot is empty, named twice, has fewer tokens to compute, or too few blocks for them.
+    """
+    rows = slots.astype(np.int64)
+    query_lens = num_tokens.astype(np.int64)
+    limits = state.limits
+    if len(rows) and (rows.max() >= limits.max_num_seqs or not state.active[rows].all()):
+        raise plan_error("it computes a slot that is empty or not there")
+    if len(np.unique(rows)) != len(rows):
+        raise plan_error("it computes a slot twice")
+    computed = state.num_computed[rows]
+    context_lens = computed + query_lens
+    known = state.num_tokens[rows]
+    if (query_lens < 1).any() or (context_lens > known).any():
+        raise plan_error("a slot must advance by at least one token and by no more than it knows")
+    if (context_lens > limits.max_model_len).any() or query_lens.sum() > limits.max_num_batched_tokens:
+        raise plan_error("it computes more tokens than a context or a step may have")
+    if (context_lens > state.num_blocks[rows] * limits.block_size).any():
+        raise plan_error("a slot has too few blocks for the tokens it computes")
+    query_starts = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(query_lens, out=query_starts[1:])
+    token_slots = np.repeat(rows, query_lens)
+    positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], query_lens)
+    blocks = state.block_tables[token_slots, positions // limits.block_size]
+    samples = np.flatnonzero(context_lens == known)
+    return Batch(
+        slots=rows,
+        query_lens=query_lens,
+        query_starts=query_starts,
+        context_lens=context_lens,
+        token_slots=token_slots,
+        positions=positions,
+        slot_mapping=blocks * limits.block_size + positions % limits.block_size,
+        samples=samples,
+        sample_positions=known[samples],
+    )
+
+
+def advance(batch: Batch, state: HostSlots) -> None:
+    """Move the counts on as the launched batch will: its tokens are computed, each sample is known."""
+    state.num_computed[batch.slots] = batch.context_lens
+    state.num_tokens[batch.slots[batch.samples]] += 1

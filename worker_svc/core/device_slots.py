@@ -1,0 +1,178 @@
+"""What a sequence needs while it is in a slot, on the device: written when it enters, then only read and extended."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.domain.plan import Admission
+from worker_svc.core.batch import Batch
+from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation
+from worker_svc.core.slots import I64, BlockUpdates, HostSlots
+from worker_svc.core.transfer import upload, upload_floats
+
+_TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
+_TOP_K, _SEED, _NUM_PROMPT = range(3)
+_NO_LOGPROBS = -1
+
+
+class DeviceSlots:
+    """Persistent tensors, indexed by slot.
+
+    tokens        i32[max_num_seqs, max_model_len + 1]  every token of the sequence that is known so far
+    block_tables  i64[max_num_seqs, max_blocks]
+    floats        f32[max_num_seqs, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
+    integers      i64[max_num_seqs, 3]  top-k, seed (two's complement), prompt tokens
+    """
+
+    def __init__(self, host: HostSlots, device: torch.device) -> None:
+        num_slots = host.limits.max_num_seqs
+        self._host = host
+        self._device = device
+        self._vocab_size = host.limits.vocab_size
+        self.tokens = torch.zeros(num_slots, host.max_tokens, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(num_slots, host.max_blocks, dtype=torch.int64, device=device)
+        self.floats = torch.zeros(num_slots, 6, device=device)
+        self.integers = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
+        # The host knows what is asked for, so that a step launches only the work that some row needs.
+        self._floats = np.zeros((num_slots, 6), np.float32)
+        self._integers = np.zeros((num_slots, 3), np.int64)
+        self._num_logprobs = np.full(num_slots, _NO_LOGPROBS, np.int64)
+        self._has_penalties = np.zeros(num_slots, np.bool_)
+        self._min_tokens = np.zeros(num_slots, np.int64)  # stop ids are forbidden below this position
+        self._stop_ids: dict[int, I64] = {}
+        self._biases: dict[int, tuple[I64, np.ndarray]] = {}
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Write everything about sequences that enter their slots."""
+        if not admissions:
+            return
+        for admission in admissions:
+            self._remember(admission)
+        slots = np.array([admission.slot for admission in admissions], np.int64)
+        columns: list[I64] = [slots, self._integers[slots].ravel()]
+        for admission in admissions:
+            columns += [admission.token_ids.astype(np.int64), admission.block_ids.astype(np.int64)]
+        on_device = upload(self._device, *columns)
+        self.integers.index_copy_(0, on_device[0], on_device[1].view(-1, self._integers.shape[1]))
+        floats = upload_floats(self._device, self._floats[slots])
+        self.floats.index_copy_(0, on_device[0], floats)
+        for admission, token_ids, block_ids in zip(admissions, on_device[2::2], on_device[3::2], strict=True):
+            self.tokens[admission.slot, : len(token_ids)] = token_ids
+            self.block_tables[admission.slot, : len(block_ids)] = block_ids
+
+    def write_blocks(self, updates: BlockUpdates) -> None:
+        """Enter blocks into the tables."""
+        if len(updates.slots):
+            slots, indices, blocks = upload(self._device, updates.slots, updates.indices, updates.blocks)
+            self.block_tables.index_put_((slots, indices), blocks)
+
+    def write_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Enter sampled tokens (i64, all on the device) into the histories."""
+        self.tokens.index_put_((slots, positions), token_ids.to(torch.int32))
+
+    def sampler_input(self, batch: Batch, slots: Tensor, positions: Tensor) -> SamplerInput:
+        """What the sampling rows of `batch` ask for; `slots` and `positions` are those rows' on the device."""
+        rows_slots = batch.slots[batch.samples]
+        logprob_rows = np.flatnonzero(self._num_logprobs[rows_slots] != _NO_LOGPROBS)
+        return SamplerInput(
+            draw=self._draw(rows_slots, slots, positions),
+            penalties=self._penalties(rows_slots, batch.sample_positions, slots, positions),
+            bias=self._bias(rows_slots),
+            forbidden=self._forbidden(rows_slots, batch.sample_positions),
+            logprob_rows=upload(self._device, logprob_rows)[0] if len(logprob_rows) else None,
+            num_top_logprobs=max(0, int(self._num_logprobs[rows_slots].max(initial=0))),
+        )
+
+    def num_logprobs(self, slots: I64) -> I64:
+        """How many alternatives each slot wants beside its token's logprob; -1: not even that."""
+        return self._num_logprobs[slots]
+
+    def _remember(self, admission: Admission) -> None:
+        slot, sampling = admission.slot, admission.sampling
+        self._floats[slot] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        seed = admission.seed if admission.seed < 2**63 else admission.seed - 2**64
+        self._integers[slot] = (min(sampling.top_k, self._vocab_size), seed, admission.num_prompt_tokens)
+        wanted = _NO_LOGPROBS if sampling.num_logprobs is None else min(sampling.num_logprobs, self._vocab_size)
+        self._num_logprobs[slot] = wanted
+        self._has_penalties[slot] = (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        stop_ids = np.array([token for token in admission.stop_token_ids if token < self._vocab_size], np.int64)
+        self._stop_ids[slot] = stop_ids
+        self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
+        biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
+        self._biases.pop(slot, None)
+        if biases:
+            token_ids, values = zip(*biases, strict=True)
+            self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
+
+    def _draw(self, rows_slots: I64, slots: Tensor, positions: Tensor) -> Draw | None:
+        floats, integers = self._floats[rows_slots], self._integers[rows_slots]
+        drawn = np.flatnonzero(floats[:, _TEMPERATURE] > 0)
+        if not len(drawn):
+            return None
+        floats, integers = floats[drawn], integers[drawn]
+        truncated = np.flatnonzero((integers[:, _TOP_K] > 0) | (floats[:, _TOP_P] < 1))
+        rows, truncated_rows = upload(self._device, drawn, truncated)
+        slots, positions = slots[rows], positions[rows]
+        on_device, seeds = self.floats[slots], self.integers[slots, _SEED]
+        truncation = None
+        if len(truncated):
+            top_k = integers[truncated, _TOP_K]
+            truncation = Truncation(
+                rows=truncated_rows,
+                top_k=self.integers[slots[truncated_rows], _TOP_K],
+                top_p=on_device[truncated_rows, _TOP_P],
+                longest=int(top_k.max()) if top_k.all() else None,
+            )
+        min_p = on_device[:, _MIN_P] if floats[:, _MIN_P].any() else None
+        return Draw(rows, on_device[:, _TEMPERATURE], seeds, positions, truncation, min_p)
+
+    def _penalties(self, rows_slots: I64, lengths: I64, slots: Tensor, positions: Tensor) -> Penalties | None:
+        punished = np.flatnonzero(self._has_penalties[rows_slots])
+        if not len(punished):
+            return None
+        (rows,) = upload(self._device, punished)
+        slots = slots[rows]
+        floats = self.floats[slots]
+        return Penalties(
+            rows=rows,
+            history=self.tokens[slots, : int(lengths[punished].max())].long(),
+            lengths=positions[rows],
+            num_prompt_tokens=self.integers[slots, _NUM_PROMPT],
+            repetition=floats[:, _REPETITION],
+            presence=floats[:, _PRESENCE],
+            frequency=floats[:, _FREQUENCY],
+        )
+
+    def _bias(self, rows_slots: I64) -> Entries | None:
+        if not self._biases:
+            return None
+        found = [(row, *self._biases[slot]) for row, slot in enumerate(rows_slots.tolist()) if slot in self._biases]
+        return self._entries(found)
+
+    def _forbidden(self, rows_slots: I64, positions: I64) -> Entries | None:
+        early = np.flatnonzero(positions < self._min_tokens[rows_slots])
+        found = []
+        for row in early.tolist():
+            stop_ids = self._stop_ids[int(rows_slots[row])]
+            found.append((row, stop_ids, np.full(len(stop_ids), -np.inf, np.float32)))
+        return self._entries(found)
+
+    def _entries(self, found: list[tuple[int, I64, np.ndarray]]) -> Entries | None:
+        if not found:
+            return None
+        rows = np.concatenate([np.full(len(token_ids), row, np.int64) for row, token_ids, _ in found])
+        token_ids = np.concatenate([token_ids for _, token_ids, _ in found])
+        values = np.concatenate([values for _, _, values in found])
+        on_device = upload(self._device, rows, token_ids)
+        return Entries(on_device[0], on_device[1], upload_floats(self._device, values))

@@ -1,0 +1,64 @@
+"""What every runner offers, whether it runs a model or only pretends to."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler must know to plan for a runner."""
+
+    num_blocks: int
+    block_size: int  # tokens of a block
+    max_num_seqs: int  # slots
+    max_model_len: int  # tokens of a sequence, prompt and output
+    max_num_batched_tokens: int  # tokens that one step may compute
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class DeviceError(PenstockError):
+    """The device failed: nothing can be launched or read any more, the process should end."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        super().__init__(ErrorCode.INTERNAL, f"the device failed in step {step}: {error}")
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> StepResult:
+        """Wait for the device and return what the step produced.
+
+        Raises:
+            DeviceError: the runner is of no further use.
+        """
+
+
+class Runner(Protocol):
+    """Carries out step plans. `launch` is called from one thread; results may be read from another, in order."""
+
+    @property
+    def limits(self) -> Limits:
+        """What plans must keep to."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Start one step behind those launched before, without waiting for any of them.
+
+        A plan with step 1 starts from empty slots; what was launched before it still completes.
+
+        Raises:
+            PenstockError: INTERNAL, the plan contradicts the slots' state. Only a plan with step 1 mends that.
+            DeviceError: the runner is of no further use.
+        """
+
+    def close(self) -> None:
+        """Give the device's memory back; nothing can be launched afterwards."""
+
+
+def plan_error(message: str) -> PenstockError:
+    """A plan that contradicts what the worker knows: a defect of Penstock, never of a request."""
+    return PenstockError(ErrorCode.INTERNAL, f"the step plan is not consistent: {message}")

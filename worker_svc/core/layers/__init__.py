@@ -1,0 +1,1 @@
+"""Building blocks of the models, sharded over tensor-parallel ranks."""

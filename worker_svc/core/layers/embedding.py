@@ -1,0 +1,40 @@
+"""Token embedding and language-model head, split over the ranks by vocabulary."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from worker_svc.core.layers.placement import Placement
+
+
+class VocabParallelEmbedding:
+    """Rows of the vocabulary; every rank has equally many, the last ones padded with zeros."""
+
+    def __init__(self, placement: Placement, name: str, vocab_size: int, hidden_size: int) -> None:
+        self._group = placement.group
+        self._vocab_size = vocab_size
+        rows = -(-vocab_size // placement.group.world_size)
+        self._first = min(placement.group.rank * rows, vocab_size)
+        last = min(self._first + rows, vocab_size)
+        self.weight = placement.empty(rows, hidden_size)
+        self.weight[last - self._first :] = 0
+        placement.want(
+            f"{name}.weight",
+            self.weight[: last - self._first],
+            (vocab_size, hidden_size),
+            slice(self._first, last),
+        )
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids i64[tokens] -> [tokens, hidden_size]."""
+        if self._group.world_size == 1:
+            return F.embedding(token_ids, self.weight)
+        local = token_ids - self._first
+        here = (local >= 0) & (local < self.weight.shape[0])
+        rows = F.embedding(torch.where(here, local, 0), self.weight)
+        return self._group.all_reduce(rows * here.unsqueeze(-1))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size] -> f32[rows, vocab_size], whole on every rank."""
+        shard = F.linear(hidden, self.weight)
+        return self._group.all_gather_columns(shard)[:, : self._vocab_size].float()

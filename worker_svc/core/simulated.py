@@ -1,0 +1,228 @@
+"""A runner without a model: fixed step time, deterministic tokens. It makes the pipeline testable at full speed, and
+notices mistakes in it: each token is derived from what stands in the blocks that the slot's table names, so that a
+wrong, shared or too early freed block changes the output.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.domain import chain
+from penstock.domain.params import Sampling
+from penstock.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
+from worker_svc.core.batch import Batch, build_batch
+from worker_svc.core.interface import Limits
+from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term, mix
+from worker_svc.core.slots import I64, HostSlots
+
+U64 = npt.NDArray[np.uint64]
+_MASK = 2**64 - 1
+_NO_LOGPROBS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedConfig:
+    """How the pretended model behaves. The limits' EOS ids are emitted only where `eos_every` says so."""
+
+    step_s: float = 0.002  # device time of every step, seconds
+    eos_every: int = 0  # about one token in so many is EOS; 0: none is
+    min_tokens_per_step: int = 1  # a slot that samples gets a pseudo-random number of tokens between these two,
+    max_tokens_per_step: int = 1  # as far as the plan lets it advance; the tokens themselves stay the same
+
+
+class PendingSimulatedStep:
+    """See `PendingStep`."""
+
+    def __init__(
+        self, result: StepResult, end_ns: int, clock_ns: Callable[[], int], sleep: Callable[[float], None]
+    ) -> None:
+        self._result = result
+        self._end_ns = end_ns
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+
+    def result(self) -> StepResult:
+        """See `PendingStep.result`: waits until the pretended device has ended the step."""
+        while (left_ns := self._end_ns - self._clock_ns()) > 0:
+            self._sleep(left_ns / 1e9)
+        return self._result
+
+
+class SimulatedRunner:
+    """See `Runner`. The device begins a step when the one before has ended; `sleep` takes seconds."""
+
+    def __init__(
+        self, limits: Limits, config: SimulatedConfig, clock_ns: Callable[[], int], sleep: Callable[[float], None]
+    ) -> None:
+        self._limits = limits
+        self._config = config
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+        self._step_ns = round(config.step_s * 1e9)
+        self._device_free_ns: int | None = None
+        self._slots = HostSlots(limits)
+        self._tokens = np.zeros((limits.max_num_seqs, self._slots.max_tokens), np.uint32)
+        self._salts = np.zeros(limits.max_num_seqs, np.uint64)
+        self._num_logprobs = np.full(limits.max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._min_tokens = np.zeros(limits.max_num_seqs, np.int64)  # stop ids are forbidden below this position
+        self._stop_ids: dict[int, tuple[int, ...]] = {}
+        self._cache = PretendedCache(limits.num_blocks, limits.block_size)
+
+    @property
+    def limits(self) -> Limits:
+        """See `Runner.limits`."""
+        return self._limits
+
+    def launch(self, plan: StepPlan) -> PendingSimulatedStep:
+        """See `Runner.launch`."""
+        now_ns = self._clock_ns()
+        free_ns = now_ns if self._device_free_ns is None else self._device_free_ns
+        start_ns = max(now_ns, free_ns)
+        self._update_slots(plan)
+        slots, counts, token_ids = self._compute(plan)
+        self._device_free_ns = start_ns + self._step_ns
+        result = StepResult(
+            step=plan.step,
+            slots=slots.astype(np.uint32),
+            counts=counts.astype(np.uint32),
+            token_ids=token_ids,
+            logprobs=_logprobs(np.repeat(self._num_logprobs[slots], counts), token_ids, self._limits.vocab_size),
+            step_ns=self._step_ns,
+            idle_ns=start_ns - free_ns,
+        )
+        return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        del self._cache, self._tokens
+
+    def _update_slots(self, plan: StepPlan) -> None:
+        state = self._slots
+        if plan.step == 1:
+            state.clear()
+            self._cache.poison_all()
+        state.release(plan.released_slots)
+        for admission in plan.admissions:
+            self._admit(admission)
+        self._cache.poison(state.append(plan).blocks)
+        self._cache.poison(state.replace(plan).blocks)
+        state.check_copies(plan)
+        self._cache.copy(plan.copy_sources, plan.copy_targets)
+
+    def _admit(self, admission: Admission) -> None:
+        self._slots.admit(admission)
+        slot, sampling = admission.slot, admission.sampling
+        self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
+        self._salts[slot] = _salt(sampling, admission.seed)
+        self._num_logprobs[slot] = _NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
+        self._stop_ids[slot] = admission.stop_token_ids
+        self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens
+        # Blocks that hold computed tokens came from another sequence; what was in the others is of no use to this one.
+        num_kept = -(-admission.num_computed_tokens // self._limits.block_size)
+        self._cache.poison(admission.block_ids[num_kept:])
+
+    def _compute(self, plan: StepPlan) -> tuple[I64, I64, U32]:
+        """Advance the plan's slots: (slots that sample, tokens of each, the tokens).
+
+        A slot that samples is afterwards one token behind what it knows, however many tokens it got.
+        """
+        state = self._slots
+        planned, slots = plan.num_tokens.astype(np.int64), plan.slots.astype(np.int64)
+        behind = state.num_tokens[slots] - state.num_computed[slots]
+        batch = build_batch(slots, np.minimum(planned, behind), state)
+        self._write(batch)
+        sampling = batch.slots[batch.samples]
+        counts = self._counts(plan.step, sampling, (planned - behind)[batch.samples] + 1)
+        columns = np.zeros((len(sampling), int(counts.max(initial=0))), np.uint32)
+        for index in range(columns.shape[1]):
+            going = counts > index
+            if index:
+                self._write(build_batch(sampling[going], np.ones(int(going.sum()), np.int64), state))
+            columns[going, index] = self._sample(sampling[going])
+        state.num_computed[sampling[counts == 0]] -= 1
+        return sampling, counts, columns[np.arange(columns.shape[1]) < counts[:, None]]
+
+    def _write(self, batch: Batch) -> None:
+        self._cache.write(batch.slot_mapping, self._tokens[batch.token_slots, batch.positions])
+        self._slots.num_computed[batch.slots] = batch.context_lens
+
+    def _counts(self, step: int, slots: I64, room: I64) -> I64:
+        low, high = self._config.min_tokens_per_step, self._config.max_tokens_per_step
+        if low == high == 1:
+            return np.ones(len(slots), np.int64)
+        drawn = mix(slots.astype(np.uint64) ^ np.uint64(chain.mix(step))) % np.uint64(high - low + 1)
+        return np.minimum(drawn.astype(np.int64) + low, room)
+
+    def _sample(self, slots: I64) -> U32:
+        """The next token of slots whose tokens are all computed, entered into their histories."""
+        state = self._slots
+        positions = state.num_tokens[slots]
+        hashes = self._cache.context_hashes(state.block_tables[slots], positions)
+        drawn = mix(mix(hashes ^ positions.astype(np.uint64)) ^ self._salts[slots])
+        token_ids = _choose(drawn, self._limits, self._config.eos_every)
+        for row in np.flatnonzero(positions < self._min_tokens[slots]).tolist():
+            stop_ids = self._stop_ids[int(slots[row])]
+            token_ids[row] = _allowed(int(token_ids[row]), stop_ids, self._limits.vocab_size)
+        self._tokens[slots, positions] = token_ids
+        state.num_tokens[slots] += 1
+        return token_ids
+
+
+def expected_tokens(
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    seed: int,
+    limits: Limits,
+    *,
+    eos_every: int = 0,
+    min_output_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
+) -> Iterator[int]:
+    """The output of the simulated runner for one sequence, without end, slots or blocks: what tests compare with."""
+    context, weight, num_tokens = 0, 1, 0
+    for token_id in prompt_ids:
+        context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
+    while True:
+        drawn = chain.mix(chain.mix((context & _MASK) ^ num_tokens) ^ _salt(sampling, seed))
+        token_id = int(_choose(np.array([drawn], np.uint64), limits, eos_every)[0])
+        if num_tokens < len(prompt_ids) + min_output_tokens:
+            token_id = _allowed(token_id, stop_token_ids, limits.vocab_size)
+        yield token_id
+        context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
+
+
+def _salt(sampling: Sampling, seed: int) -> int:
+    return 0 if sampling.is_greedy else chain.mix(seed)
+
+
+def _choose(drawn: U64, limits: Limits, eos_every: int) -> U32:
+    """Tokens from 64 random bits each: EOS where the upper half says so, any other token elsewhere."""
+    token_ids = (drawn % np.uint64(limits.vocab_size)).astype(np.uint32)
+    for eos in limits.eos_token_ids:
+        token_ids[token_ids == eos] = (eos + 1) % limits.vocab_size
+    if eos_every:
+        token_ids[(drawn >> np.uint64(32)) % np.uint64(eos_every) == 0] = limits.eos_token_ids[0]
+    return token_ids
+
+
+def _allowed(token_id: int, forbidden: tuple[int, ...], vocab_size: int) -> int:
+    while token_id in forbidden:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
+def _logprobs(wanted: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:
+    """Half the probability is the sampled token's, half of the rest the next token id's, and so on."""
+    if (wanted == _NO_LOGPROBS).all():
+        return None
+    counts = np.maximum(wanted, 0)
+    ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Logprobs(
+        sampled=np.where(wanted == _NO_LOGPROBS, np.nan, -math.log(2)).astype(np.float32),
+        top_counts=counts.astype(np.uint32),
+        top_ids=((np.repeat(token_ids, counts) + ranks) % vocab_size).astype(np.uint32),
+        top_logprobs=(-(ranks + 1) * math.log(2)).astype(np.float32),
+    )

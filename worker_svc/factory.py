@@ -1,0 +1,224 @@
+"""Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.domain.errors import invalid, unimplemented
+from penstock.domain.params import Sampling
+from penstock.domain.plan import Admission, StepPlan
+from worker_svc.checkpoint import read_model_config, resolve_checkpoint
+from worker_svc.core.attention.torch_backend import TorchAttention
+from worker_svc.core.config import ModelConfig
+from worker_svc.core.distributed import Group, connect
+from worker_svc.core.interface import Limits
+from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.memory import MemoryProfile, cpu_kv_cache_bytes, fit_model_len
+from worker_svc.core.models import build_model
+from worker_svc.core.models.llama import LlamaForCausalLM
+from worker_svc.core.runner import ModelRunner
+from worker_svc.weights import load_weights
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What to load and how much memory to use."""
+
+    model: str  # a local directory or a hub id
+    revision: str | None = None  # of a hub id
+    dtype: str = "auto"  # auto: as stored, but float32 on a CPU
+    device: str = "auto"  # auto: cuda if there is one
+    block_size: int = 16  # tokens
+    max_num_seqs: int = 256
+    max_model_len: int | None = None  # None: the model's context, as far as the KV cache reaches
+    max_num_batched_tokens: int = 2048
+    num_blocks: int | None = None  # None: from the memory
+    kv_cache_memory_bytes: int | None = None  # None: modest on a CPU, what is free on CUDA
+    gpu_memory_utilization: float = 0.9  # of the device's memory, weights included
+    rank: int = 0
+    world_size: int = 1
+    distributed_address: str = "tcp://127.0.0.1:29500"  # where tensor-parallel ranks meet
+    quantization: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner that is ready, and how it came out."""
+
+    runner: ModelRunner
+    profile: MemoryProfile
+    config: ModelConfig
+    device: torch.device
+    group: Group
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.runner.close()
+        self.group.close()
+
+
+def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRunner:
+    """Load a checkpoint and make room for its KV cache; waits for the other ranks if there are any.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED or INVALID_ARGUMENT naming the option or feature; INTERNAL (the operator's fault)
+            naming the file that is missing or corrupt.
+    """
+    if options.quantization is not None:
+        raise unimplemented(f"quantization ({options.quantization})")
+    if options.trust_remote_code:
+        raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
+    device = _device(options)
+    directory = resolve_checkpoint(options.model, options.revision)
+    config = read_model_config(directory)
+    dtype = _dtype(options.dtype, config, device)
+    max_model_len = options.max_model_len or config.max_position_embeddings
+    if max_model_len > config.max_position_embeddings:
+        raise invalid(
+            f"max_model_len {max_model_len} exceeds the model's context of {config.max_position_embeddings} tokens",
+            "max_model_len",
+        )
+    group = connect(options.rank, options.world_size, options.distributed_address, device.type)
+    placement = Placement(device, dtype, group)
+    model = build_model(config, placement, max_model_len)
+    load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
+    heads = placement.part(config.num_heads, "num_attention_heads")
+    kv_heads = placement.kv_heads(config.num_kv_heads)
+    shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
+    maker = _RunnerMaker(options, config, model, shape, heads.stop - heads.start, device, clock_ns)
+    weights_bytes = sum(shard.destination.nbytes for shard in placement.shards.values())
+    profile = maker.profile(weights_bytes, max_model_len, group)
+    fitted = fit_model_len(
+        max_model_len,
+        profile.num_blocks,
+        options.block_size,
+        shape.block_bytes,
+        explicit=options.max_model_len is not None,
+    )
+    return LoadedRunner(maker.make(profile.num_blocks, fitted), profile, config, device, group)
+
+
+class _RunnerMaker:
+    """Makes runners over one loaded model: first a small one to measure with, then the real one."""
+
+    def __init__(
+        self,
+        options: RunnerOptions,
+        config: ModelConfig,
+        model: LlamaForCausalLM,
+        shape: KVCacheShape,
+        num_heads: int,
+        device: torch.device,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._config = config
+        self._model = model
+        self._shape = shape
+        self._num_heads = num_heads
+        self._device = device
+        self._clock_ns = clock_ns
+
+    def make(self, num_blocks: int, max_model_len: int) -> ModelRunner:
+        options = self._options
+        limits = Limits(
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            vocab_size=self._config.vocab_size,
+            eos_token_ids=self._config.eos_token_ids,
+        )
+        cache = KVCache(self._shape, num_blocks, self._device)
+        return ModelRunner(self._model, cache, TorchAttention(cache, self._num_heads), limits, self._clock_ns)
+
+    def profile(self, weights_bytes: int, max_model_len: int, group: Group) -> MemoryProfile:
+        """How many blocks there will be: the fewest that any rank has room for."""
+        options, block_bytes = self._options, self._shape.block_bytes
+        # Slots hold one token more than is ever computed, hence the rounding up of a full context.
+        max_useful_blocks = options.max_num_seqs * -(-max_model_len // options.block_size)
+        total_bytes = activation_bytes = 0
+        if self._device.type == "cuda":
+            total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+            activation_bytes = self._measure_peak(max_model_len)
+        if options.num_blocks is not None:
+            num_blocks = options.num_blocks
+        elif self._device.type == "cuda" and options.kv_cache_memory_bytes is None:
+            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+            others_bytes = total_bytes - free_bytes  # weights, CUDA's own, other processes
+            budget = int(total_bytes * options.gpu_memory_utilization) - others_bytes - activation_bytes
+            num_blocks = max(0, budget) // block_bytes
+        else:
+            num_blocks = (
+                cpu_kv_cache_bytes(options.kv_cache_memory_bytes, block_bytes, max_useful_blocks) // block_bytes
+            )
+        num_blocks = group.minimum(num_blocks, self._device)
+        return MemoryProfile(
+            total_bytes, weights_bytes, activation_bytes, num_blocks * block_bytes, block_bytes, num_blocks
+        )
+
+    def _measure_peak(self, max_model_len: int) -> int:
+        """Bytes that a full step needs beyond what is allocated before it: as many sequences as there are slots, one of
+        them as long as the step allows, all sampled with a sort of the whole vocabulary.
+        """
+        options = self._options
+        num_others = min(options.max_num_seqs, options.max_num_batched_tokens) - 1
+        lengths = [min(max_model_len, options.max_num_batched_tokens - num_others)] + [1] * num_others
+        num_blocks = [-(-length // options.block_size) for length in lengths]
+        starts = np.cumsum([0, *num_blocks])
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        runner = self.make(int(starts[-1]), max_model_len)
+        admissions = tuple(
+            Admission(
+                slot=slot,
+                token_ids=np.zeros(length, np.uint32),
+                num_prompt_tokens=length,
+                num_computed_tokens=0,
+                block_ids=np.arange(starts[slot], starts[slot + 1], dtype=np.uint32),
+                sampling=Sampling(top_p=0.9, presence_penalty=0.1, num_logprobs=1),
+                seed=0,
+            )
+            for slot, length in enumerate(lengths)
+        )
+        plan = StepPlan(
+            step=1,
+            admissions=admissions,
+            slots=np.arange(len(lengths), dtype=np.uint32),
+            num_tokens=np.array(lengths, np.uint32),
+        )
+        runner.launch(plan).result()
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        runner.close()
+        torch.cuda.empty_cache()
+        return peak
+
+
+def _device(options: RunnerOptions) -> torch.device:
+    name = options.device
+    if name not in ("auto", "cpu", "cuda"):
+        raise invalid(f"device must be auto, cpu or cuda, got {name!r}", "device")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise invalid("device is cuda, but torch finds no CUDA device: use cpu or auto", "device")
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # fp32 means fp32: TF32 would keep ten bits of a product's mantissa.
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    device = torch.device("cuda", options.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = (config.dtype or "float32") if device.type == "cuda" else "float32"
+    if name not in _DTYPES:
+        raise invalid(f"dtype must be auto, {', '.join(_DTYPES)}, got {name!r}", "dtype")
+    return _DTYPES[name]
