@@ -1,0 +1,1 @@
+"""The gateway's domain: bodies to requests, text rows to replies, values in and values out."""

@@ -1,0 +1,61 @@
+"""Chat messages as OpenAI's clients send them, checked and turned into the domain's."""
+
+from typing import Any
+
+from penstock.domain.errors import PenstockError, invalid, unimplemented
+from penstock.domain.request import Message
+
+MAX_MESSAGES = 4096
+
+
+def parse_messages(raw: list[dict[str, Any]]) -> tuple[Message, ...]:
+    """Messages with their content as one text; keys beside role and content are kept for the chat template.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the message and the part of it.
+    """
+    if not raw:
+        raise invalid("messages must have at least one message", "messages")
+    if len(raw) > MAX_MESSAGES:
+        raise invalid(f"at most {MAX_MESSAGES} messages, got {len(raw)}", "messages")
+    return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(raw))
+
+
+def _message(where: str, raw: dict[str, Any]) -> Message:
+    role = raw.get("role")
+    if not isinstance(role, str) or not role:
+        raise invalid(f"{where}.role must be a string such as 'user'", f"{where}.role")
+    extra = {key: value for key, value in raw.items() if key not in {"role", "content"} and value is not None}
+    content = raw.get("content")
+    if content is None and not extra:
+        raise invalid(f"{where}.content is missing", f"{where}.content")
+    return Message(role, _text(f"{where}.content", content), extra or None)
+
+
+def _text(where: str, content: object) -> str:
+    """Text parts are joined by a line break, as vLLM does for templates that know strings only."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"{where} must be a string or a list of parts", where)
+    return "\n".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part(where: str, part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str):
+        raise invalid(f"{where} must be an object with a type", where)
+    if kind != "text":
+        raise _other_part(where, kind)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text must be a string", f"{where}.text")
+    return text
+
+
+def _other_part(where: str, kind: str) -> PenstockError:
+    error = unimplemented(f"a message part of type {kind[:40]!r}")
+    error.param = where
+    return error

@@ -1,0 +1,52 @@
+"""Which model names are answered to."""
+
+from dataclasses import dataclass
+
+from penstock.domain.errors import ErrorCode, PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as clients see it."""
+
+    name: str
+    max_model_len: int  # tokens of prompt and output together; 0: no worker has said it yet
+    created_s: int  # Unix time, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The names given to the gateway (all for the one model of the pool), else those that workers registered."""
+
+    models: tuple[ServedModel, ...] = ()
+
+    def find(self, name: str) -> ServedModel:
+        """The model of this name; an empty name is the first.
+
+        Raises:
+            PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet.
+        """
+        if not self.models:
+            raise PenstockError(
+                ErrorCode.UNAVAILABLE, "no worker has registered a model yet and --served-model-name was not given"
+            )
+        if not name:
+            return self.models[0]
+        for model in self.models:
+            if model.name == name:
+                return model
+        served = ", ".join(repr(model.name) for model in self.models)
+        raise PenstockError(
+            ErrorCode.MODEL_NOT_FOUND, f"the model {name[:200]!r} is not served here; there is {served}", param="model"
+        )
+
+
+def catalogue(names: tuple[str, ...], workers: list[tuple[str, int]], started_s: int) -> Catalogue:
+    """`workers` are (model, max_model_len) of those that registered; several that serve one model: the least length."""
+    lengths: dict[str, int] = {}
+    for name, length in workers:
+        lengths[name] = min(length, lengths.get(name, length))
+    shortest = min(lengths.values(), default=0)
+    if names:
+        return Catalogue(tuple(ServedModel(name, lengths.get(name, shortest), started_s) for name in names))
+    return Catalogue(tuple(ServedModel(name, length, started_s) for name, length in sorted(lengths.items())))

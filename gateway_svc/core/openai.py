@@ -1,0 +1,262 @@
+"""OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway_svc.core.messages import parse_messages
+from gateway_svc.core.unsupported import check_fields
+from penstock.domain.errors import invalid, unimplemented
+from penstock.domain.params import MAX_LOGPROBS, SamplingParams
+from penstock.domain.request import Prompt
+
+MAX_CHOICES = 1024  # prompts times n in one call
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
+_U32 = 2**32
+_AT = re.compile(r"at `\$\.([^`]+)`")  # how msgspec says where a value is wrong
+
+V = TypeVar("V")
+
+
+class Form(Enum):
+    """Which of the two replies a call gets."""
+
+    COMPLETION = "completion"
+    CHAT = "chat"
+
+    @property
+    def id_prefix(self) -> str:
+        """What OpenAI puts before the ids of such replies."""
+        return "cmpl-" if self is Form.COMPLETION else "chatcmpl-"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One checked call: several prompts are several requests with the same parameters."""
+
+    form: Form
+    model: str  # empty: the one that is served
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    priority: int = 0
+    stream: bool = False
+    include_usage: bool = False
+    tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
+    ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def num_choices(self) -> int:
+        """Choices in the reply, indexed prompt * n + sample."""
+        return len(self.prompts) * self.params.n
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What both calls have. Null means the default, as OpenAI's clients send it."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    user: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class _CompletionBody(_Body, frozen=True, kw_only=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+
+
+class _ChatBody(_Body, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+B = TypeVar("B", bound=_Body)
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_completion = msgspec.json.Decoder(_CompletionBody)
+_chat = msgspec.json.Decoder(_ChatBody)
+_COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__)
+_CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__)
+
+
+def parse_completion(body: bytes) -> Ask:
+    """The body of `POST /v1/completions`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
+    """
+    ignored = check_fields("completion", _top_level(body), _COMPLETION_FIELDS)
+    raw = _decode(_completion, body)
+    if raw.add_special_tokens is False:
+        raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
+    max_tokens = DEFAULT_MAX_TOKENS if raw.max_tokens is None else raw.max_tokens
+    params = _params(raw, max_tokens, raw.logprobs)
+    return _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, ignored)
+
+
+def parse_chat(body: bytes) -> Ask:
+    """The body of `POST /v1/chat/completions`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
+    """
+    ignored = check_fields("chat", _top_level(body), _CHAT_FIELDS)
+    raw = _decode(_chat, body)
+    if raw.messages is None:
+        raise invalid("messages is missing", "messages")
+    if raw.add_special_tokens:
+        raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
+    prompt = Prompt(messages=parse_messages(raw.messages), chat_template_kwargs=raw.chat_template_kwargs or None)
+    max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
+    return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
+
+
+def _top_level(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body must be a JSON object: {error}") from error
+
+
+def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _AT.search(text)
+        raise invalid(text, found[1] if found else None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not JSON: {error}") from error
+
+
+def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingParams, ignored: tuple[str, ...]) -> Ask:
+    options = raw.stream_options
+    if options is not None and not raw.stream:
+        raise invalid("stream_options is only allowed with stream=true", "stream_options")
+    if options is not None and options.continuous_usage_stats:
+        raise unimplemented("stream_options.continuous_usage_stats")
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise invalid(f"prompts times n may be at most {MAX_CHOICES}, got {len(prompts)} times {params.n}", "n")
+    priority = raw.priority or 0
+    if not -(2**31) <= priority < 2**31:
+        raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")
+    return Ask(
+        form=form,
+        model=raw.model or "",
+        prompts=prompts,
+        params=params,
+        priority=priority,
+        stream=bool(raw.stream),
+        include_usage=bool(options and options.include_usage),
+        tokens_as_ids=bool(raw.return_tokens_as_token_ids),
+        ignored_fields=ignored,
+    )
+
+
+def _params(raw: _Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
+    return SamplingParams(
+        n=_or(raw.n, 1),
+        temperature=_or(raw.temperature, 1.0),
+        top_p=_or(raw.top_p, 1.0),
+        top_k=_or(raw.top_k, 0),
+        min_p=_or(raw.min_p, 0.0),
+        repetition_penalty=_or(raw.repetition_penalty, 1.0),
+        presence_penalty=_or(raw.presence_penalty, 0.0),
+        frequency_penalty=_or(raw.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(raw.logit_bias or {}),
+        seed=raw.seed,
+        max_tokens=max_tokens,
+        min_tokens=_or(raw.min_tokens, 0),
+        stop=() if raw.stop is None else raw.stop,
+        stop_token_ids=tuple(raw.stop_token_ids or ()),
+        ignore_eos=bool(raw.ignore_eos),
+        logprobs=num_logprobs,
+        skip_special_tokens=_or(raw.skip_special_tokens, True),
+        include_stop_str_in_output=bool(raw.include_stop_str_in_output),
+    )
+
+
+def _or(value: V | None, default: V) -> V:
+    return default if value is None else value
+
+
+def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
+    """OpenAI's form: token ids as strings."""
+    biases = {}
+    for key, bias in raw.items():
+        if not (key.isascii() and key.isdigit()):
+            raise invalid(f"a key of logit_bias must be a token id in decimal, got {key!r:.40}", "logit_bias")
+        biases[int(key[:20])] = bias
+    return biases
+
+
+def _num_chat_logprobs(raw: _ChatBody) -> int | None:
+    if not raw.logprobs:
+        if raw.top_logprobs:
+            raise invalid("top_logprobs is only allowed with logprobs=true", "top_logprobs")
+        return None
+    num_top = raw.top_logprobs or 0
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        raise invalid(f"top_logprobs must be an integer in [0, {MAX_LOGPROBS}], got {num_top}", "top_logprobs")
+    return num_top
+
+
+def _prompts(raw: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...]:
+    """A text, texts, the ids of one prompt, or the ids of several."""
+    if raw is None:
+        raise invalid("prompt is missing", "prompt")
+    if isinstance(raw, str):
+        return (Prompt(text=raw),)
+    if not raw:
+        raise invalid("prompt must not be an empty list", "prompt")
+    if len(raw) > MAX_CHOICES and not isinstance(raw[0], int):
+        raise invalid(f"at most {MAX_CHOICES} prompts, got {len(raw)}", "prompt")
+    texts = [item for item in raw if isinstance(item, str)]
+    ids = [item for item in raw if isinstance(item, int)]
+    lists = [item for item in raw if isinstance(item, list)]
+    if len(texts) == len(raw):
+        return tuple(Prompt(text=text) for text in texts)
+    if len(ids) == len(raw):
+        return (Prompt(token_ids=_token_ids(ids)),)
+    if len(lists) == len(raw):
+        return tuple(Prompt(token_ids=_token_ids(item)) for item in lists)
+    raise invalid("prompt must be a string, strings, token ids, or lists of token ids, not a mixture", "prompt")
+
+
+def _token_ids(ids: list[int]) -> tuple[int, ...]:
+    if not ids:
+        raise invalid("a prompt must have at least one token id", "prompt")
+    if min(ids) < 0 or max(ids) >= _U32:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise invalid(f"token ids of prompt must be in [0, {_U32 - 1}], got {wrong}", "prompt")
+    return tuple(ids)

@@ -1,0 +1,104 @@
+"""Plain (not streamed) replies, and the error body."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
+from gateway_svc.core.openai import Form
+from gateway_svc.core.streams import merge
+from penstock.domain.errors import PenstockError
+from penstock.domain.finish import FinishReason, Usage
+from penstock.domain.rows import TextRow
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What every chunk and reply of one call begins with."""
+
+    form: Form
+    call_id: str  # with OpenAI's prefix
+    model: str
+    created_s: int  # Unix time, seconds
+    num_choices: int
+    wants_logprobs: bool = False
+    tokens_as_ids: bool = False
+    include_usage: bool = False  # of a stream
+
+
+class Reply:
+    """Gathers the rows of a call until it has ended."""
+
+    __slots__ = ("_head", "_rows", "_usages")
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+        self._rows: list[list[TextRow]] = [[] for _ in range(head.num_choices)]
+        self._usages: list[Usage] = []
+
+    def add(self, choice: int, row: TextRow) -> None:
+        """Takes the next row of a choice."""
+        self._rows[choice].append(row)
+        if row.usage is not None:
+            self._usages.append(row.usage)
+
+    def encode(self) -> bytes:
+        """The JSON body; every choice has ended."""
+        head = self._head
+        chat = head.form is Form.CHAT
+        return encode(
+            {
+                "id": head.call_id,
+                "object": "chat.completion" if chat else "text_completion",
+                "created": head.created_s,
+                "model": head.model,
+                "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
+                "usage": usage_fields(self._usages),
+            }
+        )
+
+    def _choice(self, index: int, row: TextRow) -> dict[str, Any]:
+        head = self._head
+        choice: dict[str, Any] = {"index": index}
+        logprobs: dict[str, Any] | None = None
+        if head.form is Form.CHAT:
+            choice["message"] = {"role": "assistant", "content": row.text, "refusal": None}
+            if head.wants_logprobs:
+                logprobs = chat_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
+        else:
+            choice["text"] = row.text
+            if head.wants_logprobs:
+                logprobs, _ = completion_logprobs(row.logprobs, 0, as_ids=head.tokens_as_ids)
+        choice["logprobs"] = logprobs
+        choice["finish_reason"] = FINISH_REASONS[row.finish]
+        choice["stop_reason"] = row.stop_reason
+        return choice
+
+
+def usage_fields(usages: list[Usage]) -> dict[str, Any]:
+    """OpenAI's usage object: sums over the requests of a call."""
+    prompt = sum(usage.num_prompt_tokens for usage in usages)
+    output = sum(usage.num_output_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in usages)},
+    }
+
+
+def error_fields(error: PenstockError) -> dict[str, Any]:
+    """OpenAI's error object; `code` is the lower-case name of Penstock's code."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind.openai_type,
+            "param": error.param,
+            "code": error.code.name.lower(),
+        }
+    }

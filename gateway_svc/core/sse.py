@@ -1,0 +1,96 @@
+"""Chunks of a streamed reply as server-sent events: byte templates made once a call, filled once a row."""
+
+from typing import Any
+
+from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
+from gateway_svc.core.openai import Form
+from gateway_svc.core.replies import FINISH_REASONS, ReplyHead, encode, error_fields, usage_fields
+from penstock.domain.errors import PenstockError
+from penstock.domain.finish import Usage
+from penstock.domain.rows import TextRow
+
+DONE = b"data: [DONE]\n\n"
+
+
+class SseFormat:
+    """Writes the chunks of one call."""
+
+    __slots__ = ("_before_text", "_chat", "_head", "_openings", "_prefix", "_text_offsets", "_usages", "_without_end")
+
+    def __init__(self, head: ReplyHead) -> None:
+        self._head = head
+        self._chat = head.form is Form.CHAT
+        self._usages: list[Usage] = []
+        self._text_offsets = [0] * head.num_choices  # of the next token, for a completion's logprobs
+        kind = b"chat.completion.chunk" if self._chat else b"text_completion"
+        self._prefix = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,' % (
+            encode(head.call_id),
+            kind,
+            head.created_s,
+            encode(head.model),
+        )
+        opens = b',"delta":{"content":' if self._chat else b',"text":'
+        self._before_text = [self._choice_prefix(index) + opens for index in range(head.num_choices)]
+        closes = b"}" if self._chat else b""
+        self._without_end = closes + b',"logprobs":null,"finish_reason":null}]' + self._suffix()
+        # A chat begins each choice with its role; a completion has no such chunk.
+        self._openings: list[bytes] = [b""] * head.num_choices
+        if self._chat:
+            role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' + self._suffix()
+            self._openings = [self._choice_prefix(index) + role for index in range(head.num_choices)]
+
+    def chunk(self, choice: int, row: TextRow) -> bytes:
+        """The event of a row, behind the choice's opening if it is its first; empty if there is nothing to tell yet."""
+        if not row.finish and not row.logprobs:
+            if not row.text:
+                return b""
+            event = self._before_text[choice] + encode(row.text) + self._without_end
+        else:
+            event = self._full(choice, row)
+        opening = self._openings[choice]
+        if opening:
+            self._openings[choice] = b""
+            return opening + event
+        return event
+
+    def end(self) -> bytes:
+        """What stands behind the last chunk: the usage if it was asked for, and the end mark."""
+        if not self._head.include_usage:
+            return DONE
+        return self._prefix + b'"choices":[],"usage":' + encode(usage_fields(self._usages)) + b"}\n\n" + DONE
+
+    def _choice_prefix(self, index: int) -> bytes:
+        return self._prefix + b'"choices":[{"index":%d' % index
+
+    def _suffix(self) -> bytes:
+        return b',"usage":null}\n\n' if self._head.include_usage else b"}\n\n"
+
+    def _full(self, choice: int, row: TextRow) -> bytes:
+        if row.usage is not None:
+            self._usages.append(row.usage)
+        fields: dict[str, Any] = {"logprobs": self._logprobs(choice, row)}
+        fields["finish_reason"] = FINISH_REASONS.get(row.finish)
+        if row.finish:
+            fields["stop_reason"] = row.stop_reason
+        # Without the braces: they are those of the choice.
+        rest = b"," + encode(fields)[1:-1] + b"}]" + self._suffix()
+        if not self._chat:
+            return self._before_text[choice] + encode(row.text) + rest
+        delta = {"content": row.text} if row.text or row.logprobs else {}
+        return self._choice_prefix(choice) + b',"delta":' + encode(delta) + rest
+
+    def _logprobs(self, choice: int, row: TextRow) -> dict[str, Any] | None:
+        if not self._head.wants_logprobs or not row.logprobs:
+            return None
+        as_ids = self._head.tokens_as_ids
+        if self._chat:
+            return chat_logprobs(row.logprobs, as_ids=as_ids)
+        columns, self._text_offsets[choice] = completion_logprobs(
+            row.logprobs, self._text_offsets[choice], as_ids=as_ids
+        )
+        return columns
+
+
+def error_event(error: PenstockError) -> bytes:
+    """What ends a stream that fails after its first chunk."""
+    return b"data: " + encode(error_fields(error)) + b"\n\n" + DONE

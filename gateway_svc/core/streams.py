@@ -1,0 +1,108 @@
+"""What the client of one request has, and which text rows extend exactly that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from penstock.domain import chain
+from penstock.domain.finish import FinishReason
+from penstock.domain.rows import TextRow
+
+
+class Refusal(Enum):
+    """Why a row is not taken."""
+
+    KNOWN = "known"  # it brings nothing that the client does not have
+    BEHIND = "behind"  # something is missing before it, or it is of another history: re-attach
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What the client has of one sample."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    chain: int = chain.CHAIN_START  # over those tokens
+    finish: FinishReason = FinishReason.UNSPECIFIED
+
+
+class ClientStream:
+    """All samples of one request; a row is taken at most once and never with a gap before it."""
+
+    __slots__ = ("num_open", "sequences")
+
+    def __init__(self, n: int) -> None:
+        self.sequences = [SequenceState() for _ in range(n)]
+        self.num_open = n  # samples that have not ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sample has ended."""
+        return self.num_open == 0
+
+    def offsets(self) -> list[SequenceState]:
+        """From where the request's text is to go on, by sample."""
+        return self.sequences
+
+    def accept(self, row: TextRow) -> TextRow | Refusal:
+        """Takes a row if it extends what the client has; the part of it that is new is the answer."""
+        if row.sequence >= len(self.sequences):
+            return Refusal.KNOWN
+        state = self.sequences[row.sequence]
+        if state.finish:
+            return Refusal.KNOWN
+        if row.token_offset != state.num_tokens or row.text_offset != state.num_chars or row.chain != state.chain:
+            trimmed = _behind(row, state)
+            if isinstance(trimmed, Refusal):
+                return trimmed
+            row = trimmed
+        elif not row.token_ids and not row.text and not row.finish:
+            return Refusal.KNOWN
+        if row.token_ids:
+            state.num_tokens += len(row.token_ids)
+            state.chain = chain.extend(state.chain, row.token_ids)
+        state.num_chars += len(row.text)
+        if row.finish:
+            state.finish = row.finish
+            self.num_open -= 1
+        return row
+
+
+def _behind(row: TextRow, state: SequenceState) -> TextRow | Refusal:
+    """The part of a row behind what the client has, for a row that begins earlier."""
+    known_tokens = state.num_tokens - row.token_offset
+    known_chars = state.num_chars - row.text_offset
+    if known_tokens < 0 or known_chars < 0:
+        return Refusal.BEHIND
+    if known_tokens > len(row.token_ids) or known_chars > len(row.text):
+        # An older row, sent again; one that ends its sequence before what the client has is of another history.
+        return Refusal.BEHIND if row.finish else Refusal.KNOWN
+    if chain.extend(row.chain, row.token_ids[:known_tokens]) != state.chain:
+        return Refusal.BEHIND
+    if known_tokens == len(row.token_ids) and known_chars == len(row.text) and not row.finish:
+        return Refusal.KNOWN
+    return replace(
+        row,
+        token_offset=state.num_tokens,
+        text_offset=state.num_chars,
+        chain=state.chain,
+        token_ids=row.token_ids[known_tokens:],
+        text=row.text[known_chars:],
+        logprobs=row.logprobs[known_tokens:],
+    )
+
+
+def merge(rows: Sequence[TextRow]) -> TextRow:
+    """Rows of one sequence, each extending the one before, as one."""
+    first, last = rows[0], rows[-1]
+    if first is last:
+        return first
+    return replace(
+        last,
+        token_offset=first.token_offset,
+        text_offset=first.text_offset,
+        chain=first.chain,
+        token_ids=tuple(token_id for row in rows for token_id in row.token_ids),
+        text="".join(row.text for row in rows),
+        logprobs=tuple(logprob for row in rows for logprob in row.logprobs),
+    )
