@@ -104,54 +104,45 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     return LoadedRunner(maker.make(profile.num_blocks, fitted), profile, config, device, group)
 
 
+@dataclass(frozen=True, slots=True)
 class _RunnerMaker:
     """Makes runners over one loaded model: first a small one to measure with, then the real one."""
 
-    def __init__(
-        self,
-        options: RunnerOptions,
-        config: ModelConfig,
-        model: LlamaForCausalLM,
-        shape: KVCacheShape,
-        num_heads: int,
-        device: torch.device,
-        clock_ns: Callable[[], int],
-    ) -> None:
-        self._options = options
-        self._config = config
-        self._model = model
-        self._shape = shape
-        self._num_heads = num_heads
-        self._device = device
-        self._clock_ns = clock_ns
+    options: RunnerOptions
+    config: ModelConfig
+    model: LlamaForCausalLM
+    shape: KVCacheShape
+    num_heads: int  # query heads of this rank
+    device: torch.device
+    clock_ns: Callable[[], int]
 
     def make(self, num_blocks: int, max_model_len: int) -> ModelRunner:
-        options = self._options
+        options = self.options
         limits = Limits(
             num_blocks=num_blocks,
             block_size=options.block_size,
             max_num_seqs=options.max_num_seqs,
             max_model_len=max_model_len,
             max_num_batched_tokens=options.max_num_batched_tokens,
-            vocab_size=self._config.vocab_size,
-            eos_token_ids=self._config.eos_token_ids,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
         )
-        cache = KVCache(self._shape, num_blocks, self._device)
-        return ModelRunner(self._model, cache, TorchAttention(cache, self._num_heads), limits, self._clock_ns)
+        cache = KVCache(self.shape, num_blocks, self.device)
+        return ModelRunner(self.model, cache, TorchAttention(cache, self.num_heads), limits, self.clock_ns)
 
     def profile(self, weights_bytes: int, max_model_len: int, group: Group) -> MemoryProfile:
         """How many blocks there will be: the fewest that any rank has room for."""
-        options, block_bytes = self._options, self._shape.block_bytes
+        options, block_bytes = self.options, self.shape.block_bytes
         # Slots hold one token more than is ever computed, hence the rounding up of a full context.
         max_useful_blocks = options.max_num_seqs * -(-max_model_len // options.block_size)
         total_bytes = activation_bytes = 0
-        if self._device.type == "cuda":
-            total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        if self.device.type == "cuda":
+            total_bytes = torch.cuda.get_device_properties(self.device).total_memory
             activation_bytes = self._measure_peak(max_model_len)
         if options.num_blocks is not None:
             num_blocks = options.num_blocks
-        elif self._device.type == "cuda" and options.kv_cache_memory_bytes is None:
-            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        elif self.device.type == "cuda" and options.kv_cache_memory_bytes is None:
+            free_bytes, _ = torch.cuda.mem_get_info(self.device)
             others_bytes = total_bytes - free_bytes  # weights, CUDA's own, other processes
             budget = int(total_bytes * options.gpu_memory_utilization) - others_bytes - activation_bytes
             num_blocks = max(0, budget) // block_bytes
@@ -159,7 +150,7 @@ class _RunnerMaker:
             num_blocks = (
                 cpu_kv_cache_bytes(options.kv_cache_memory_bytes, block_bytes, max_useful_blocks) // block_bytes
             )
-        num_blocks = group.minimum(num_blocks, self._device)
+        num_blocks = group.minimum(num_blocks, self.device)
         return MemoryProfile(
             total_bytes, weights_bytes, activation_bytes, num_blocks * block_bytes, block_bytes, num_blocks
         )
@@ -168,13 +159,13 @@ class _RunnerMaker:
         """Bytes that a full step needs beyond what is allocated before it: as many sequences as there are slots, one of
         them as long as the step allows, all sampled with a sort of the whole vocabulary.
         """
-        options = self._options
+        options = self.options
         num_others = min(options.max_num_seqs, options.max_num_batched_tokens) - 1
         lengths = [min(max_model_len, options.max_num_batched_tokens - num_others)] + [1] * num_others
         num_blocks = [-(-length // options.block_size) for length in lengths]
         starts = np.cumsum([0, *num_blocks])
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
         runner = self.make(int(starts[-1]), max_model_len)
         admissions = tuple(
             Admission(
@@ -195,7 +186,7 @@ class _RunnerMaker:
             num_tokens=np.array(lengths, np.uint32),
         )
         runner.launch(plan).result()
-        peak = torch.cuda.max_memory_allocated(self._device) - before
+        peak = torch.cuda.max_memory_allocated(self.device) - before
         runner.close()
         torch.cuda.empty_cache()
         return peak

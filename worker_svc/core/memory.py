@@ -31,7 +31,7 @@ def fit_model_len(max_model_len: int, num_blocks: int, block_size: int, block_by
     have with all blocks for itself.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT saying how much is missing: not one sequence of that length, or of a block, fits.
+        PenstockError: INVALID_ARGUMENT saying how much is missing: not one sequence of that length fits.
     """
     capacity = num_blocks * block_size
     if capacity >= max_model_len:
@@ -40,8 +40,9 @@ def fit_model_len(max_model_len: int, num_blocks: int, block_size: int, block_by
         needed = -(-max_model_len // block_size) * block_bytes
         missing = needed - num_blocks * block_bytes
         raise invalid(
-            f"one sequence of max_model_len {max_model_len} tokens needs {_mib(needed)} of KV cache, {_mib(missing)} more "
-            "than there is: lower max_model_len, or raise kv_cache_memory_bytes (CPU) or gpu_memory_utilization (CUDA)",
+            f"one sequence of max_model_len {max_model_len} tokens needs {_mib(needed)} of KV cache, {_mib(missing)} "
+            "more than there is: lower max_model_len, or raise kv_cache_memory_bytes (on a CPU) or "
+            "gpu_memory_utilization (on CUDA)",
             "max_model_len",
         )
     return capacity

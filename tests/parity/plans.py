@@ -1,0 +1,122 @@
+"""Drives a runner by plans made by hand: fixed block tables, chunked prefill, decoding, W plans in flight."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.domain.params import Sampling
+from penstock.domain.plan import Admission, StepPlan, StepResult
+from worker_svc.core.interface import PendingStep, Runner
+
+
+@dataclass
+class Drive:
+    """One sequence: what to ask, and what came out."""
+
+    token_ids: list[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    seed: int = 0
+    min_output_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[dict[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class DriveStats:
+    """What the plans really did."""
+
+    num_steps: int = 0
+    num_chunked: int = 0  # prefill steps that did not reach the end of the prompt
+    num_mixed: int = 0  # steps that both decoded and prefilled
+    most_in_flight: int = 0
+
+
+def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int = 1, stagger: int = 0) -> DriveStats:
+    """Run all sequences to their `max_tokens`; sequence i enters `i * stagger` steps late. Blocks are dealt out in a
+    shuffled order, so that tables are not contiguous.
+    """
+    limits, stats = runner.limits, DriveStats()
+    blocks = iter(np.random.default_rng(7).permutation(limits.num_blocks))
+    computed = [0] * len(sequences)
+    planned = [len(sequence.token_ids) for sequence in sequences]  # tokens known once what is in flight is done
+    room = [0] * len(sequences)
+    released: list[int] = []
+    in_flight: deque[PendingStep] = deque()
+    running: list[int] = []
+    waiting = deque(range(len(sequences)))
+    while waiting or running:
+        stats.num_steps += 1
+        admissions, appends, rows = [], [], []
+        while waiting and waiting[0] * stagger < stats.num_steps:
+            slot = waiting.popleft()
+            sequence = sequences[slot]
+            admissions.append(
+                Admission(
+                    slot=slot,
+                    token_ids=np.array(sequence.token_ids, np.uint32),
+                    num_prompt_tokens=len(sequence.token_ids),
+                    num_computed_tokens=0,
+                    block_ids=np.array([next(blocks)], np.uint32),
+                    sampling=sequence.sampling,
+                    seed=sequence.seed,
+                    min_output_tokens=sequence.min_output_tokens,
+                    stop_token_ids=sequence.stop_token_ids,
+                )
+            )
+            room[slot] = limits.block_size
+            running.append(slot)
+        decodes = prefills = 0
+        for slot in running:
+            num = min(chunk, planned[slot] - computed[slot])
+            prefills += num > 1
+            decodes += num == 1
+            computed[slot] += num
+            while room[slot] < computed[slot]:
+                appends.append((slot, next(blocks)))
+                room[slot] += limits.block_size
+            rows.append((slot, num))
+            if computed[slot] == planned[slot]:
+                planned[slot] += 1
+            else:
+                stats.num_chunked += 1
+        stats.num_mixed += bool(prefills and decodes)
+        plan = StepPlan(
+            step=stats.num_steps,
+            released_slots=np.array(released, np.uint32),
+            admissions=tuple(admissions),
+            append_slots=np.array([slot for slot, _ in appends], np.uint32),
+            append_blocks=np.array([block for _, block in appends], np.uint32),
+            slots=np.array([slot for slot, _ in rows], np.uint32),
+            num_tokens=np.array([num for _, num in rows], np.uint32),
+        )
+        in_flight.append(runner.launch(plan))
+        stats.most_in_flight = max(stats.most_in_flight, len(in_flight))
+        if len(in_flight) >= window:
+            collect(in_flight.popleft().result(), sequences)
+        released = [
+            slot for slot in running if planned[slot] - len(sequences[slot].token_ids) == sequences[slot].max_tokens
+        ]
+        running = [slot for slot in running if slot not in released]
+    while in_flight:
+        collect(in_flight.popleft().result(), sequences)
+    return stats
+
+
+def collect(result: StepResult, sequences: list[Drive]) -> None:
+    """Hand a result's tokens to their sequences."""
+    token, top = 0, 0
+    for slot, count in zip(result.slots.tolist(), result.counts.tolist(), strict=True):
+        sequence = sequences[slot]
+        for _ in range(count):
+            sequence.output.append(int(result.token_ids[token]))
+            if result.logprobs is not None:
+                stop = top + int(result.logprobs.top_counts[token])
+                sequence.logprobs.append(float(result.logprobs.sampled[token]))
+                ids, values = result.logprobs.top_ids[top:stop], result.logprobs.top_logprobs[top:stop]
+                sequence.tops.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
+                top = stop
+            token += 1
