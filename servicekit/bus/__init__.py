@@ -5,8 +5,10 @@ from urllib.parse import urlsplit
 from penstock.domain.errors import invalid
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable, Connection
 from servicekit.bus.memory_bus import MemoryBus
+from servicekit.bus.redis_address import parse_address
+from servicekit.bus.redis_bus import RedisBus
 
-__all__ = ["AsyncConnection", "Bus", "BusFull", "BusUnavailable", "Connection", "MemoryBus", "open_bus"]
+__all__ = ["AsyncConnection", "Bus", "BusFull", "BusUnavailable", "Connection", "MemoryBus", "RedisBus", "open_bus"]
 
 _memory_buses: dict[tuple[str, str], MemoryBus] = {}  # by name and pool: all of a process meet there
 
@@ -15,7 +17,8 @@ def open_bus(url: str, pool: str = "penstock") -> Bus:
     """The bus at `url`; connects when asked to.
 
     Args:
-        url: `memory://NAME`: the pool of that name in this process.
+        url: `redis://`, `rediss://`, `valkey://` or `unix://` as `parse_address` reads them; or `memory://NAME`, a bus
+            of that name in this process.
         pool: one model pool's name; all of its keys carry it.
 
     Raises:
@@ -24,4 +27,8 @@ def open_bus(url: str, pool: str = "penstock") -> Bus:
     scheme = urlsplit(url).scheme
     if scheme == "memory":
         return _memory_buses.setdefault((urlsplit(url).netloc, pool), MemoryBus(pool))
-    raise invalid(f"bus URL {url!r}: the scheme must be redis, rediss, valkey, unix or memory", param="bus_url")
+    if scheme in ("redis", "rediss", "valkey", "unix"):
+        return RedisBus(parse_address(url), pool)
+    raise invalid(
+        f"bus URL with the scheme {scheme!r}: it must be redis, rediss, valkey, unix or memory", param="bus_url"
+    )

@@ -1,0 +1,254 @@
+"""What a call is on the wire: the command it is sent as, and its answer made from the reply (RESP2)."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import hiredis
+
+from servicekit.bus import calls as c
+from servicekit.bus import keys as k
+from servicekit.bus.library import Library
+
+C = TypeVar("C", bound=c.Call[Any])
+Command = tuple[bytes | str | int, ...]
+Reply = Any  # bytes, int, None or a list of replies
+
+
+def pack(command: Command) -> bytes:
+    """One command as it is sent."""
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return packed
+
+
+def _nothing(_: Reply) -> None:
+    return None
+
+
+def _entries(reply: Reply) -> list[c.Entry]:
+    return [c.Entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in reply or ()]
+
+
+def _ids(reply: Reply) -> list[bytes] | None:
+    return None if reply is None else [bytes.fromhex(request_id.decode()) for request_id in reply]
+
+
+def _stored(reply: Reply) -> c.StoredRequest:
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, attempts = reply
+    return c.StoredRequest(
+        request_id,
+        tenant.decode(),
+        c.RequestState(state.decode()),
+        header or b"",
+        body or b"",
+        meta or b"",
+        route,
+        None if shard is None else int(shard),
+        None if owner is None else bytes.fromhex(owner.decode()),
+        int(cancel),
+        int(attempts),
+    )
+
+
+def _optional_stored(reply: Reply) -> c.StoredRequest | None:
+    return _stored(reply) if reply else None
+
+
+def _claimed(reply: Reply) -> list[c.StoredRequest] | None:
+    return None if reply is None else [_stored(request) for request in reply]
+
+
+def _loaded(reply: Reply) -> c.Loaded | None:
+    if reply is None:
+        return None
+    requests, logs = reply
+    return c.Loaded([_stored(request) for request in requests], {int(shard): _entries(log) for shard, log in logs})
+
+
+def _greeting(reply: Reply) -> c.Greeting:
+    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]))
+
+
+def _sessions(reply: Reply) -> list[c.SessionInfo]:
+    return [
+        c.SessionInfo(
+            bytes.fromhex(sid.decode()),
+            c.SessionKind(kind.decode()),
+            name.decode(),
+            address.decode(),
+            bool(alive),
+            num_owned,
+            status,
+        )
+        for sid, kind, name, address, alive, num_owned, status in reply
+    ]
+
+
+def _attachment(reply: Reply) -> c.Attachment:
+    if reply is None:
+        return c.Attachment(known=False)
+    return c.Attachment(known=True, state=c.RequestState(reply[0].decode()), result=reply[1])
+
+
+def _workers(reply: Reply) -> list[c.WorkerEntry]:
+    return [
+        c.WorkerEntry(
+            name.decode(),
+            bytes.fromhex(incarnation.decode()),
+            bool(alive),
+            info,
+            None if owner is None else bytes.fromhex(owner.decode()),
+        )
+        for name, incarnation, alive, info, owner in reply
+    ]
+
+
+def _pairing(reply: Reply) -> c.Pairing | None:
+    return None if reply is None else c.Pairing(bytes.fromhex(reply[0].decode()), reply[1], reply[2])
+
+
+def _streams(reply: Reply) -> dict[bytes, list[c.Entry]]:
+    return {stream: _entries(entries) for stream, entries in reply or ()}
+
+
+def _group_entries(reply: Reply) -> list[c.Entry]:
+    return _entries(reply[0][1]) if reply else []
+
+
+def _reclaimed(reply: Reply) -> list[c.Entry]:
+    return _entries(reply[1])
+
+
+def block_s(call: c.Call[Any]) -> float:
+    """How long a call may wait on the server."""
+    return call.block_ms / 1000 if isinstance(call, c.Read | c.ReadGroup) else 0.0
+
+
+def repair(call: c.Call[Any], error: Exception) -> Command | None:
+    """The command that takes away the cause of an error, after which the call can be sent again."""
+    if isinstance(call, c.ReadGroup | c.Reclaim) and str(error).startswith("NOGROUP"):
+        return (b"XGROUP", b"CREATE", call.stream, call.group, b"0", b"MKSTREAM")
+    return None
+
+
+class Commands:
+    """Encodes the calls of one pool and decodes their replies."""
+
+    def __init__(self, keys: k.Keys, library: Library) -> None:
+        self._prefix = keys.prefix
+        self._library = library
+        self._commit_function = library.function("commit")
+        self._encoders: dict[type[c.Call[Any]], Callable[[Any], Command]] = {}
+        self._decoders: dict[type[c.Call[Any]], Callable[[Reply], Any]] = {}
+        self._add_sessions()
+        self._add_requests()
+        self._add_workers()
+        self._add_streams()
+
+    def encode(self, call: c.Call[Any]) -> bytes:
+        """The call as it is sent.
+
+        Raises:
+            ValueError: a `Read` without streams.
+        """
+        return pack(self._encoders[type(call)](call))
+
+    def decode(self, call: c.Call[Any], reply: Reply) -> Any:
+        """The answer that a reply without an error means."""
+        return self._decoders[type(call)](reply)
+
+    def _add(self, kind: type[C], encode: Callable[[C], Command], decode: Callable[[Reply], Any]) -> None:
+        self._encoders[kind], self._decoders[kind] = encode, decode
+
+    def _add_function(
+        self, kind: type[C], name: str, arguments: Callable[[C], Command], decode: Callable[[Reply], Any]
+    ) -> None:
+        head: Command = (b"FCALL", self._library.function(name), 1, self._prefix)
+        self._add(kind, lambda call: head + arguments(call), decode)
+
+    def _add_sessions(self) -> None:
+        add = self._add_function
+        add(
+            c.Hello,
+            "hello",
+            lambda q: (q.sid.hex(), q.kind.value, q.name, q.address, q.ttl_ms, int(q.create)),
+            _greeting,
+        )
+        add(c.Revalidate, "revalidate", lambda q: (q.sid.hex(), q.ttl_ms), bool)
+        add(c.Renew, "renew", lambda q: (q.sid.hex(), q.ttl_ms, q.status), bool)
+        add(c.Leave, "leave", lambda q: (q.sid.hex(),), _nothing)
+        add(c.ListSessions, "list_sessions", lambda _: (), _sessions)
+
+    def _add_requests(self) -> None:
+        add = self._add_function
+        add(
+            c.Submit,
+            "submit",
+            lambda q: (q.request_id, q.tenant, q.header, q.body, q.digest, q.route, q.sent_ns, q.max_waiting),
+            c.SubmitOutcome,
+        )
+        add(c.Fetch, "fetch", lambda q: (q.request_id,), _optional_stored)
+        add(c.Tokenized, "tokenized", lambda q: (q.request_id, q.entry_id, q.meta, q.sent_ns), bool)
+        add(c.Reject, "reject", lambda q: (q.request_id, q.entry_id, q.shard, q.row), bool)
+        add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
+        add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _ids)
+        add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
+        add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
+        self._add(c.Commit, self._commit, bool)
+        add(
+            c.Retire,
+            "retire",
+            lambda q: (q.sid.hex(), q.shard, q.request_id, q.result, q.ttl_ms, q.route, q.text),
+            bool,
+        )
+        add(c.Attach, "attach", lambda q: (q.request_id, q.tenant, q.route, q.offsets), _attachment)
+        add(
+            c.Cancel,
+            "cancel",
+            lambda q: (q.request_id, q.reason, q.sent_ns, q.sequence, *(() if q.tenant is None else (q.tenant,))),
+            bool,
+        )
+
+    def _add_workers(self) -> None:
+        add = self._add_function
+        add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info), bytes)
+        add(c.ListWorkers, "list_workers", lambda _: (), _workers)
+        add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), _pairing)
+        add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard), bool)
+        add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), _nothing)
+        add(c.TrimLog, "trim_log", lambda q: (q.sid.hex(), q.shard, q.min_id), bool)
+
+    def _add_streams(self) -> None:
+        self._add(c.Append, _append, bytes)
+        self._add(c.Read, _read, _streams)
+        self._add(c.ReadGroup, _read_group, _group_entries)
+        self._add(
+            c.Reclaim,
+            lambda q: (b"XAUTOCLAIM", q.stream, q.group, q.consumer, q.min_idle_ms, b"0-0", b"COUNT", q.count),
+            _reclaimed,
+        )
+        self._add_function(c.Acknowledge, "acknowledge", lambda q: (q.stream, q.group, q.entry_id), _nothing)
+        self._add_function(c.LastId, "last_id", lambda q: (q.stream,), bytes)
+        self._add(c.Length, lambda q: (b"XLEN", q.stream), int)
+        self._add(c.DropStream, lambda q: (b"UNLINK", q.stream), _nothing)
+
+    def _commit(self, call: c.Commit) -> Command:
+        head = (b"FCALL", self._commit_function, 1, self._prefix, call.sid.hex(), call.worker, call.plan)
+        return head + tuple(part for row in call.rows for part in row)
+
+
+def _append(call: c.Append) -> Command:
+    cap: Command = (b"MAXLEN", b"~", call.cap) if call.cap else ()
+    return (b"XADD", call.stream, *cap, b"*", *(part for pair in call.fields.items() for part in pair))
+
+
+def _read(call: c.Read) -> Command:
+    if not call.streams:
+        raise ValueError("Read needs at least one stream")
+    block: Command = (b"BLOCK", call.block_ms) if call.block_ms else ()
+    return (b"XREAD", b"COUNT", call.count, *block, b"STREAMS", *call.streams.keys(), *call.streams.values())
+
+
+def _read_group(call: c.ReadGroup) -> Command:
+    block: Command = (b"BLOCK", call.block_ms) if call.block_ms else ()
+    head: Command = (b"XREADGROUP", b"GROUP", call.group, call.consumer, b"COUNT", call.count)
+    return (*head, *block, b"STREAMS", call.stream, b">")

@@ -1,0 +1,38 @@
+"""The server-side function library: `functions.lua` with the names and caps of `keys.py` filled in."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+
+from servicekit.bus import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One version of the functions. Its version is a hash of its text, so that several may live on one server."""
+
+    version: str
+    source: bytes
+
+    @property
+    def name(self) -> bytes:
+        """The library's name on the server."""
+        return b"penstock_" + self.version.encode()
+
+    def function(self, name: str) -> bytes:
+        """A function's name on the server."""
+        return f"{name}_{self.version}".encode()
+
+
+def _fill_in(word: re.Match[str]) -> str:
+    value = getattr(keys, word[1])
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def read_library() -> Library:
+    """The library that belongs to this version of the code."""
+    template = files("servicekit.bus").joinpath("functions.lua").read_text(encoding="utf-8")
+    source = re.sub(r"@(?!VERSION@)([A-Z_]+)@", _fill_in, template)
+    version = hashlib.sha256(source.encode()).hexdigest()[:12]
+    return Library(version, source.replace("@VERSION@", version).encode())

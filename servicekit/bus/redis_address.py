@@ -1,0 +1,114 @@
+"""Where a server is and how to get in: bus URLs, and the first commands of a connection."""
+
+import socket
+import ssl
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.domain.errors import invalid
+from servicekit.bus.commands import Command
+
+CONNECT_TIMEOUT_S = 5.0
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """One server. `path` is a Unix socket, and then `host` is empty."""
+
+    host: str = ""
+    port: int = 6379
+    path: str = ""
+    username: str = ""
+    password: str = ""
+    database: int = 0
+    tls: ssl.SSLContext | None = None
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+    def login(self) -> list[Command]:
+        """The commands that a new connection begins with."""
+        commands: list[Command] = []
+        if self.password:
+            user = (self.username,) if self.username else ()
+            commands.append((b"AUTH", *user, self.password))
+        if self.database:
+            commands.append((b"SELECT", self.database))
+        return commands
+
+    def open_socket(self) -> socket.socket:
+        """A connected blocking socket.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        if self.path:
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                unix.connect(self.path)
+            except OSError:
+                unix.close()
+                raise
+            return unix
+        plain = socket.create_connection((self.host, self.port), CONNECT_TIMEOUT_S)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self.tls:
+            try:
+                return self.tls.wrap_socket(plain, server_hostname=self.host)
+            except OSError:
+                plain.close()
+                raise
+        return plain
+
+
+def parse_address(url: str) -> RedisAddress:
+    """The server of a `redis://`, `rediss://`, `valkey://` or `unix://` URL, spelled as redis-py spells them.
+
+    `redis://[[user]:password@]host[:port][/database]`; `rediss://` is the same over TLS, with the optional parameters
+    `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` (paths) and `ssl_cert_reqs=none`; `unix://[[user]:password@]/path[?db=N]`.
+
+    Raises:
+        PenstockError: the URL cannot be understood, or a certificate file cannot be read.
+    """
+    shown = url.partition("?")[0].rpartition("@")[2]  # without the password
+    try:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        path = unquote(parts.path)
+        is_unix = parts.scheme == "unix"
+        database = int(options.pop("db", "0") if is_unix or "db" in options else path.strip("/") or "0")
+        port = parts.port or 6379
+    except ValueError as error:
+        raise invalid(f"bus URL of {shown!r}: {error}", param="bus_url") from error
+    tls_options = {name: options.pop(name) for name in _TLS_OPTIONS if name in options}
+    if options or (tls_options and parts.scheme != "rediss"):
+        raise invalid(f"bus URL of {shown!r}: unknown parameter {sorted(options | tls_options)[0]!r}", param="bus_url")
+    if is_unix and not path:
+        raise invalid(f"bus URL of {shown!r}: the path of the socket is missing", param="bus_url")
+    return RedisAddress(
+        host="" if is_unix else parts.hostname or "localhost",
+        port=port,
+        path=path if is_unix else "",
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=database,
+        tls=_tls_context(shown, tls_options) if parts.scheme == "rediss" else None,
+    )
+
+
+def _tls_context(shown: str, options: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if certfile := options.get("ssl_certfile"):
+            context.load_cert_chain(certfile, options.get("ssl_keyfile"))
+    except OSError as error:
+        raise invalid(f"bus URL of {shown!r}: a certificate file cannot be read: {error}", param="bus_url") from error
+    requirement = options.get("ssl_cert_reqs", "required")
+    if requirement not in ("required", "none"):
+        raise invalid(f"bus URL of {shown!r}: ssl_cert_reqs must be 'required' or 'none'", param="bus_url")
+    if requirement == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,178 @@
+"""The connection for an event loop: calls of many tasks are pipelined, replies parsed by hiredis."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import hiredis
+
+from servicekit.bus.calls import Call
+from servicekit.bus.commands import Commands, Reply, block_s, pack, repair
+from servicekit.bus.interface import BusUnavailable
+from servicekit.bus.library import Library
+from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress
+from servicekit.bus.redis_handshake import PATIENCE_S, bus_error, check_replies, first_commands, load_library
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Commands that were sent together, until all are answered."""
+
+    num_replies: int
+    done: asyncio.Future[list[Reply]]
+    replies: list[Reply] = field(default_factory=list)
+
+
+class _Wire(asyncio.Protocol):
+    """One socket: replies come in the order of the commands."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport | None = None
+        self._exchanges: deque[_Exchange] = deque()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._transport is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader, exchanges = self._reader, self._exchanges
+        reader.feed(data)
+        while exchanges:
+            try:
+                reply = reader.gets()
+            except hiredis.ProtocolError as error:
+                self.drop(error)
+                return
+            if reply is False:
+                return
+            exchange = exchanges[0]
+            exchange.replies.append(reply)
+            if len(exchange.replies) == exchange.num_replies:
+                exchanges.popleft()
+                if not exchange.done.done():
+                    exchange.done.set_result(exchange.replies)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(error)
+
+    def drop(self, error: Exception | None) -> None:
+        """Gives up: whatever waits gets BusUnavailable."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        while self._exchanges:
+            if not (done := self._exchanges.popleft().done).done():
+                done.set_exception(BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}"))
+
+    async def exchange(self, packed: list[bytes], patience_s: float) -> list[Reply]:
+        """Sends commands in one write and waits for as many replies."""
+        if self._transport is None:
+            raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
+        exchange = _Exchange(len(packed), asyncio.get_running_loop().create_future())
+        self._exchanges.append(exchange)
+        self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
+        try:
+            async with asyncio.timeout(patience_s):
+                return await exchange.done
+        except TimeoutError as error:
+            self.drop(error)
+            raise BusUnavailable(f"the bus at {self._address} does not answer") from error
+
+
+class AsyncRedisConnection:
+    """A connection for one event loop; reconnects at the next call after a loss."""
+
+    def __init__(self, address: RedisAddress, commands: Commands, library: Library) -> None:
+        self._address = address
+        self._commands = commands
+        self._library = library
+        self._wire: _Wire | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def call(self, call: Call[R]) -> R:
+        """Carries out one call.
+
+        Raises:
+            BusUnavailable: the server is gone.
+            BusFull: the server is out of memory.
+        """
+        return cast(R, (await self.execute((call,)))[0])
+
+    async def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls in order, in one write.
+
+        Raises:
+            BusUnavailable: the server is gone; what was sent may or may not have been done.
+            BusFull: the server is out of memory; the other calls were carried out.
+        """
+        if not calls:
+            return []
+        wire = self._wire
+        if wire is None or wire.is_lost:
+            wire = await self.connected()
+        commands = self._commands
+        patience_s = PATIENCE_S + block_s(calls[-1])
+        replies = await wire.exchange([commands.encode(call) for call in calls], patience_s)
+        answers: list[Any] = []
+        failure: Exception | None = None
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError) and (fix := repair(call, reply)):
+                reply = (await wire.exchange([pack(fix), commands.encode(call)], patience_s))[1]  # noqa: PLW2901
+            if isinstance(reply, hiredis.ReplyError):
+                failure = failure or bus_error(self._address, reply)
+            else:
+                answers.append(commands.decode(call, reply))
+        if failure:
+            raise failure
+        return answers
+
+    async def connected(self) -> _Wire:
+        """The wire, after one attempt to connect if there is none.
+
+        Raises:
+            BusUnavailable: closed, or the server cannot be reached.
+        """
+        async with self._connecting:
+            if self._closed:
+                raise BusUnavailable(f"the connection to the bus at {self._address} was closed")
+            if self._wire is None or self._wire.is_lost:
+                self._wire = await self._connect()
+            return self._wire
+
+    async def close(self) -> None:
+        """Closes; calls in flight raise BusUnavailable."""
+        self._closed = True
+        if self._wire:
+            self._wire.drop(None)
+
+    async def _connect(self) -> _Wire:
+        address, loop = self._address, asyncio.get_running_loop()
+        wire = _Wire(address)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if address.path:
+                    await loop.create_unix_connection(lambda: wire, address.path)
+                else:
+                    await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.tls)
+        except OSError as error:
+            raise BusUnavailable(f"the bus at {address} cannot be reached: {error}") from error
+        try:
+            first = [pack(command) for command in first_commands(address, self._library)]
+            replies = await wire.exchange(first, PATIENCE_S)
+            check_replies(address, replies)
+            if not replies[-1]:
+                check_replies(address, await wire.exchange([pack(load_library(self._library))], PATIENCE_S))
+        except BaseException as error:
+            wire.drop(error if isinstance(error, Exception) else None)
+            raise
+        return wire

@@ -1,0 +1,41 @@
+"""The bus on a Redis (7.0 or newer) or Valkey server."""
+
+from servicekit.bus.commands import Commands
+from servicekit.bus.keys import Keys
+from servicekit.bus.library import read_library
+from servicekit.bus.redis_address import RedisAddress
+from servicekit.bus.redis_async_connection import AsyncRedisConnection
+from servicekit.bus.redis_connection import RedisConnection
+
+
+class RedisBus:
+    """One pool on one server. Holds no connection itself."""
+
+    def __init__(self, address: RedisAddress, pool: str = "penstock") -> None:
+        self._address = address
+        self._keys = Keys(pool)
+        self._library = read_library()
+        self._commands = Commands(self._keys, self._library)
+
+    @property
+    def keys(self) -> Keys:
+        """The pool's names."""
+        return self._keys
+
+    def connect(self) -> RedisConnection:
+        """A new blocking connection.
+
+        Raises:
+            BusUnavailable: the server cannot be reached.
+        """
+        return RedisConnection(self._address, self._commands, self._library)
+
+    async def connect_async(self) -> AsyncRedisConnection:
+        """A new connection for the running event loop.
+
+        Raises:
+            BusUnavailable: the server cannot be reached.
+        """
+        connection = AsyncRedisConnection(self._address, self._commands, self._library)
+        await connection.connected()
+        return connection

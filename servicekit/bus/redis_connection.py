@@ -1,0 +1,160 @@
+"""The lean blocking connection: commands packed once, one write per `execute`, replies parsed by hiredis."""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import hiredis
+
+from servicekit.bus.calls import Call
+from servicekit.bus.commands import Commands, Reply, block_s, pack, repair
+from servicekit.bus.interface import BusUnavailable
+from servicekit.bus.library import Library
+from servicekit.bus.redis_address import RedisAddress
+from servicekit.bus.redis_handshake import PATIENCE_S, bus_error, check_replies, first_commands, load_library
+
+R = TypeVar("R")
+
+_TICK_S = 1.0
+_READ_BYTES = 1 << 16
+
+
+class RedisConnection:
+    """A blocking connection, used by one thread at a time."""
+
+    def __init__(self, address: RedisAddress, commands: Commands, library: Library) -> None:
+        self._address = address
+        self._commands = commands
+        self._library = library
+        self._socket: socket.socket | None = None
+        self._reader = hiredis.Reader()
+        self._closed = False
+        self._is_exchanging = False
+        self.reconnect()
+
+    def call(self, call: Call[R]) -> R:
+        """Carries out one call.
+
+        Raises:
+            BusUnavailable: the server is gone.
+            BusFull: the server is out of memory.
+        """
+        return cast(R, self.execute((call,))[0])
+
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls in order, in one write.
+
+        Raises:
+            BusUnavailable: the server is gone; what was sent may or may not have been done.
+            BusFull: the server is out of memory; the other calls were carried out.
+        """
+        if not calls:
+            return []
+        commands = self._commands
+        replies = self._exchange([commands.encode(call) for call in calls], PATIENCE_S + block_s(calls[-1]))
+        answers: list[Any] = []
+        failure: Exception | None = None
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                reply = self._repaired(call, reply)  # noqa: PLW2901
+            if isinstance(reply, hiredis.ReplyError):
+                failure = failure or bus_error(self._address, reply)
+            else:
+                answers.append(commands.decode(call, reply))
+        if failure:
+            raise failure
+        return answers
+
+    def reconnect(self) -> None:
+        """Drops what is left of the connection and makes one attempt at a new one.
+
+        Raises:
+            BusUnavailable: not reachable yet.
+        """
+        self._drop()
+        self._closed = False
+        try:
+            self._socket = self._address.open_socket()
+        except OSError as error:
+            raise BusUnavailable(f"the bus at {self._address} cannot be reached: {error}") from error
+        if isinstance(self._socket, ssl.SSLSocket):
+            self._socket.settimeout(_TICK_S)
+        else:
+            # A blocking socket with a kernel timeout saves the poll() that Python makes before each recv().
+            self._socket.settimeout(None)
+            timeout = struct.pack("ll", int(_TICK_S), 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE_S), 0))
+        self._reader = hiredis.Reader()
+        try:
+            first = [pack(command) for command in first_commands(self._address, self._library)]
+            replies = self._exchange(first, PATIENCE_S)
+            check_replies(self._address, replies)
+            if not replies[-1]:
+                check_replies(self._address, self._exchange([pack(load_library(self._library))], PATIENCE_S))
+        except BaseException:
+            self._drop()
+            raise
+
+    def close(self) -> None:
+        """Closes; a thread blocked in `execute` gets BusUnavailable."""
+        self._closed = True
+        sock = self._socket
+        if sock is None:
+            return
+        if not self._is_exchanging:
+            self._drop()
+            return
+        with contextlib.suppress(OSError):  # lost already
+            sock.shutdown(socket.SHUT_RDWR)  # wakes the other thread, which then closes it
+
+    def _exchange(self, packed: list[bytes], patience_s: float) -> list[Reply]:
+        """Sends commands in one write and reads as many replies."""
+        sock, reader = self._socket, self._reader
+        if sock is None or self._closed:
+            raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
+        replies: list[Reply] = []
+        waited_s = 0.0
+        self._is_exchanging = True
+        try:
+            sock.sendall(packed[0] if len(packed) == 1 else b"".join(packed))
+            while len(replies) < len(packed):
+                reply = reader.gets()
+                if reply is not False:
+                    replies.append(reply)
+                    continue
+                try:
+                    data = sock.recv(_READ_BYTES)
+                except (BlockingIOError, TimeoutError):
+                    waited_s += _TICK_S
+                    if waited_s >= patience_s:
+                        raise
+                    continue
+                if not data:
+                    raise ConnectionResetError("closed by the server")  # noqa: TRY301
+                reader.feed(data)
+        except (OSError, hiredis.ProtocolError) as error:
+            self._drop()
+            raise BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}") from error
+        except BaseException:
+            self._drop()  # an interrupted exchange leaves replies behind that belong to nobody
+            raise
+        finally:
+            self._is_exchanging = False
+        if self._closed:
+            self._drop()
+        return replies
+
+    def _repaired(self, call: Call[Any], error: Exception) -> Reply:
+        command = repair(call, error)
+        if command is None:
+            return error
+        return self._exchange([pack(command), self._commands.encode(call)], PATIENCE_S + block_s(call))[1]
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
