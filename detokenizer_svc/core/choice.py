@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from detokenizer_svc.core.decoder import ByteLevelDecoder, TextDecoder, Tokens, TokenwiseDecoder, WindowDecoder
 
-_NUM_PROBES = 64
+_NUM_PROBES = 32
 _PROBE_TOKENS = 24
 
 

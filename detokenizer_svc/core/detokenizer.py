@@ -89,6 +89,7 @@ class Detokenizer:
         self._decoders: dict[bool, TextDecoder] = {
             skip: choose_decoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)
         }
+        self._token_bytes: dict[int, bytes] = {}
         self._live: dict[bytes, _Live] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._stats = DetokenizerStats()
@@ -131,7 +132,7 @@ class Detokenizer:
         stats = self._stats
         chains_after = _chains_after(rows)
         token_ids: list[int] = rows.token_ids.tolist()
-        logprobs = None if rows.logprobs is None else RowLogprobs(rows.logprobs)
+        logprobs = None if rows.logprobs is None else RowLogprobs(rows.logprobs, self.token_bytes)
         cached: list[int] = rows.cached_tokens.tolist() if rows.cached_tokens.any() else []
         start = 0
         row = -1
@@ -215,7 +216,10 @@ class Detokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token alone stands for, special tokens included; may be a part of a character."""
-        return self._decoders[False].token_bytes(token_id)
+        data = self._token_bytes.get(token_id)
+        if data is None:
+            data = self._token_bytes[token_id] = self._decoders[False].token_bytes(token_id)
+        return data
 
     def _count_stray(self, request_id: bytes) -> None:
         if request_id in self._ended:

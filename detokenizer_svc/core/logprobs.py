@@ -1,47 +1,53 @@
 """Logprobs of a run of tokens, growing."""
 
 from array import array
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.domain.plan import Logprobs
 from penstock.domain.rows import TokenLogprob
 
+Top = Sequence[tuple[int, float, bytes]]  # alternatives of a token: id, natural log, bytes
+
+_NAN = float("nan")
+
 
 class LogprobLog:
-    """Columns of `penstock.domain.plan.Logprobs`, token by token; NaN where none was asked for."""
+    """The columns of `penstock.domain.plan.Logprobs` and the bytes of the tokens; NaN where none was asked for."""
 
-    __slots__ = ("_sampled", "_top_ends", "_top_ids", "_top_logprobs")
+    __slots__ = ("_sampled", "_sampled_bytes", "_top_bytes", "_top_ends", "_top_ids", "_top_logprobs")
 
     def __init__(self) -> None:
         self._sampled = array("f")
+        self._sampled_bytes: list[bytes] = []
         self._top_ends = array("I", (0,))  # where the alternatives of each token end
         self._top_ids = array("I")
         self._top_logprobs = array("f")
+        self._top_bytes: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self._sampled)
 
-    def append(self, sampled: float, top_ids: list[int], top_logprobs: list[float]) -> None:
-        """Adds one token: natural logs, alternatives the most likely first."""
+    def append(self, sampled: float, sampled_bytes: bytes, top: Top = ()) -> None:
+        """Adds one token: natural logs, alternatives (id, logprob, bytes) the most likely first."""
         self._sampled.append(sampled)
-        self._top_ids.extend(top_ids)
-        self._top_logprobs.extend(top_logprobs)
+        self._sampled_bytes.append(sampled_bytes)
+        for token_id, logprob, token_bytes in top:
+            self._top_ids.append(token_id)
+            self._top_logprobs.append(logprob)
+            self._top_bytes.append(token_bytes)
         self._top_ends.append(len(self._top_ids))
 
     def pad(self, num_tokens: int) -> None:
         """Adds tokens that nobody asked logprobs of, until there are `num_tokens`."""
-        missing = num_tokens - len(self)
-        self._sampled.extend([float("nan")] * missing)
-        self._top_ends.extend([self._top_ends[-1]] * missing)
+        while len(self) < num_tokens:
+            self.append(_NAN, b"")
 
     def copy(self, source: "LogprobLog", start: int, stop: int) -> None:
         """Adds tokens `start` to `stop` of another log."""
         for token in range(start, stop):
-            low, high = source._top_ends[token], source._top_ends[token + 1]
-            self.append(
-                source._sampled[token], source._top_ids[low:high].tolist(), source._top_logprobs[low:high].tolist()
-            )
+            self.append(source._sampled[token], source._sampled_bytes[token], source._top(token))
 
     def columns(self) -> Logprobs:
         """All of it as columns."""
@@ -52,27 +58,48 @@ class LogprobLog:
             top_logprobs=np.array(self._top_logprobs, np.float32),
         )
 
+    def token_bytes(self) -> list[bytes]:
+        """The bytes of every sampled token, then those of every alternative."""
+        return self._sampled_bytes + self._top_bytes
+
     def token(self, index: int, token_id: int) -> TokenLogprob:
         """The logprob of one token."""
-        low, high = self._top_ends[index], self._top_ends[index + 1]
-        top = tuple(zip(self._top_ids[low:high], self._top_logprobs[low:high], strict=True))
-        return TokenLogprob(token_id, self._sampled[index], top)
+        top = self._top(index)
+        return TokenLogprob(
+            token_id=token_id,
+            logprob=self._sampled[index],
+            top=tuple((i, logprob) for i, logprob, _ in top),
+            token_bytes=self._sampled_bytes[index],
+            top_bytes=tuple(token_bytes for _, _, token_bytes in top),
+        )
+
+    def _top(self, token: int) -> Top:
+        entries = slice(self._top_ends[token], self._top_ends[token + 1])
+        return list(zip(self._top_ids[entries], self._top_logprobs[entries], self._top_bytes[entries], strict=True))
 
 
 class RowLogprobs:
-    """The logprobs of one batch of rows, read token by token."""
+    """The logprobs of one batch of rows, read token by token.
 
-    __slots__ = ("_logprobs", "_top_ends")
+    Args:
+        logprobs: of all tokens of the batch.
+        token_bytes: what a token stands for.
+    """
 
-    def __init__(self, logprobs: Logprobs) -> None:
+    __slots__ = ("_logprobs", "_token_bytes", "_top_ends")
+
+    def __init__(self, logprobs: Logprobs, token_bytes: Callable[[int], bytes]) -> None:
         self._logprobs = logprobs
+        self._token_bytes = token_bytes
         self._top_ends = [0, *np.cumsum(logprobs.top_counts).tolist()]
 
-    def add_to(self, log: LogprobLog, token: int) -> None:
-        """Adds token `token` of the batch to a log."""
-        low, high = self._top_ends[token], self._top_ends[token + 1]
+    def add_to(self, log: LogprobLog, token: int, token_id: int) -> None:
+        """Adds token `token` of the batch, which is `token_id`, to a log."""
+        entries = slice(self._top_ends[token], self._top_ends[token + 1])
+        top_ids = self._logprobs.top_ids[entries].tolist()
+        top_logprobs = self._logprobs.top_logprobs[entries].tolist()
         log.append(
             float(self._logprobs.sampled[token]),
-            self._logprobs.top_ids[low:high].tolist(),
-            self._logprobs.top_logprobs[low:high].tolist(),
+            self._token_bytes(token_id),
+            [(i, logprob, self._token_bytes(i)) for i, logprob in zip(top_ids, top_logprobs, strict=True)],
         )

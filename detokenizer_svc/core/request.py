@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from detokenizer_svc.core.logprobs import LogprobLog
 from detokenizer_svc.core.textrows import SequenceEnd, TextRows
 from penstock.domain.finish import Usage
 from penstock.domain.params import TextOptions
-from penstock.domain.plan import U32, Logprobs
+from penstock.domain.plan import U32
 from penstock.domain.request import Header
 
 
@@ -38,7 +39,7 @@ class FinishedSequence:
 
     text: str
     token_ids: U32  # u32[num_output_tokens]
-    logprobs: Logprobs | None  # of the tokens, if asked for
+    logprobs: LogprobLog | None  # of the tokens, if asked for
     end: SequenceEnd
 
 

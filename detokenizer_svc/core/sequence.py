@@ -94,9 +94,9 @@ class Sequence:
             self.text_ends.append(self.num_chars)
             if self.logprobs is not None:
                 if arrival.logprobs is None:
-                    self.logprobs.append(float("nan"), [], [])
+                    self.logprobs.pad(len(self.token_ids))
                 else:
-                    arrival.logprobs.add_to(self.logprobs, arrival.first_token + num_taken)
+                    arrival.logprobs.add_to(self.logprobs, arrival.first_token + num_taken, token_id)
             num_taken += 1
             if stop is not None:
                 break
@@ -142,7 +142,7 @@ class Sequence:
         return FinishedSequence(
             text=self.text(),
             token_ids=np.array(self.token_ids, np.uint32),
-            logprobs=None if self.logprobs is None else self.logprobs.columns(),
+            logprobs=self.logprobs,
             end=replace(self.end, usage=usage),
         )
 
@@ -157,7 +157,7 @@ class Sequence:
         text = self.decoder.flush(self.state)
         stop: str | None = None
         if self.stops is not None:
-            text, stop = self.stops.feed(text, search=len(self.token_ids) >= self.request.min_tokens)
+            text, stop = self.stops.feed(text, search=len(self.token_ids) > self.request.min_tokens)
             if stop is None:
                 text += self.stops.release()
         self.num_chars += len(text)
