@@ -27,16 +27,15 @@ def check_integrity(
     for worker in workers.values():
         held: Counter[int] = Counter()
         for slot, occupant in enumerate(worker.sequences):
-            assert worker.occupied[slot] == (occupant is not None), f"slot {slot} is marked wrongly"
             if occupant is not None:
                 assert requests.get(occupant.request.request_id) is occupant.request, f"slot {slot} has no request"
                 held.update(occupant.blocks)
                 _check_slot(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
-        in_use = worker.num_running
-        assert in_use == int(worker.occupied.sum()) <= worker.max_slots, f"{in_use} slots in use"
-        assert len(set(worker.free_slots)) == len(worker.free_slots), "a slot is free twice"
-        assert not any(worker.occupied[slot] for slot in worker.free_slots), "a slot is free and in use"
+        free = [slot for slot, occupant in enumerate(worker.sequences) if occupant is None]
+        assert sorted(worker.free_slots) == free, "a slot is free and in use, or neither"
+        assert worker.num_running <= worker.max_num_batched_tokens, "more sequences run than the budget has tokens"
+        assert not worker.at_tip[free].any(), "an empty slot is at its tip"
 
 
 def _check_place(
@@ -61,7 +60,8 @@ def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None
     )
     assert known == received + planned, f"{name} knows {known} of {received} and {planned} tokens in flight"
     assert 0 <= computed < known, f"{name} has computed {computed} of {known} tokens"
-    assert (sequence in worker.prefilling) == (known - computed > 1), f"{name} is wrongly among the prefilling"
+    assert worker.at_tip[slot] == (sequence not in worker.prefilling), f"{name} is and is not at its tip"
+    assert known - computed == 1 or not worker.at_tip[slot], f"{name} is not at its tip"
     assert known <= int(worker.limit[slot]) <= worker.limits.capacity, f"{name} is planned beyond its end"
     assert int(worker.capacity[slot]) == len(sequence.blocks) * size, f"{name} has lost count of its blocks"
     assert computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"

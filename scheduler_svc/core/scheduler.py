@@ -88,8 +88,8 @@ class Scheduler:
         """Begin an epoch with a worker whose slots and blocks are empty; the ends of what no worker can hold."""
         if worker_id in self.workers:
             raise ValueError(f"worker {worker_id} is there already: remove it first")
-        max_slots = min(limits.max_num_seqs, self.config.max_num_batched_tokens)
-        self.workers[worker_id] = WorkerState(worker_id, limits, max_slots)
+        budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens)
+        self.workers[worker_id] = WorkerState(worker_id, limits, budget)
         return self._end([end for sequence in self.waiting if (end := self._unholdable(sequence))])
 
     def remove_worker(self, worker_id: str) -> None:
@@ -164,7 +164,7 @@ class Scheduler:
             return None
         draft = _Draft()
         decoding = self._give_blocks(worker, draft)
-        budget = self.config.max_num_batched_tokens - len(decoding)
+        budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
             budget -= self._advance(worker, sequence, budget, draft)
         if not draft.has_preempted:
@@ -204,7 +204,7 @@ class Scheduler:
             if len(short) <= worker.blocks.num_free:
                 break
             self._preempt(worker, draft)
-            slots = slots[worker.occupied[slots]]
+            slots = slots[worker.at_tip[slots]]
         draft.appended = [(slot, worker.append_block(slot)) for slot in short.tolist()]
         return slots
 
@@ -229,6 +229,7 @@ class Scheduler:
         worker.computed[slot] += num_tokens
         if num_tokens == num_behind:
             worker.known[slot] += 1
+            worker.at_tip[slot] = True
             worker.prefilling.pop(sequence, None)
         else:
             worker.prefilling[sequence] = None

@@ -32,6 +32,7 @@ class WorkerLimits:
     block_size: int  # tokens of a block
     max_num_seqs: int  # slots
     max_model_len: int  # prompt and output tokens of one sequence
+    max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
 
     @property
     def capacity(self) -> int:
@@ -70,15 +71,15 @@ class WorkerState:
     """One worker in one epoch.
 
     `known` and `computed` are what the worker will have once all issued plans are done, at most; `received` is what
-    results have told. A sequence can take part in a step while `computed < known < limit`.
+    results have told. A sequence `at_tip` is one token behind what it knows: it samples in each step that it is part of.
     """
 
     worker_id: str
     limits: WorkerLimits
-    max_slots: int  # slots in use at a time: each needs a token of the budget in every step
+    max_num_batched_tokens: int  # of one plan
     blocks: BlockManager = field(init=False)
     sequences: list[SequenceState | None] = field(init=False)  # by slot
-    occupied: Mask = field(init=False)
+    at_tip: Mask = field(init=False)
     generation: I64 = field(init=False)  # counts the occupants of a slot
     known: I64 = field(init=False)
     computed: I64 = field(init=False)
@@ -93,7 +94,7 @@ class WorkerState:
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
     free_slots: list[int] = field(init=False)
     released_slots: list[int] = field(default_factory=list)  # to be told in the next plan
-    prefilling: dict[SequenceState, None] = field(default_factory=dict)  # more than one token behind, by admission
+    prefilling: dict[SequenceState, None] = field(default_factory=dict)  # not at their tip, by admission
     in_flight: deque[PlannedStep] = field(default_factory=deque)
     last_step: int = 0  # issued
     batch_num_seqs: int = 0  # of the last plan
@@ -104,7 +105,7 @@ class WorkerState:
         slots = self.limits.max_num_seqs
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
-        self.occupied = np.zeros(slots, np.bool_)
+        self.at_tip = np.zeros(slots, np.bool_)
         self.generation, self.known, self.computed, self.received = (np.zeros(slots, np.int64) for _ in range(4))
         self.limit, self.capacity, self.num_prompt = (np.zeros(slots, np.int64) for _ in range(3))
         self.min_output, self.registered, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
@@ -119,8 +120,8 @@ class WorkerState:
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more sequence may run."""
-        return self.num_running < self.max_slots
+        """Whether one more sequence may run: every one that does needs a token of the budget in each step."""
+        return self.num_running < min(self.limits.max_num_seqs, self.max_num_batched_tokens)
 
     def running(self) -> Iterator[SequenceState]:
         """The sequences in slots."""
@@ -131,8 +132,8 @@ class WorkerState:
         return sequence.num_tokens < self.limits.capacity
 
     def decoding(self) -> I64:
-        """The slots that are one token behind what they will know, and do not end there by count."""
-        return np.flatnonzero(self.occupied & (self.known - self.computed == 1) & (self.known < self.limit))
+        """The slots that are at their tip and do not end there by count."""
+        return np.flatnonzero(self.at_tip & (self.known < self.limit))
 
     def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
         """Whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is left
@@ -153,7 +154,6 @@ class WorkerState:
         sequence.status, sequence.started = Status.RUNNING, True
         sequence.worker_id, sequence.slot, sequence.blocks = self.worker_id, slot, blocks
         self.sequences[slot] = sequence
-        self.occupied[slot] = True
         self.known[slot] = self.received[slot] = sequence.num_tokens
         self.computed[slot] = reused.num_tokens
         self.limit[slot] = request.max_num_tokens(self.limits.capacity)
@@ -178,7 +178,7 @@ class WorkerState:
         self.blocks.free(sequence.blocks)
         sequence.worker_id, sequence.slot, sequence.blocks, sequence.prompt_issued = "", -1, [], False
         self.sequences[slot] = None
-        self.occupied[slot] = False
+        self.at_tip[slot] = False
         self.generation[slot] += 1
         self.prefilling.pop(sequence, None)
         self.free_slots.append(slot)

@@ -1,0 +1,135 @@
+"""A worker that takes the block table at its word.
+
+Its KV of a token is a hash of the token and of the KV before it, written to and read back from the pretended cache
+through the block table. A wrong, shared or too early reused block changes what is read, and fails an assertion.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.domain import chain
+from penstock.domain.plan import Admission, StepPlan, StepResult
+from scheduler_svc.core.scheduler import WorkerLimits
+
+VOCAB = 11
+
+
+def next_token(kv: int, seed: int, position: int, masked: Collection[int]) -> int:
+    """What is sampled behind a sequence of `position` tokens whose last KV is `kv`."""
+    draw = chain.mix(kv ^ chain.mix(seed ^ position))
+    return [token for token in range(VOCAB) if token not in masked][draw % (VOCAB - len(masked))]
+
+
+@dataclass
+class Slot:
+    tokens: list[int]
+    num_computed: int
+    blocks: list[int]
+    admission: Admission
+
+
+class PagedWorker:
+    def __init__(self, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self.kv: dict[tuple[int, int], int] = {}
+        self.slots: dict[int, Slot] = {}
+        self.num_copies = 0
+        self.num_computed = 0
+
+    def execute(self, plan: StepPlan, silent: Collection[int] = ()) -> StepResult:
+        """Carry out one plan; the slots in `silent` get no token although they could."""
+        for slot in plan.released_slots.tolist():
+            del self.slots[slot]
+        for new in plan.admissions:
+            assert new.slot not in self.slots
+            assert new.slot < self.limits.max_num_seqs
+            blocks = new.block_ids.tolist()
+            self.slots[new.slot] = Slot(new.token_ids.tolist(), new.num_computed_tokens, blocks, new)
+        for slot, block in zip(plan.append_slots.tolist(), plan.append_blocks.tolist(), strict=True):
+            self.slots[slot].blocks.append(block)
+        for slot, index, block in zip(
+            plan.replace_slots.tolist(), plan.replace_indices.tolist(), plan.replace_blocks.tolist(), strict=True
+        ):
+            self.slots[slot].blocks[index] = block
+        self._copy(plan)
+        sampled = self._compute(plan, silent)
+        return StepResult(
+            step=plan.step,
+            slots=np.array([slot for slot, _ in sampled], np.uint32),
+            counts=np.array([len(tokens) for _, tokens in sampled], np.uint32),
+            token_ids=np.array([token for _, tokens in sampled for token in tokens], np.uint32),
+        )
+
+    def _copy(self, plan: StepPlan) -> None:
+        targets = plan.copy_targets.tolist()
+        assert len(set(targets)) == len(targets)
+        assert not set(targets) & set(plan.copy_sources.tolist()), "copies must not depend on their order"
+        for source, target in zip(plan.copy_sources.tolist(), targets, strict=True):
+            self.num_copies += 1
+            for offset in range(self.limits.block_size):
+                self.kv.pop((target, offset), None)
+                if (source, offset) in self.kv:
+                    self.kv[target, offset] = self.kv[source, offset]
+
+    def _compute(self, plan: StepPlan, silent: Collection[int]) -> list[tuple[int, list[int]]]:
+        assert len(set(plan.slots.tolist())) == len(plan.slots)
+        assert int(plan.num_tokens.sum()) <= self.limits.max_num_batched_tokens
+        written: dict[tuple[int, int], int] = {}  # a step does not see what other slots compute in it
+        tips = []
+        for index, num_tokens in zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True):
+            slot = self.slots[index]
+            assert 0 < num_tokens <= len(slot.tokens) - slot.num_computed
+            kv = self._read(slot, slot.num_computed)
+            self.num_computed += num_tokens
+            for position in range(slot.num_computed, slot.num_computed + num_tokens):
+                kv = chain.mix(kv ^ slot.tokens[position])
+                place = self._place(slot, position)
+                assert place not in written, "two slots write to one place"
+                written[place] = kv
+            slot.num_computed += num_tokens
+            if slot.num_computed == len(slot.tokens):
+                tips.append((index, kv))
+        self.kv.update(written)
+        return [(index, self._sample(self.slots[index], kv, index in silent)) for index, kv in tips]
+
+    def _sample(self, slot: Slot, kv: int, is_silent: bool) -> list[int]:
+        if is_silent:
+            slot.num_computed -= 1
+            return []
+        num_output = len(slot.tokens) - slot.admission.num_prompt_tokens
+        masked = slot.admission.stop_token_ids if num_output < slot.admission.min_output_tokens else ()
+        slot.tokens.append(next_token(kv, slot.admission.seed, len(slot.tokens), masked))
+        return slot.tokens[-1:]
+
+    def _read(self, slot: Slot, num_tokens: int) -> int:
+        """The KV of the last of the first `num_tokens`, each read through the table and compared with its tokens."""
+        kv = 0
+        for position in range(num_tokens):
+            kv = chain.mix(kv ^ slot.tokens[position])
+            place = self._place(slot, position)
+            assert self.kv.get(place) == kv, f"position {position} reads foreign or missing KV in block {place[0]}"
+        return kv
+
+    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
+        return slot.blocks[position // self.limits.block_size], position % self.limits.block_size
+
+
+def reference(
+    prompt: Collection[int], seed: int, stops: Collection[int], min_tokens: int, max_num_tokens: int
+) -> tuple[list[int], bool]:
+    """The output of an undisturbed sequence, and whether a stop id ended it."""
+    kv = 0
+    for token in prompt:
+        kv = chain.mix(kv ^ token)
+    output: list[int] = []
+    while True:
+        masked = stops if len(output) < min_tokens else ()
+        token = next_token(kv, seed, len(prompt) + len(output), masked)
+        output.append(token)
+        if token in stops:
+            return output, True
+        if len(prompt) + len(output) >= max_num_tokens:
+            return output, False
+        kv = chain.mix(kv ^ token)

@@ -1,0 +1,191 @@
+"""Whatever happens, the books balance and the outputs are those of undisturbed sequences."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from paged_worker import VOCAB
+from scheduling import EOS, Scheduling, make_request
+
+from penstock.domain.finish import CancelReason
+from scheduler_svc.core.scheduler import WorkerLimits
+
+WORKERS = ("a", "b")
+REASONS = (CancelReason.CLIENT, CancelReason.STOP, CancelReason.DEADLINE, CancelReason.SHUTDOWN)
+
+
+class Machine(RuleBasedStateMachine):
+    scheduling: Scheduling
+
+    @initialize(
+        window=st.integers(1, 4),
+        budget=st.integers(1, 24),
+        caching=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        num_blocks=st.lists(st.integers(1, 12), min_size=2, max_size=2),
+        block_size=st.lists(st.integers(1, 4), min_size=2, max_size=2),
+        max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    )
+    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs):
+        limits = {
+            worker_id: WorkerLimits(num_blocks[i], block_size[i], max_num_seqs[i], max_model_len=30)
+            for i, worker_id in enumerate(WORKERS)
+        }
+        # One capacity, so that where a sequence ran does not decide how long it may get.
+        capacity = min(limit.capacity for limit in limits.values())
+        limits = {w: WorkerLimits(x.num_blocks, x.block_size, x.max_num_seqs, capacity) for w, x in limits.items()}
+        self.scheduling = Scheduling(
+            limits, window=window, max_num_batched_tokens=budget, enable_prefix_caching=caching, policy=policy
+        )
+        self.num_requests = 0
+
+    @rule(
+        prefix=st.integers(0, 12),
+        tail=st.lists(st.integers(0, VOCAB - 1), max_size=4),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        max_tokens=st.none() | st.integers(1, 12),
+        min_tokens=st.integers(0, 3),
+        stop_token_ids=st.lists(st.integers(1, VOCAB - 1), max_size=2).map(tuple),
+        has_eos=st.booleans(),
+        priority=st.integers(0, 2),
+        patience=st.none() | st.integers(0, 30),
+        salt=st.sampled_from([b"", b"", b"salt"]),
+    )
+    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt):
+        prompt = [1 + position % 3 for position in range(prefix)] + tail
+        self.num_requests += 1
+        self.scheduling.add(
+            make_request(
+                self.num_requests,
+                prompt or [1],
+                n=n,
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens or min_tokens),
+                stop_token_ids=stop_token_ids,
+                eos_token_ids=(EOS,) if has_eos else (),
+                priority=priority,
+                deadline_ns=0 if patience is None else self.scheduling.now_ns + patience,
+                cache_salt=salt,
+            )
+        )
+
+    @rule(worker_id=st.sampled_from(WORKERS))
+    def schedule(self, worker_id):
+        if worker_id in self.scheduling.paged:
+            self.scheduling.schedule(worker_id)
+
+    @rule(worker_id=st.sampled_from(WORKERS), silent=st.sampled_from([(), (), (), (0,), (0, 1, 2, 3)]))
+    def complete(self, worker_id, silent):
+        if worker_id in self.scheduling.paged:
+            self.scheduling.complete(worker_id, silent)
+
+    @rule(worker_id=st.sampled_from(WORKERS), num_steps=st.integers(1, 6))
+    def steps(self, worker_id, num_steps):
+        for _ in range(num_steps if worker_id in self.scheduling.paged else 0):
+            self.scheduling.step(worker_id)
+
+    @rule(worker_id=st.sampled_from(WORKERS))
+    def redeliver(self, worker_id):
+        if worker_id in self.scheduling.paged:
+            self.scheduling.redeliver(worker_id)
+
+    @rule(
+        back=st.integers(-1, 3),
+        reason=st.sampled_from(REASONS),
+        sequence=st.none() | st.integers(0, 2),
+    )
+    def cancel(self, back, reason, sequence):
+        if self.num_requests - back > 0:  # one of the last, or the next to come
+            self.scheduling.cancel(self.num_requests - back, reason, sequence)
+
+    @rule(duration=st.integers(1, 10))
+    def expire(self, duration):
+        self.scheduling.expire(self.scheduling.now_ns + duration)
+
+    @rule(worker_id=st.sampled_from(WORKERS))
+    def lose_or_find(self, worker_id):
+        if worker_id in self.scheduling.paged:
+            self.scheduling.remove_worker(worker_id)
+        else:
+            self.scheduling.add_worker(worker_id)
+
+    def teardown(self):
+        if not hasattr(self, "scheduling"):
+            return
+        for worker_id in WORKERS:
+            if worker_id not in self.scheduling.paged:
+                self.scheduling.add_worker(worker_id)
+        self.scheduling.run()
+        self.scheduling.assert_nothing_is_left()
+
+
+TestAnyOrder = Machine.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize(("seed", "window", "caching"), [(1, 1, True), (2, 2, True), (3, 3, False), (4, 4, True)])
+def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, caching: bool) -> None:
+    dice = random.Random(seed)
+    limits = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
+    scheduling = Scheduling(limits, window=window, max_num_batched_tokens=16, enable_prefix_caching=caching)
+    num_requests = 0
+    for _ in range(10_000):
+        worker_id = dice.choice(WORKERS)
+        match dice.choices(("add", "schedule", "complete", "cancel", "expire", "lose"), (3, 8, 8, 1, 0.5, 0.05))[0]:
+            case "add" if len(scheduling.scheduler.requests) < 20:
+                num_requests += 1
+                prompt = [1 + position % 3 for position in range(dice.randrange(1, 30))]
+                prompt += dice.choices(range(VOCAB), k=dice.randrange(4))
+                scheduling.add(
+                    make_request(
+                        num_requests,
+                        prompt,
+                        n=dice.choice((1, 1, 2, 4)),
+                        max_tokens=dice.randrange(1, 40),
+                        eos_token_ids=(EOS,),
+                        deadline_ns=scheduling.now_ns + dice.randrange(1, 300) if dice.random() < 0.1 else 0,
+                    )
+                )
+            case "schedule":
+                scheduling.schedule(worker_id)
+            case "complete":
+                scheduling.complete(worker_id)
+            case "cancel" if num_requests:
+                scheduling.cancel(dice.randrange(max(1, num_requests - 20), num_requests + 1))
+            case "expire":
+                scheduling.expire(scheduling.now_ns + dice.randrange(5))
+            case "lose":
+                scheduling.remove_worker(worker_id)
+                scheduling.add_worker(worker_id)
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+    assert scheduling.scheduler.stats().counters.num_preemptions > 0
+
+
+def test_the_paged_worker_notices_a_block_that_is_reused_too_early() -> None:
+    scheduling = Scheduling({"a": WorkerLimits(8, 2, 2, 16)}, window=1)
+    scheduling.add(make_request(1, [1, 2, 3], max_tokens=8))
+    scheduling.add(make_request(2, [4, 5, 6], max_tokens=8))
+    scheduling.step()
+    slots = scheduling.paged["a"].slots
+    slots[0].blocks[0] = slots[1].blocks[0]
+    with pytest.raises(AssertionError, match="foreign or missing KV"):
+        scheduling.step()
+
+
+def test_equal_seeds_give_equal_outputs_whatever_runs_beside() -> None:
+    outputs = []
+    for num_others, window, budget in ((0, 1, 64), (5, 2, 64), (5, 4, 7)):
+        scheduling = Scheduling({"a": WorkerLimits(16, 2, 4, 24)}, window=window, max_num_batched_tokens=budget)
+        for number in range(2, 2 + num_others):
+            scheduling.add(make_request(number, list(range(number)), max_tokens=9))
+        scheduling.add(make_request(1, [3, 1, 2], max_tokens=12))
+        scheduling.run()
+        outputs.append(scheduling.output(1))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert np.unique(outputs[0]).size > 1
