@@ -1,0 +1,244 @@
+"""The pipeline's cores in one process, without a bus: tokenize, plan, execute ahead, detokenize."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.request import OpenRequest
+from penstock.domain import chain
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.finish import CancelReason
+from penstock.domain.params import SamplingParams
+from penstock.domain.plan import StepPlan
+from penstock.domain.request import Header, Prompt, Request
+from penstock.domain.rows import TokenRows
+from penstock.outputs import CompletionOutput, RequestOutput
+from penstock.prompts import PromptLike, parse_prompt
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.sequence import QueuedRequest
+from scheduler_svc.core.stats import SchedulerStats
+from scheduler_svc.core.worker import WorkerLimits
+from tokenizer_svc.core.tokenize import PromptTokenizer
+from tokenizer_svc.core.vocabulary import Vocabulary
+from worker_svc.core.interface import PendingStep, Runner
+
+_WORKER = "local"
+_U64 = 2**64 - 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """Work done since the start, and the time of the steps that did it (a step of both kinds counts for both)."""
+
+    num_prefill_tokens: int = 0  # computed in chunks of more than one token
+    num_decode_tokens: int = 0  # sampled
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    def copy(self) -> "Progress":
+        """One that does not change any more."""
+        return replace(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step on its way."""
+
+    pending: PendingStep
+    num_prefill_tokens: int
+
+
+class LLMEngine:
+    """Requests in, outputs out, one step at a time; for use by one thread.
+
+    Args:
+        vocabulary: the model's text side; the runner has the last word on its size, and the context is cut to what
+            the runner can hold.
+        runner: what computes; the engine closes it.
+        config: how to schedule.
+        seed: where the seeds of requests without one are drawn from.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, runner: Runner, config: SchedulerConfig, *, seed: int = 0) -> None:
+        limits = runner.limits
+        capacity = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+        vocabulary = replace(
+            vocabulary,
+            vocab_size=limits.vocab_size,
+            context_length=min(vocabulary.context_length, capacity),
+        )
+        self.vocabulary = vocabulary
+        self.progress = Progress()
+        self._runner = runner
+        self._seed = seed & _U64
+        self._prompt_tokenizer = PromptTokenizer(vocabulary)
+        self._detokenizer = Detokenizer(vocabulary.tokenizer)
+        self._scheduler = Scheduler(config)
+        self._scheduler.add_worker(
+            _WORKER, WorkerLimits(limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.max_model_len)
+        )
+        self._launched: deque[_Launched] = deque()
+        self._ids: dict[str, bytes] = {}
+        self._outputs: dict[bytes, RequestOutput] = {}
+        self._changed: dict[bytes, RequestOutput] = {}  # to be given out by the next step
+        self._num_requests = 0
+        self._last_result_s = 0.0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that prompts go through."""
+        return self.vocabulary.tokenizer
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptLike | Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: any text that no unfinished request has.
+            prompt: as `LLM.generate` takes it, or a `Prompt`.
+            params: how to generate.
+            priority: lower is served first, with the policy "priority".
+            timeout_s: seconds from now after which the request ends with an error; None: never.
+
+        Raises:
+            PenstockError: the prompt is wrong or does not fit (the caller's fault); nothing was queued then.
+        """
+        if request_id in self._ids:
+            raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+        prompt = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt)
+        now_ns = time.time_ns()
+        header = Header(
+            request_id=self._num_requests.to_bytes(16, "big"),
+            tenant="",
+            priority=priority,
+            arrival_ns=now_ns,
+            deadline_ns=0 if timeout_s is None else now_ns + round(timeout_s * 1e9),
+            traceparent="",
+            seed=chain.mix(self._seed ^ chain.mix(self._num_requests)) if params.seed is None else params.seed & _U64,
+        )
+        tokenized = self._prompt_tokenizer.tokenize(Request(header, "", prompt, params))
+        self._num_requests += 1
+        eos_token_ids = () if params.ignore_eos else tokenized.eos_token_ids
+        self._detokenizer.open(
+            OpenRequest(
+                header=header,
+                n=params.n,
+                num_prompt_tokens=len(tokenized.token_ids),
+                text=params.text,
+                min_tokens=params.min_tokens,
+                stop_token_ids=tokenized.stopping.stop_token_ids,
+                eos_token_ids=eos_token_ids,
+                wants_logprobs=params.logprobs is not None,
+            )
+        )
+        self._ids[request_id] = header.request_id
+        self._outputs[header.request_id] = _new_output(request_id, prompt, tokenized.token_ids.tolist(), params)
+        queued = QueuedRequest(
+            request_id=header.request_id,
+            prompt_token_ids=tokenized.token_ids,
+            n=params.n,
+            sampling=params.sampling,
+            stopping=tokenized.stopping,
+            seed=header.seed,
+            eos_token_ids=tokenized.eos_token_ids,
+            priority=priority,
+            arrival_ns=now_ns,
+            deadline_ns=header.deadline_ns,
+        )
+        self._deliver(self._scheduler.add(queued, now_ns))
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; the next step gives out what it has, with the finish reason "abort". One that has ended, or
+        never was, is no error."""
+        if (key := self._ids.get(request_id)) is not None:
+            self._deliver(self._scheduler.cancel(key, CancelReason.CLIENT, time.time_ns()))
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything left to do or to give out."""
+        return bool(self._ids or self._changed)
+
+    def step(self) -> list[RequestOutput]:
+        """Take in the oldest step on its way, after launching as many ahead as the window allows.
+
+        Returns:
+            The requests that got tokens or ended, in the order in which they did. Each is the same object every time.
+
+        Raises:
+            PenstockError: the device failed, or a defect; the engine is of no further use.
+        """
+        self._deliver(self._scheduler.expire(time.time_ns()))
+        self._launch_ahead()
+        if self._launched:
+            launched = self._launched.popleft()
+            result = launched.pending.result()
+            rows = self._scheduler.apply(_WORKER, result, time.time_ns())
+            # The device gets its next step before the host looks at the text of this one.
+            self._launch_ahead()
+            self._measure(launched, len(result.token_ids))
+            self._deliver(rows)
+        elif self._ids and not self._changed:
+            raise PenstockError(ErrorCode.INTERNAL, "requests are waiting and none can run: a defect of the scheduler")
+        changed, self._changed = self._changed, {}
+        return list(changed.values())
+
+    def stats(self) -> SchedulerStats:
+        """What waits, runs and is cached, and totals since the start."""
+        return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Give the device's memory back; the engine is of no further use."""
+        self._launched.clear()
+        self._runner.close()
+
+    def _launch_ahead(self) -> None:
+        if not self._launched:
+            self._last_result_s = time.perf_counter()
+        while (plan := self._scheduler.schedule(_WORKER, time.time_ns())) is not None:
+            self._launched.append(_Launched(self._runner.launch(plan), _num_prefill_tokens(plan)))
+
+    def _measure(self, launched: _Launched, num_sampled: int) -> None:
+        now_s = time.perf_counter()
+        elapsed_s, self._last_result_s = now_s - self._last_result_s, now_s
+        progress = self.progress
+        if launched.num_prefill_tokens:
+            progress.num_prefill_tokens += launched.num_prefill_tokens
+            progress.prefill_s += elapsed_s
+        if num_sampled:
+            progress.num_decode_tokens += num_sampled
+            progress.decode_s += elapsed_s
+
+    def _deliver(self, rows: TokenRows) -> None:
+        if not len(rows):
+            return
+        effects = self._detokenizer.push(rows)
+        for row in effects.rows():
+            output = self._outputs[row.request_id]
+            output.extend(row)
+            self._changed[row.request_id] = output
+        for cancel in effects.cancels:
+            # The detokenizer has decided this end, so the scheduler has no row to add to it.
+            self._scheduler.cancel(cancel.request_id, cancel.reason, time.time_ns(), cancel.sequence)
+        for retirement in effects.retirements:
+            del self._ids[self._outputs.pop(retirement.request_id).request_id]
+
+
+def _num_prefill_tokens(plan: StepPlan) -> int:
+    return int(plan.num_tokens[plan.num_tokens > 1].sum())
+
+
+def _new_output(request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> RequestOutput:
+    outputs = [CompletionOutput(index) for index in range(params.n)]
+    if params.logprobs is not None:
+        for output in outputs:
+            output.logprobs, output.cumulative_logprob = [], 0.0
+    return RequestOutput(request_id, prompt.text, token_ids, outputs)

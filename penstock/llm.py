@@ -1,0 +1,273 @@
+"""Generate with a model in this process: no Redis, no services, the same cores."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from penstock.domain.errors import invalid, unimplemented
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Prompt
+from penstock.engine import LLMEngine
+from penstock.outputs import RequestOutput
+from penstock.progress import ProgressBar
+from penstock.prompts import (
+    Conversation,
+    PromptLike,
+    at_index,
+    is_single,
+    pair_params,
+    parse_conversation,
+    parse_prompt,
+)
+from scheduler_svc.core.policy import POLICIES
+from scheduler_svc.core.scheduler import SchedulerConfig
+from tokenizer_svc.core.vocabulary import load_vocabulary
+from worker_svc.core.interface import Limits, Runner
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+
+_MAX_SIMULATED_BLOCKS = 65_536
+
+
+class LLM:
+    """A model that answers lists of prompts, batched.
+
+    Args:
+        model: directory in the Hugging Face layout, or a hub id.
+        tokenizer: directory or hub id of the tokenizer; None: the model's.
+        tokenizer_mode: "auto" or "fast": the tokenizer is always a fast one.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: code from a checkpoint is never run; True fails by name.
+        dtype: "auto" (as stored; float32 on a CPU), "float32", "bfloat16", "float16", or a torch dtype.
+        seed: where the seeds of requests without one are drawn from: the same calls give the same outputs.
+        max_model_len: tokens of prompt and output together; None: what the model allows.
+        gpu_memory_utilization: share of the GPU's memory for weights, activations and KV cache.
+        tensor_parallel_size: GPUs to spread the model over; only 1 so far.
+        swap_space: GiB of host memory for preempted sequences; only 0 so far (they are computed again).
+        quantization: None only, so far.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks.
+        num_blocks: KV blocks; None: what fits.
+        kv_cache_memory_bytes: memory of the KV cache; None: what fits.
+        block_size: tokens of a KV block.
+        enable_prefix_caching: whether prompts share the KV of equal beginnings.
+        window: steps that are launched ahead of results.
+        policy: "fcfs" or "priority".
+        runner: "torch", or "simulated": no model runs, tokens are pretended.
+        step_ms: time that a simulated step takes, milliseconds.
+
+    Raises:
+        PenstockError: an argument is wrong (the caller's fault), not implemented yet (named), or the checkpoint is
+            missing, broken or of an unsupported architecture (named).
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: str | None = None,
+        tokenizer_mode: str = "auto",
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        dtype: Any = "auto",
+        seed: int = 0,
+        max_model_len: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        tensor_parallel_size: int = 1,
+        swap_space: float = 0,
+        quantization: str | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        num_blocks: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        window: int = 2,
+        policy: str = "fcfs",
+        runner: str = "torch",
+        step_ms: float = 0.0,
+    ) -> None:
+        if tokenizer_mode not in ("auto", "fast"):
+            raise unimplemented(f"tokenizer_mode {tokenizer_mode!r} (there are: auto, fast)")
+        if trust_remote_code:
+            raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
+        if tensor_parallel_size != 1:
+            raise unimplemented(f"tensor_parallel_size {tensor_parallel_size}")
+        if swap_space:
+            raise unimplemented(f"swap_space {swap_space}")
+        if quantization is not None:
+            raise unimplemented(f"quantization {quantization!r}")
+        if not 0 < gpu_memory_utilization <= 1:
+            raise invalid(
+                f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization!r}", "gpu_memory_utilization"
+            )
+        if not 0 <= step_ms < math.inf:
+            raise invalid(f"step_ms must be 0 or more milliseconds, got {step_ms!r}", "step_ms")
+        _check_counts(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            window=window,
+            num_blocks=num_blocks,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            max_model_len=max_model_len,
+        )
+        _check_choice("policy", policy, tuple(POLICIES))
+        _check_choice("runner", runner, ("torch", "simulated"))
+        model = str(model)
+        vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
+        made: Runner
+        if runner == "simulated":
+            max_model_len = vocabulary.context_length
+            useful_blocks = max_num_seqs * -(-max_model_len // block_size)
+            limits = Limits(
+                num_blocks=num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_num_batched_tokens,
+                vocab_size=vocabulary.vocab_size,
+                eos_token_ids=vocabulary.eos_token_ids,
+            )
+            made = SimulatedRunner(limits, SimulatedConfig(step_ms / 1e3), time.monotonic_ns, time.sleep)
+        else:
+            from worker_svc.factory import RunnerOptions, load_runner  # noqa: PLC0415  (torch, only where it is used)
+
+            options = RunnerOptions(
+                model=model,
+                revision=revision,
+                dtype=str(dtype).removeprefix("torch."),
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_num_batched_tokens,
+                num_blocks=num_blocks,
+                kv_cache_memory_bytes=kv_cache_memory_bytes,
+                gpu_memory_utilization=gpu_memory_utilization,
+            )
+            made = load_runner(options, time.monotonic_ns).runner
+        config = SchedulerConfig(policy, window, max_num_batched_tokens, enable_prefix_caching)
+        self.llm_engine = LLMEngine(vocabulary, made, config, seed=seed)
+        self._num_requests = 0
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer that prompts go through."""
+        return self.llm_engine.tokenizer
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, all in one batch; outputs come in the order of the prompts.
+
+        Args:
+            prompts: one or a list of: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            sampling_params: one for all or one for each.
+            use_tqdm: whether a bar shows the progress and the speed of prefill and decode.
+            priority: one for each prompt, lower is served first (with `policy="priority"`).
+
+        Raises:
+            PenstockError: a prompt is wrong, naming its index. Nothing was generated then, or what was is given up; the
+                `LLM` is as good as before.
+        """
+        each: Sequence[Any] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment]
+        parsed = []
+        for index, value in enumerate(each):
+            with at_index("prompts", index):
+                parsed.append(parse_prompt(value))
+        return self._run(parsed, sampling_params, priority, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations through the model's chat template; otherwise as `generate`.
+
+        Args:
+            messages: one conversation or a list of them; each is a list of `{"role": …, "content": text}`.
+            sampling_params: one for all or one for each.
+            use_tqdm: whether a bar shows the progress.
+            add_generation_prompt: whether the template opens an answer.
+            continue_final_message: whether the model goes on with the last message instead of answering it.
+            tools: what the template may offer as tools.
+            chat_template_kwargs: further variables of the template.
+        """
+        kwargs: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
+        if continue_final_message:
+            kwargs["continue_final_message"] = True
+        if tools:
+            kwargs["tools"] = list(tools)
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        each: Sequence[Any] = [messages] if single else messages
+        parsed = []
+        for index, value in enumerate(each):
+            with at_index("conversations", index):
+                parsed.append(parse_conversation(value, kwargs))
+        return self._run(parsed, sampling_params, None, use_tqdm=use_tqdm)
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = pair_params(sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        if len(priorities) != len(prompts):
+            raise invalid(f"{len(priorities)} priorities came with {len(prompts)} prompts", "priority")
+        pending: dict[str, int] = {}
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            for index, prompt in enumerate(prompts):
+                request_id = str(self._num_requests)
+                self._num_requests += 1
+                with at_index("prompts", index):
+                    self.llm_engine.add_request(request_id, prompt, params[index], priorities[index])
+                pending[request_id] = index
+            with ProgressBar(self.llm_engine.progress, len(prompts), disable=not use_tqdm) as bar:
+                while pending:
+                    finished = [output for output in self.llm_engine.step() if output.finished]
+                    for output in finished:
+                        # An output of an earlier call that was given up belongs to nobody.
+                        index = pending.pop(output.request_id, -1)
+                        if index >= 0:
+                            with at_index("prompts", index):
+                                outputs[index] = _succeeded(output)
+                    bar.show(len(outputs))
+        finally:
+            # After an error or Ctrl-C: what is left of this call must not run on in the next one.
+            for request_id in pending:
+                self.llm_engine.abort_request(request_id)
+        return [outputs[index] for index in range(len(prompts))]
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise invalid(f"{name} must be a positive integer, got {value!r}", name)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise invalid(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)
+
+
+def _succeeded(output: RequestOutput) -> RequestOutput:
+    if output.error is not None:
+        raise output.error.raised()
+    return output

@@ -1,0 +1,74 @@
+"""What `LLM` and `LLMEngine` give back."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.domain.finish import FinishReason, RequestError, Usage
+from penstock.domain.rows import TextRow, TokenLogprob
+
+FinishText = Literal["stop", "length", "abort", "error"]
+
+_FINISH_TEXTS: dict[FinishReason, FinishText] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sample of a request, as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None  # one for each token, if the request asked; natural logs
+    cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs
+    finish_reason: FinishText | None = None  # None while it goes on
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be added."""
+        return self.finish_reason is not None
+
+    def extend(self, row: TextRow) -> None:
+        """Add what one step brought."""
+        self.text += row.text
+        self.token_ids.extend(row.token_ids)
+        if self.logprobs is not None and self.cumulative_logprob is not None:
+            self.logprobs.extend(row.logprobs)
+            self.cumulative_logprob += sum(logprob.logprob for logprob in row.logprobs)
+        if row.finish is not FinishReason.UNSPECIFIED:
+            self.finish_reason = _FINISH_TEXTS[row.finish]
+            self.stop_reason = row.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One request, as far as it has come.
+
+    `LLMEngine.step` returns the same object each time with more in it, so that a long generation is not copied at
+    every step; copy it to keep a state of it.
+    """
+
+    request_id: str
+    prompt: str | None  # None if it was given as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]  # one for each of the n samples
+    finished: bool = False
+    usage: Usage | None = None  # once finished
+    error: RequestError | None = None  # why the request failed, if its finish_reason is "error"
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose KV was found in the prefix cache; known once finished."""
+        return self.usage.num_cached_tokens if self.usage else 0
+
+    def extend(self, row: TextRow) -> None:
+        """Add what one step brought."""
+        self.outputs[row.sequence].extend(row)
+        self.error = row.error or self.error
+        self.usage = row.usage or self.usage
+        self.finished = all(output.finished for output in self.outputs)

@@ -1,0 +1,99 @@
+"""The forms in which `LLM` and `LLMEngine` take prompts and chats, made into the one that the pipeline knows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gateway_svc.core.messages import parse_messages
+from penstock.domain.errors import PenstockError, invalid, unimplemented
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Prompt
+
+TokenIds: TypeAlias = Sequence[int]
+PromptLike: TypeAlias = str | TokenIds | Mapping[str, Any]
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+def parse_prompt(value: PromptLike) -> Prompt:
+    """A prompt given as text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it is none of these; UNIMPLEMENTED: the mapping has keys of media or adapters.
+    """
+    match value:
+        case str():
+            return Prompt(text=value)
+        case Mapping():
+            unknown = [str(key) for key in value if key not in _PROMPT_KEYS]
+            if unknown:
+                raise unimplemented(f"prompt key {unknown[0]!r}")
+            given = [key for key in _PROMPT_KEYS if value.get(key) is not None]
+            if len(given) != 1:
+                raise invalid(
+                    f"a prompt has exactly one of prompt and prompt_token_ids, got {given or 'none'}", "prompt"
+                )
+            text, token_ids = value.get("prompt"), value.get("prompt_token_ids")
+            if text is not None and not isinstance(text, str):
+                raise invalid(f"prompt must be text, got {type(text).__name__}", "prompt")
+            return Prompt(text=text) if text is not None else Prompt(token_ids=_token_ids(token_ids))
+        case _:
+            return Prompt(token_ids=_token_ids(value))
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, Sequence) or not all(type(token_id) is int for token_id in value):
+        raise invalid(f"a prompt is text, a list of token ids or a dict of one of them, got {value!r:.80}", "prompt")
+    return tuple(value)
+
+
+def is_single(prompts: Any) -> bool:
+    """Whether `prompts` is one prompt and not a list of them."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+
+
+def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any]) -> Prompt:
+    """A chat in the form of OpenAI's API: each message has a `role` and a text as `content`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: a message is malformed; UNIMPLEMENTED: a content part that is not text.
+    """
+    if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+        raise invalid(f"a conversation is a list of messages, got {messages!r:.80}", "messages")
+    parsed = parse_messages([dict(message) for message in messages])
+    return Prompt(messages=parsed, chat_template_kwargs=dict(template_kwargs) or None)
+
+
+def pair_params(params: Any, num_prompts: int) -> list[SamplingParams]:
+    """One `SamplingParams` for each prompt: given once for all, one for each, or not at all.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: another type, or another number of them.
+    """
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise invalid(
+            f"sampling_params must be a SamplingParams or a list of them, got {params!r:.80}", "sampling_params"
+        )
+    if len(params) != num_prompts:
+        raise invalid(f"{len(params)} sampling_params came with {num_prompts} prompts", "sampling_params")
+    return list(params)
+
+
+@contextmanager
+def at_index(what: str, index: int) -> Iterator[None]:
+    """Errors inside say which of many prompts they are about: `what[index]: …`."""
+    try:
+        yield
+    except PenstockError as error:
+        raise PenstockError(error.code, f"{what}[{index}]: {error.message}", param=error.param) from error

@@ -1,0 +1,233 @@
+"""`LLM`: forms of prompts, order of outputs, arguments that are wrong or not there yet, checkpoints that are broken."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_engines import CHAT_TEMPLATE, expected, make_vocabulary, token_ids
+
+from penstock import LLM, PenstockError, SamplingParams
+from penstock.domain.errors import ErrorCode, Fault
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 257,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 256,
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Everything but weights: enough for the simulated runner."""
+    make_vocabulary().tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>", "chat_template": CHAT_TEMPLATE}))
+    return tmp_path
+
+
+@pytest.fixture
+def llm(checkpoint: Path) -> LLM:
+    return LLM(str(checkpoint), runner="simulated")
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[i, i + 1] for i in range(20)]
+    params = [SamplingParams(temperature=0, max_tokens=20 - i) for i in range(20)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert [token_ids(output) for output in outputs] == [expected(prompt, 20 - i) for i, prompt in enumerate(prompts)]
+    assert all(output.finished for output in outputs)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    ["hi", ["hi"], [71, 72], [[71, 72]], (71, 72), {"prompt": "hi"}, [{"prompt_token_ids": [71, 72]}]],
+)
+def test_one_prompt_may_be_given_in_every_form(llm: LLM, prompts: Any) -> None:
+    (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == llm.get_tokenizer().encode("hi").ids
+    assert token_ids(output) == expected(output.prompt_token_ids, 8)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_a_chat_goes_through_the_template(llm: LLM) -> None:
+    message = {"role": "user", "content": "hi"}
+    (single,) = llm.chat([message], GREEDY, use_tqdm=False)
+    assert llm.get_tokenizer().decode(single.prompt_token_ids) == "<user>hi<a>"
+    pair = llm.chat([[message], [message, {"role": "user", "content": "more"}]], GREEDY, use_tqdm=False)
+    assert token_ids(pair[0]) == token_ids(single)
+    assert llm.get_tokenizer().decode(pair[1].prompt_token_ids) == "<user>hi<user>more<a>"
+
+
+def test_the_bar_shows_the_speed_of_prefill_and_decode(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a prompt", "another one"], GREEDY)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "prefill" in shown
+    assert "decode" in shown
+    llm.generate(["a prompt"], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_same_seed_gives_the_same_samples(checkpoint: Path) -> None:
+    params = SamplingParams(max_tokens=6, n=2)
+
+    def samples(seed: int) -> list[list[int]]:
+        llm = LLM(str(checkpoint), runner="simulated", seed=seed)
+        return [
+            output.token_ids for each in llm.generate(["a", "a"], params, use_tqdm=False) for output in each.outputs
+        ]
+
+    assert samples(3) == samples(3)
+    assert samples(3) != samples(4)
+    assert len({tuple(sample) for sample in samples(3)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "index", "what"),
+    [
+        (["fine", ""], 1, "empty"),
+        (["fine", "fine", [300]], 2, "300"),
+        ([[1] * 256, "fine"], 0, "256"),
+        (["fine", None], 1, "list of token ids"),
+        (["fine", {"text": "x"}], 1, "'text'"),
+        (["fine", ["a", "b"]], 1, "list of token ids"),
+    ],
+)
+def test_a_wrong_prompt_is_named_by_its_index_and_spoils_nothing(llm: LLM, prompts: Any, index: int, what: str) -> None:
+    with pytest.raises(PenstockError, match=what) as raised:
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert raised.value.message.startswith(f"prompts[{index}]: ")
+    assert raised.value.fault is Fault.CALLER
+    (output,) = llm.generate("hi", GREEDY, use_tqdm=False)
+    assert token_ids(output) == expected(output.prompt_token_ids, 8)
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([], "at least one"),
+        ([{"role": "user"}], "content"),
+        ([{"content": "x"}], "role"),
+        ([[{"role": "user", "content": "x"}], ["x"]], r"conversations\[1\]"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url"),
+    ],
+)
+def test_malformed_chats_are_refused(llm: LLM, messages: Any, what: str) -> None:
+    with pytest.raises(PenstockError, match=what):
+        llm.chat([messages] if messages == [] else messages, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("params", [[GREEDY], [GREEDY, GREEDY, GREEDY], "greedy", [GREEDY, None]])
+def test_sampling_params_must_fit_the_prompts(llm: LLM, params: Any) -> None:
+    with pytest.raises(PenstockError) as raised:
+        llm.generate(["a", "b"], params, use_tqdm=False)
+    assert raised.value.param == "sampling_params"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", float("nan")),
+        ("top_k", -2),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 1e9),
+        ("frequency_penalty", float("-inf")),
+        ("max_tokens", 0),
+        ("max_tokens", 2**40),
+        ("min_tokens", -1),
+        ("n", 0),
+        ("n", 10**6),
+        ("seed", 2**63),
+        ("logprobs", -1),
+        ("stop", [""]),
+        ("logit_bias", {1: float("nan")}),
+    ],
+)
+def test_sampling_params_out_of_bounds_name_their_field(field: str, value: Any) -> None:
+    with pytest.raises(PenstockError) as raised:
+        SamplingParams(**{field: value})
+    assert raised.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
+        ({"swap_space": 4}, "swap_space"),
+        ({"quantization": "fp8"}, "fp8"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+        ({"tokenizer_mode": "slow"}, "tokenizer_mode"),
+    ],
+)
+def test_what_is_not_there_yet_fails_by_name(checkpoint: Path, arguments: dict[str, Any], what: str) -> None:
+    with pytest.raises(PenstockError, match=what) as raised:
+        LLM(str(checkpoint), **arguments)
+    assert raised.value.code is ErrorCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_num_seqs": 0},
+        {"block_size": -1},
+        {"window": 0},
+        {"num_blocks": 1.5},
+        {"max_num_batched_tokens": True},
+        {"kv_cache_memory_bytes": 0},
+        {"gpu_memory_utilization": float("nan")},
+        {"policy": "luck"},
+        {"runner": "abacus"},
+        {"step_ms": -1.0},
+    ],
+)
+def test_wrong_arguments_are_named(checkpoint: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(PenstockError) as raised:
+        LLM(str(checkpoint), **{"runner": "simulated", **arguments})
+    assert raised.value.param == next(iter(arguments))
+    assert raised.value.fault is Fault.CALLER
+
+
+def test_a_context_beyond_the_models_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(PenstockError, match="257"):
+        LLM(str(checkpoint), runner="simulated", max_model_len=257)
+
+
+def test_a_missing_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match="does not exist") as raised:
+        LLM(str(tmp_path / "nothing"))
+    assert raised.value.fault is Fault.OPERATOR
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "what"),
+    [
+        ("config.json", "{", "config.json"),
+        ("config.json", json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}), "MambaForCausalLM"),
+        ("config.json", json.dumps({**CONFIG, "quantization_config": {"quant_method": "gptq"}}), "gptq"),
+        ("config.json", json.dumps({**CONFIG, "hidden_size": None}), "hidden_size"),
+        ("tokenizer.json", "nonsense", "tokenizer.json"),
+        ("model.safetensors", "nonsense", "model.safetensors"),
+        (None, None, "model.safetensors is missing"),
+    ],
+)
+def test_a_broken_checkpoint_is_named(checkpoint: Path, file: str | None, content: str | None, what: str) -> None:
+    if file is not None:
+        (checkpoint / file).write_text(content or "")
+    with pytest.raises(PenstockError, match=what):
+        LLM(str(checkpoint))
