@@ -35,6 +35,7 @@ class _Wire(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._exchanges: deque[_Exchange] = deque()
+        self._gone = asyncio.Event()
 
     @property
     def is_lost(self) -> bool:
@@ -63,6 +64,12 @@ class _Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(error)
+        self._gone.set()
+
+    async def close(self) -> None:
+        """Gives up, and waits until the socket is closed."""
+        self.drop(None)
+        await self._gone.wait()
 
     def drop(self, error: Exception | None) -> None:
         """Gives up: whatever waits gets BusUnavailable."""
@@ -153,7 +160,7 @@ class AsyncRedisConnection:
         """Closes; calls in flight raise BusUnavailable."""
         self._closed = True
         if self._wire:
-            self._wire.drop(None)
+            await self._wire.close()
 
     async def _connect(self) -> _Wire:
         address, loop = self._address, asyncio.get_running_loop()

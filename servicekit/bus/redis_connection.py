@@ -144,8 +144,7 @@ class RedisConnection:
             raise
         finally:
             self._is_exchanging = False
-        if self._closed:
-            self._drop()
+        self._drop_if_closed()
         return replies
 
     def _repaired(self, call: Call[Any], error: Exception) -> Reply:
@@ -153,6 +152,10 @@ class RedisConnection:
         if command is None:
             return error
         return self._exchange([pack(command), self._commands.encode(call)], PATIENCE_S + block_s(call))[1]
+
+    def _drop_if_closed(self) -> None:
+        if self._closed:
+            self._drop()
 
     def _drop(self) -> None:
         if self._socket is not None:

@@ -1,0 +1,159 @@
+"""A blocking service's hold on its pool: a session that says hello, renews itself, and comes back after an outage."""
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from servicekit.bus import Bus, BusUnavailable, Connection
+from servicekit.bus.calls import Hello, Leave, Renew, Revalidate, SessionKind
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+class Stopped(Exception):  # noqa: N818  (not a mistake: the service was asked to end)
+    """The service's stop event was set while it waited for the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a session came back."""
+
+    lost: bool  # fenced: the session id is new, whatever the old one owned belongs to others now
+    new_run: bool  # the server was restarted: it may have lost its last writes
+
+
+class Session:
+    """One service's session with its connection; used by one thread."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kind: SessionKind,
+        name: str,
+        *,
+        address: str = "",
+        ttl_ms: int = 5000,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Nothing is connected yet.
+
+        Args:
+            bus: the pool.
+            kind: what the service is.
+            name: what people call this process.
+            address: host:port of its gRPC server, empty if none.
+            ttl_ms: how long others wait after the last renewal before they take over.
+            stop: ends every wait for the bus.
+        """
+        self._bus = bus
+        self._kind = kind
+        self._name = name
+        self._address = address
+        self._ttl_ms = ttl_ms
+        self._stop = stop or threading.Event()
+        self._sid = secrets.token_bytes(16)
+        self._connection: Connection | None = None
+        self._renew_at_s = 0.0
+        self._is_known = False  # whether the pool has ever greeted this session
+        self._is_lost = False  # what the next `Recovery` says
+        self._is_new_run = False
+
+    @property
+    def sid(self) -> bytes:
+        """The session id: the fencing token. Another one after a `recover` that lost everything."""
+        return self._sid
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that said hello.
+
+        Raises:
+            BusUnavailable: not connected yet, or left.
+        """
+        if self._connection is None:
+            raise BusUnavailable("the session is not connected")
+        return self._connection
+
+    def connect(self) -> None:
+        """Connects and says hello; waits for the bus as long as it takes.
+
+        Raises:
+            Stopped: the stop event was set meanwhile.
+        """
+        self.recover()
+
+    def tick(self, now_s: float, status: bytes = b"") -> Renew | None:
+        """The renewal to send now, if half of the TTL went by since the last one. If it answers False: `recover`.
+
+        Args:
+            now_s: a clock that never goes back, in seconds; always the same one.
+            status: penstock.v1.ServiceStatus; empty keeps the last.
+        """
+        if now_s < self._renew_at_s:
+            return None
+        self._renew_at_s = now_s + self._ttl_ms / 2000
+        return Renew(self._sid, self._ttl_ms, status)
+
+    def recover(self) -> Recovery:
+        """After BusUnavailable, or after an answer that means fenced: a new connection, and the session on it.
+
+        Waits for the bus as long as it takes. A session that was taken over gets a new id.
+
+        Raises:
+            Stopped: the stop event was set meanwhile.
+        """
+        pause_s = _FIRST_PAUSE_S
+        logged_s = float("-inf")
+        waiting_since_s = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                if self._connection is None:
+                    self._connection = self._bus.connect()
+                else:
+                    self._connection.reconnect()
+                self._greet(self._connection)
+            except BusUnavailable as error:
+                now_s = time.monotonic()
+                if now_s - logged_s >= 1.0:
+                    logged_s = now_s
+                    _log.warning("waiting_for_bus", waited_s=round(now_s - waiting_since_s, 1), reason=str(error))
+                self._stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                recovery = Recovery(self._is_lost, self._is_new_run)
+                self._renew_at_s, self._is_lost, self._is_new_run = 0.0, False, False
+                return recovery
+        raise Stopped
+
+    def leave(self) -> None:
+        """Ends the session in order and closes the connection. A bus that is away learns it when the lease runs out."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.call(Leave(self._sid))
+        except BusUnavailable as error:
+            _log.warning("left_without_bus", reason=str(error))
+        self._connection.close()
+        self._connection = None
+
+    def _greet(self, connection: Connection) -> None:
+        """Says hello until the session is active. May be broken off anywhere and begun again."""
+        greeting = connection.call(self._hello(create=not self._is_known))
+        self._is_new_run |= greeting.new_run
+        if not greeting.active:
+            self._is_new_run = True
+            if not connection.call(Revalidate(self._sid, self._ttl_ms)):
+                self._sid = secrets.token_bytes(16)
+                self._is_known = False
+                self._is_lost = True
+                connection.call(self._hello(create=True))
+        self._is_known = True
+
+    def _hello(self, *, create: bool) -> Hello:
+        return Hello(self._sid, self._kind, self._name, self._address, self._ttl_ms, create=create)
