@@ -1,0 +1,95 @@
+"""What `config.json` may say: the three families are read, everything else fails by its name."""
+
+from typing import Any
+
+import pytest
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from worker_svc.core.config import ModelConfig, RopeConfig, parse_config
+
+FIELDS: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return parse_config({**FIELDS, **changes}, "config.json")
+
+
+def test_defaults_are_those_of_the_family() -> None:
+    assert parse().head_dim == 16
+    assert parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    assert parse(num_key_value_heads=None).num_kv_heads == 4
+    assert parse().rope == RopeConfig()
+    assert parse().eos_token_ids == ()
+
+
+def test_rope_is_read_from_both_places_it_was_ever_written_to() -> None:
+    new = parse(rope_parameters={**LLAMA3, "rope_theta": 5e5}).rope
+    old = parse(rope_theta=5e5, rope_scaling=LLAMA3).rope
+    oldest = parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).rope
+    assert new == old == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+    assert oldest == RopeConfig(5e5, "linear", 2.0)
+
+
+def test_eos_may_be_one_id_or_several() -> None:
+    assert parse(eos_token_id=7).eos_token_ids == (7,)
+    assert parse(eos_token_id=[7, 9]).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"use_sliding_window": True}, "sliding window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "gelu"),
+    ],
+)
+def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(PenstockError, match=named) as caught:
+        parse(**changes)
+    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"architectures": None}, "architectures"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": -3}, "vocab_size"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ],
+)
+def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(PenstockError, match=rf"config\.json: {field}") as caught:
+        parse(**changes)
+    assert caught.value.code is ErrorCode.INTERNAL
+    assert caught.value.param == field

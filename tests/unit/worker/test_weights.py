@@ -1,0 +1,108 @@
+"""Filling shards from safetensors: layouts, dtypes, ranks, and errors that name file and tensor."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from worker_svc.checkpoint import read_model_config, resolve_checkpoint
+from worker_svc.core.distributed import Group
+from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.layers.placement import Placement
+from worker_svc.weights import load_weights
+
+UP = torch.arange(48, dtype=torch.float32).reshape(8, 6)
+DOWN = torch.arange(48, dtype=torch.float32).reshape(6, 8) + 100
+TENSORS = {"up.weight": UP, "down.weight": DOWN, "down.bias": torch.ones(6)}
+
+
+def layers(rank: int = 0, world_size: int = 1) -> tuple[Placement, ColumnParallelLinear, RowParallelLinear]:
+    placement = Placement(torch.device("cpu"), torch.float32, Group(rank, world_size))
+    part = placement.part(8, "size")
+    up = ColumnParallelLinear(placement, 6, [("up", 8, part)], bias=False)
+    return placement, up, RowParallelLinear(placement, "down", 8, part, 6, bias=True)
+
+
+def load(directory: Path, tensors: dict[str, Tensor], *, tied: bool = False) -> None:
+    save_file(tensors, directory / "model.safetensors")
+    load_weights(directory, layers()[0].shards, tied=tied)
+
+
+def test_each_rank_reads_its_part(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    for rank in range(2):
+        placement, up, down = layers(rank, 2)
+        load_weights(tmp_path, placement.shards, tied=False)
+        assert torch.equal(up.weight, UP[rank * 4 : rank * 4 + 4])
+        assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
+        assert down.bias is not None
+        assert torch.equal(down.bias, torch.ones(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_any_float_dtype_is_converted(dtype: torch.dtype, tmp_path: Path) -> None:
+    placement, up, _ = layers()
+    save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, tmp_path / "model.safetensors")
+    load_weights(tmp_path, placement.shards, tied=False)
+    assert torch.equal(up.weight, UP)
+
+
+def test_a_sharded_index_is_followed(tmp_path: Path) -> None:
+    save_file({"up.weight": UP}, tmp_path / "a.safetensors")
+    save_file({"down.weight": DOWN, "down.bias": torch.ones(6)}, tmp_path / "b.safetensors")
+    weight_map = {"up.weight": "a.safetensors", "down.weight": "b.safetensors", "down.bias": "b.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    placement, up, _ = layers()
+    load_weights(tmp_path, placement.shards, tied=False)
+    assert torch.equal(up.weight, UP)
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(PenstockError, match=r"b\.safetensors is missing"):
+        load_weights(tmp_path, layers()[0].shards, tied=False)
+
+
+def test_a_stored_head_is_left_out_where_it_is_tied(tmp_path: Path) -> None:
+    load(tmp_path, {**TENSORS, "lm_head.weight": torch.ones(3)}, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"up.weight": None}, "lacks the tensor up.weight"),
+        ({"extra.weight": torch.ones(1)}, "extra.weight, a tensor that the model does not have"),
+        ({"lm_head.weight": torch.ones(1)}, "lm_head.weight, a tensor that the model does not have"),
+        ({"up.weight": torch.ones(8, 5)}, r"up.weight in .*safetensors has shape \[8, 5\].*\[8, 6\]"),
+        ({"up.weight": torch.ones(8, 6, dtype=torch.int8)}, r"up.weight in .*safetensors is of I8"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
+    tensors = {name: tensor for name, tensor in {**TENSORS, **changes}.items() if tensor is not None}
+    with pytest.raises(PenstockError, match=message) as caught:
+        load(tmp_path, tensors)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize("damage", ["truncated", "noise", "empty"])
+def test_a_corrupt_file_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:-20], "noise": b"\xff" * 100, "empty": b""}[damage])
+    with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt") as caught:
+        load_weights(tmp_path, layers()[0].shards, tied=False)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
+        load_weights(tmp_path, layers()[0].shards, tied=False)
+    with pytest.raises(PenstockError, match=r"config\.json is missing"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(PenstockError, match=r"config\.json cannot be read"):
+        read_model_config(tmp_path)
+    with pytest.raises(PenstockError, match="nowhere is not a checkpoint directory"):
+        resolve_checkpoint(str(tmp_path / "nowhere"))
