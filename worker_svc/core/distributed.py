@@ -45,7 +45,7 @@ class Group:
 
 
 def connect(rank: int, world_size: int, address: str, device_type: str) -> Group:
-    """Join the ranks that meet at `address` (`tcp://host:port`); waits until all are there.
+    """Join the ranks that meet at `address` (`tcp://host:port`, or `file://path` on one host); waits for all of them.
 
     The exchange goes over NCCL where the device is "cuda", else over gloo.
     """

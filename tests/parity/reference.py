@@ -1,0 +1,84 @@
+"""What transformers says: greedy tokens and top-5 logprobs of 32 prompts, one by one, once for each checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from checkpoints import VOCAB_SIZE
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel
+
+NUM_PROMPTS = 32
+MAX_TOKENS = 8
+NUM_TOP = 5
+# Rounding moves logits by some 1e-6. A prompt that leads to a gap as small as that is drawn anew, so that what is
+# compared exactly does not hang on rounding.
+MIN_GREEDY_GAP = 1e-3
+MIN_TOP_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt and what must come out."""
+
+    prompt: list[int]
+    token_ids: list[int]  # greedy
+    top_ids: list[list[int]]  # per token, the most likely first
+    top_logprobs: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint and its answers."""
+
+    directory: Path
+    answers: list[Answer]
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A tokenizer of bytes for a checkpoint that has none; the model's further ids have no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def make_reference(directory: Path, model: PreTrainedModel, vocab_size: int = VOCAB_SIZE) -> Reference:
+    """32 prompts of 1 to 300 tokens, a third of them with beginnings that they share with others."""
+    rng = np.random.default_rng(11)
+    lengths = [1, 2, 15, 16, 17, 300, *rng.integers(1, 301, NUM_PROMPTS - 6).tolist()]
+    answers: list[Answer] = []
+    for index, length in enumerate(lengths):
+        answer = None
+        while answer is None:
+            prompt = rng.integers(3, vocab_size, length).tolist()
+            if index % 3 == 2:
+                shared = answers[5].prompt[: max(0, length - 5)] if index > 5 else []
+                prompt[: len(shared)] = shared
+            answer = _answer(model, prompt)
+        answers.append(answer)
+    return Reference(directory, answers)
+
+
+@torch.inference_mode()
+def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
+    """None if the answer hangs on a near-tie."""
+    token_ids: list[int] = []
+    top_ids: list[list[int]] = []
+    top_logprobs: list[list[float]] = []
+    fed, cache = torch.tensor([prompt]), None
+    for _ in range(MAX_TOKENS):
+        output = model(fed, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        values, ids = output.logits[0, -1].float().log_softmax(-1).topk(NUM_TOP + 1)
+        gaps = values[:-1] - values[1:]
+        if gaps[0] < MIN_GREEDY_GAP or gaps.min() < MIN_TOP_GAP:
+            return None
+        token_ids.append(int(ids[0]))
+        top_ids.append(ids[:NUM_TOP].tolist())
+        top_logprobs.append(values[:NUM_TOP].tolist())
+        fed = ids[:1].unsqueeze(0)
+    return Answer(prompt, token_ids, top_ids, top_logprobs)

@@ -1,0 +1,21 @@
+"""One tensor-parallel rank in a process of its own; here so that a spawned process can import it."""
+
+import time
+from typing import Any
+
+import torch
+from plans import Drive, drive
+
+from worker_svc.factory import RunnerOptions, load_runner
+
+
+def run_rank(rank: int, options: dict[str, Any], sequences: list[Drive], queue: Any) -> None:
+    """Drive `sequences` and put (rank, blocks, outputs, logprobs) into `queue`."""
+    torch.set_num_threads(1)
+    # Rank 1 has less memory: the worker must keep to what it has.
+    kv_bytes = options.pop("kv_bytes")[rank]
+    loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
+    drive(loaded.runner, sequences, chunk=40, stagger=1)
+    outputs = [(sequence.output, sequence.logprobs) for sequence in sequences]
+    queue.put((rank, loaded.runner.limits.num_blocks, outputs))
+    loaded.close()

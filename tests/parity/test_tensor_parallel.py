@@ -1,0 +1,65 @@
+"""Two gloo ranks on the CPU give the tokens of one, and as many blocks as the smaller has."""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
+from plans import Drive, drive
+from tensor_parallel_rank import run_rank
+
+from penstock.domain.errors import PenstockError
+from penstock.domain.params import Sampling
+from worker_svc.core.distributed import Group
+from worker_svc.core.layers.placement import Placement
+from worker_svc.factory import RunnerOptions, load_runner
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+
+
+def sequences() -> list[Drive]:
+    rng = np.random.default_rng(2)
+    asked = [Sampling(temperature=0.0, num_logprobs=0), Sampling(temperature=0.8, top_p=0.9, num_logprobs=0)]
+    lengths = (1, 17, 90, 130)
+    return [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"])
+def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", BY_NAME[name])
+    common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    options = {
+        **common,
+        "world_size": 2,
+        "distributed_address": f"file://{tmp_path}/rendezvous",
+        "kv_bytes": (4_000_000, 3_000_000),
+    }
+    ranks = [context.Process(target=run_rank, args=(rank, options, sequences(), queue)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    alone = load_runner(RunnerOptions(num_blocks=100, **common), time.monotonic_ns)  # type: ignore[arg-type]
+    expected = sequences()
+    drive(alone.runner, expected, chunk=40, stagger=1)
+    results = {rank: rest for rank, *rest in (queue.get(timeout=120) for _ in ranks)}
+    for rank in ranks:
+        rank.join(timeout=60)
+        assert rank.exitcode == 0
+    assert results[0] == results[1]
+    num_blocks, outputs = results[0]
+    kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
+    assert num_blocks == 3_000_000 // (2 * 3 * 16 * kv_heads_each * 16 * 4)
+    for sequence, (output, logprobs) in zip(expected, outputs, strict=True):
+        assert output == sequence.output
+        assert logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
+
+
+def test_heads_that_ranks_do_not_divide_are_refused_by_name() -> None:
+    placement = Placement(device=None, dtype=None, group=Group(0, 3))  # type: ignore[arg-type]
+    with pytest.raises(PenstockError, match=r"num_attention_heads \(4\) over 3"):
+        placement.part(4, "num_attention_heads")
+    with pytest.raises(PenstockError, match="2 key-value heads over 3"):
+        placement.kv_heads(2)
