@@ -90,7 +90,8 @@ class Scheduler:
             raise ValueError(f"worker {worker_id} is there already: remove it first")
         budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens)
         self.workers[worker_id] = WorkerState(worker_id, limits, budget)
-        return self._end([end for sequence in self.waiting if (end := self._unholdable(sequence))])
+        idle = [s for r in self.requests.values() for s in r.sequences if s.status in (Status.WAITING, Status.HELD)]
+        return self._end([end for sequence in idle if (end := self._unholdable(sequence))])
 
     def remove_worker(self, worker_id: str) -> None:
         """End a worker's epoch: its sequences wait again with all their known tokens, in front of those not started."""

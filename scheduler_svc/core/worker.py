@@ -71,7 +71,7 @@ class WorkerState:
     """One worker in one epoch.
 
     `known` and `computed` are what the worker will have once all issued plans are done, at most; `received` is what
-    results have told. A sequence `at_tip` is one token behind what it knows: it samples in each step that it is part of.
+    results have told. A sequence `at_tip` is one token behind what it knows: it samples in every step that it joins.
     """
 
     worker_id: str

@@ -29,7 +29,7 @@ class Machine(RuleBasedStateMachine):
         block_size=st.lists(st.integers(1, 4), min_size=2, max_size=2),
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
     )
-    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs):
+    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs):  # noqa: PLR0917
         limits = {
             worker_id: WorkerLimits(num_blocks[i], block_size[i], max_num_seqs[i], max_model_len=30)
             for i, worker_id in enumerate(WORKERS)
@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
         salt=st.sampled_from([b"", b"", b"salt"]),
     )
-    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt):
+    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt):  # noqa: PLR0917
         prompt = [1 + position % 3 for position in range(prefix)] + tail
         self.num_requests += 1
         self.scheduling.add(
