@@ -1,0 +1,260 @@
+"""From start-up to exit status: what is the same for every service.
+
+The main thread runs an asyncio loop (uvloop) with the gRPC server; the metrics endpoint has a thread; the service's
+`run` has a thread of its own, or is a coroutine in the loop. SIGTERM or SIGINT: readiness fails at once and `draining`
+is set; `run` returns when it has drained, and is told `now` when `drain_timeout_s` is over. Then everything closes in
+order. A second signal ends the process at once.
+"""
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import structlog
+import uvloop
+from prometheus_client.registry import Collector
+
+from penstock.domain.errors import PenstockError
+from penstock.v1 import status_pb2
+from servicekit import logs
+from servicekit.bus.calls import SessionKind
+from servicekit.metrics import MetricsEndpoint, make_registry
+from servicekit.rpc import RpcServer, RpcService
+from servicekit.settings import ServiceSettings
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # a defect: the log has a traceback
+EXIT_CANNOT_START = 2  # the installation or the settings are wrong: the log has a sentence
+
+STALLED_AFTER_S = 10.0
+WATCH_INTERVAL_S = 0.25
+NOW_GRACE_S = 5.0  # how long `run` may take to return once `now` is set
+RPC_GRACE_S = 2.0
+
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class Stop:
+    """How a service is told to end: first `draining`, later `now`. Any thread may ask and be asked."""
+
+    def __init__(self) -> None:
+        self.draining = threading.Event()  # finish what is in flight, take nothing new, then return
+        self.now = threading.Event()  # the time to drain is over: return
+        self._lock = threading.Lock()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def drain(self) -> None:
+        """Begins the end; again is harmless."""
+        self.draining.set()
+        self._wake()
+
+    def end(self) -> None:
+        """Ends the draining."""
+        self.draining.set()
+        self.now.set()
+        self._wake()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps at most so long; True, and earlier, if the next stage began: draining, or now if it was draining."""
+        return (self.now if self.draining.is_set() else self.draining).wait(seconds)
+
+    async def wait_async(self, seconds: float | None = None) -> bool:
+        """As `wait`, for a coroutine; None: as long as it takes."""
+        stage = self.now if self.draining.is_set() else self.draining
+        entry = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._waiters.append(entry)
+        try:
+            if not stage.is_set():
+                await asyncio.wait_for(entry[1].wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._waiters.remove(entry)
+        return stage.is_set()
+
+    def _wake(self) -> None:
+        with self._lock:
+            for loop, event in self._waiters:
+                loop.call_soon_threadsafe(event.set)
+
+
+class Service(Protocol):
+    """What the shell of a service implements. All but `run` may be called from any thread at any time."""
+
+    @property
+    def name(self) -> str:
+        """What people call this process."""
+        ...
+
+    @property
+    def kind(self) -> SessionKind:
+        """Which service it is."""
+        ...
+
+    def run(self, stop: Stop) -> Awaitable[None] | None:
+        """Serves until it has drained. Blocks in a thread of its own, or is an `async def` for the main loop.
+
+        Raises:
+            PenstockError: before it was ever ready: it cannot start, the message says why and what to do.
+            Exception: a defect; the process ends with status 1.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        ...
+
+    def last_progress_ns(self) -> int:
+        """`time.monotonic_ns()` of the last turn of its loop, idle turns included; 0: the loop has not begun."""
+        ...
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """What it says of itself."""
+        ...
+
+
+def serve(
+    service: Service,
+    settings: ServiceSettings,
+    servicers: Sequence[RpcService] = (),
+    collectors: Sequence[Collector] = (),
+) -> int:
+    """Runs a service until it ends; must be called in the main thread. Answers the exit status."""
+    logs.configure(settings.log_level, settings.log_format, service=service.kind.value, name=service.name)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Process(service, settings, servicers, collectors).run())
+
+
+def start(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Calls a service's `main`; what keeps it from starting becomes one sentence and the exit status 2."""
+    try:
+        return main(argv)
+    except PenstockError as error:
+        sys.stderr.write(f"{main.__module__.partition('.')[0]}: {error.message}\n")
+        return EXIT_CANNOT_START
+
+
+class _Process:
+    """One call of `serve`."""
+
+    def __init__(
+        self,
+        service: Service,
+        settings: ServiceSettings,
+        servicers: Sequence[RpcService],
+        collectors: Sequence[Collector],
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._servicers = servicers
+        self._collectors = collectors
+        self._stop = Stop()
+        self._was_ready = False
+        self._error: Exception | None = None
+
+    async def run(self) -> int:
+        endpoint: MetricsEndpoint | None = None
+        server = RpcServer(self._servicers)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            if self._settings.metrics_address:
+                endpoint = MetricsEndpoint(self._settings.metrics_address, make_registry(self._collectors))
+            port = await server.start(self._settings.grpc_address)
+            _logger.info("started", grpc_port=port, metrics_port=endpoint.port if endpoint else None, pid=os.getpid())
+            await self._run_watched(server)
+            await server.set_health(ready=False, alive=True)
+        except Exception as error:  # noqa: BLE001
+            self._error = error
+        finally:
+            await server.stop(RPC_GRACE_S)
+            if endpoint:
+                await asyncio.to_thread(endpoint.close)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        return self._exit_status()
+
+    async def _run_watched(self, server: RpcServer) -> None:
+        """Until `run` ends, or what watches it fails; raises what they raised."""
+        work = asyncio.create_task(self._run_service())
+        others = {asyncio.create_task(self._watch(server)), asyncio.create_task(self._bound_draining())}
+        try:
+            done, _ = await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (work, *others):
+                task.cancel()
+
+    async def _run_service(self) -> None:
+        if inspect.iscoroutinefunction(self._service.run):
+            await self._service.run(self._stop)
+            return
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def body() -> None:
+            try:
+                self._service.run(self._stop)
+            except Exception as error:  # noqa: BLE001
+                loop.call_soon_threadsafe(ended.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+        # A daemon: a thread that hangs must not keep the process from ending.
+        threading.Thread(target=body, name=self._service.kind.value, daemon=True).start()
+        await ended
+
+    async def _watch(self, server: RpcServer) -> None:
+        """Keeps the health service true: at once when draining begins, otherwise a few times a second."""
+        known: tuple[bool, bool] | None = None
+        while True:
+            ready = self._service.is_ready() and not self._stop.draining.is_set()
+            progress_ns = self._service.last_progress_ns()
+            alive = not progress_ns or time.monotonic_ns() - progress_ns < STALLED_AFTER_S * 1e9
+            if (ready, alive) != known:
+                await server.set_health(ready=ready and alive, alive=alive)
+                if known and known[1] and not alive:
+                    _logger.error("stalled: the loop made no progress", seconds=STALLED_AFTER_S)
+                if ready and not self._was_ready:
+                    _logger.info("ready")
+                self._was_ready |= ready
+                known = (ready, alive)
+            if await self._stop.wait_async(WATCH_INTERVAL_S) and self._stop.now.is_set():
+                await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _bound_draining(self) -> None:
+        while not self._stop.draining.is_set():
+            await self._stop.wait_async()
+        _logger.info("draining", timeout_s=self._settings.drain_timeout_s)
+        await asyncio.sleep(self._settings.drain_timeout_s)
+        _logger.warning("drain timeout: ending with work in flight", timeout_s=self._settings.drain_timeout_s)
+        self._stop.end()
+        await asyncio.sleep(NOW_GRACE_S)
+        _logger.error("the service does not end: giving up", grace_s=NOW_GRACE_S)
+        os._exit(EXIT_FAILED)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.draining.is_set():
+            _logger.warning("second signal: exiting at once", signal=number.name)
+            os._exit(128 + number)
+        self._stop.drain()
+
+    def _exit_status(self) -> int:
+        if self._error is None:
+            _logger.info("ended")
+            return EXIT_OK
+        if isinstance(self._error, PenstockError) and not self._was_ready:
+            _logger.error("cannot start: %s", self._error.message)
+            return EXIT_CANNOT_START
+        _logger.error("failed", exc_info=self._error)
+        return EXIT_FAILED

@@ -1,0 +1,77 @@
+"""Structured logs on standard error: JSON lines, or readable ones on a terminal.
+
+`structlog.get_logger()` and the standard library's loggers end in the same place. What is bound with
+`structlog.contextvars.bound_contextvars(request_id=…)` appears in every line of that task or thread.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import Processor
+
+# Libraries that announce every connection at INFO.
+_TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio")
+
+
+def configure(
+    level: str, log_format: Literal["auto", "json", "console"], *, stream: TextIO | None = None, **bound: str
+) -> None:
+    """Sends all logs of this process, from `level` on, to `stream` (standard error); `bound` is on every line."""
+    stream = stream or sys.stderr
+    structlog.contextvars.bind_contextvars(**bound)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _with(bound),
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.ExtraAdder(),
+    ]
+    readable = log_format == "console" or (log_format == "auto" and stream.isatty())
+    if readable:
+        shared[3] = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
+        colors = stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
+        last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False)]
+    else:
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared[:4],
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _with(bound: dict[str, str]) -> Processor:
+    # Context variables do not reach threads that were started without a copy of the context.
+    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for key, value in bound.items():
+            event.setdefault(key, value)
+        return event
+
+    return add
+
+
+def _json(event: Any, **_options: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()

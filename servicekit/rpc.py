@@ -1,0 +1,150 @@
+"""The gRPC server of a service: one error interceptor, health and reflection."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import common_pb2
+
+ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
+LIVENESS = "liveness"  # health of this name: the loop makes progress; every other name: takes new work
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_logger = structlog.stdlib.get_logger(__name__)
+# Quoted: generic in the stubs only. None: there is no such method.
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+_Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]]"
+
+
+@dataclass(frozen=True, slots=True)
+class RpcService:
+    """A servicer and how generated code adds it to a server."""
+
+    name: str  # as reflection lists it, e.g. `penstock.v1.Scheduler`
+    add: Callable[[Any, aio.Server], None]  # e.g. `scheduler_pb2_grpc.add_SchedulerServicer_to_server`
+    servicer: Any
+
+
+class RpcServer:
+    """A grpc.aio server of one service, for the running event loop."""
+
+    def __init__(self, services: Iterable[RpcService]) -> None:
+        self._server = aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake, not a replica
+            ],
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._names = []
+        for service in services:
+            service.add(service.servicer, self._server)
+            self._names.append(service.name)
+        listed = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(listed, self._server)
+
+    async def start(self, address: str) -> int:
+        """Listens on host:port and answers the port.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): the address is taken or not one of this host.
+        """
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PenstockError(
+                ErrorCode.INTERNAL, f"cannot listen on {address} for gRPC: choose another grpc_address"
+            ) from error
+        await self._server.start()
+        return port
+
+    async def set_health(self, *, ready: bool, alive: bool) -> None:
+        """What the health service answers from now on."""
+        for name in ("", *self._names):
+            await self._health.set(name, _serving(ready))
+        await self._health.set(LIVENESS, _serving(alive))
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new calls and gives those that run `grace_s` seconds."""
+        await self._server.stop(grace_s)
+
+
+def _serving(good: bool) -> Any:
+    return health_pb2.HealthCheckResponse.SERVING if good else health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """Ends a call whose handler raised: `PenstockError` with its status and the trailer, anything else as INTERNAL."""
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler:
+        """Wraps the method's handler."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(_single(handler.unary_unary, method), **coders)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream, method), **coders)
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(_single(handler.stream_unary, method), **coders)
+        return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **coders)
+
+
+def _single(behavior: Callable[[Any, Any], Any], method: str) -> Any:
+    async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            reply = behavior(request, context)
+            return await reply if inspect.isawaitable(reply) else reply
+        except Exception as error:  # noqa: BLE001
+            return await _abort(context, error, method)
+
+    return call
+
+
+def _stream(behavior: Callable[[Any, Any], Any], method: str) -> Any:
+    if inspect.isasyncgenfunction(behavior):
+
+        async def generate(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async for message in behavior(request, context):
+                    yield message
+            except Exception as error:  # noqa: BLE001
+                await _abort(context, error, method)
+
+        return generate
+    # A coroutine that writes to its context.
+    return _single(behavior, method)
+
+
+async def _abort(context: aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:
+    if isinstance(error, aio.AbortError):
+        raise error
+    if isinstance(error, NotImplementedError):
+        error = PenstockError(ErrorCode.UNIMPLEMENTED, f"{method} is not implemented")
+    elif not isinstance(error, PenstockError):
+        _logger.error("rpc failed", method=method, exc_info=error)
+        error = PenstockError(ErrorCode.INTERNAL, f"{method} failed: {type(error).__name__}; see the service's log")
+    trailer = common_pb2.Error(
+        code=common_pb2.ErrorCode.ValueType(error.code), message=error.message, param=error.param or ""
+    )
+    status = grpc.StatusCode[error.kind.grpc_status]
+    # The message is also in the status, whose header must stay small.
+    await context.abort(status, error.message[:1024], ((ERROR_TRAILER, trailer.SerializeToString()),))

@@ -1,0 +1,228 @@
+"""Settings: frozen dataclasses, built once in `__main__` from flags and the environment, strict about both.
+
+Every field `some_field` is the flag `--some-field` and the variable `PENSTOCK_SOME_FIELD`; a flag wins. Values are
+converted to the field's type and checked against its constraints by msgspec. Lists are separated by commas; `none`
+is None where the type allows it; a boolean is `--flag` or `--no-flag`, and `true` or `false` in the environment.
+
+All services may share one environment: a variable that another service's settings have is left alone, one that
+nobody has is an error.
+"""
+
+import argparse
+import dataclasses
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from servicekit.bus.calls import SessionKind
+
+S = TypeVar("S")
+
+PREFIX = "PENSTOCK_"
+WILDCARD_HOSTS = ("", "0.0.0.0", "::", "*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What every service can be told; a service's own settings are a subclass with further fields."""
+
+    redis_url: str = field(
+        default="redis://127.0.0.1:6379/0", metadata={"help": "Redis or Valkey server: redis://, rediss:// or unix://"}
+    )
+    pool: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = field(
+        default="penstock", metadata={"help": "name of the pool of services that serve one model together"}
+    )
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = field(
+        default_factory=socket.gethostname,
+        metadata={"help": "what this process is called; no two living workers of a pool may share a name"},
+    )
+    grpc_address: str = field(
+        default="127.0.0.1:0", metadata={"help": "host:port of the gRPC server; port 0 takes a free one"}
+    )
+    metrics_address: str = field(
+        default="", metadata={"help": "host:port of the Prometheus endpoint /metrics; empty: none"}
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info", metadata={"help": "what is logged at least"}
+    )
+    log_format: Literal["auto", "json", "console"] = field(
+        default="auto", metadata={"help": "JSON lines or readable ones; auto: readable on a terminal"}
+    )
+    session_ttl_s: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = field(
+        default=3.0, metadata={"help": "seconds without renewal after which others take over what this process held"}
+    )
+    drain_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
+        default=30.0, metadata={"help": "seconds that SIGTERM leaves for what is in flight"}
+    )
+    num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
+        default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a settings class, as users name it."""
+
+    name: str
+    type: Any
+    default: Any  # dataclasses.MISSING: the value must be given
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """`--some-field`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """`PENSTOCK_SOME_FIELD`."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether it is a switch without a value."""
+        return bool in _alternatives(self.type)
+
+    def convert(self, text: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            msgspec.ValidationError: not a value of the type, or out of its bounds.
+        """
+        alternatives = _alternatives(self.type)
+        if NoneType in alternatives and text.lower() in ("", "none"):
+            return None
+        is_list = any(get_origin(each) in (tuple, list, frozenset) for each in alternatives)
+        value: Any = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
+        return msgspec.convert(value, self.type, strict=False, dec_hook=_decode)
+
+
+def options(cls: type) -> dict[str, Option]:
+    """The options of a settings class by field name, in order."""
+    types = get_type_hints(cls, include_extras=True)
+    found = {}
+    for each in dataclasses.fields(cls):
+        default = each.default
+        if each.default_factory is not dataclasses.MISSING:
+            default = each.default_factory()
+        found[each.name] = Option(each.name, types[each.name], default, each.metadata.get("help", ""))
+    return found
+
+
+def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
+    """Settings of class `cls` from flags, then environment, then defaults.
+
+    Raises:
+        SystemExit: status 2 with a message that names the flag or variable that is unknown, missing or malformed;
+            status 0 after `--help`.
+    """
+    known = options(cls)
+    parser = make_parser(known.values(), prog=cls.__module__.partition(".")[0], description=(cls.__doc__ or ""))
+    flags = vars(parser.parse_args(list(argv)))
+    own = {option.variable for option in known.values()}
+    strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
+    if strangers:
+        strangers = sorted(set(strangers) - service_variables())
+    if strangers:
+        parser.error(f"no service knows the environment variable {', '.join(strangers)}: correct or unset it")
+    values: dict[str, Any] = {}
+    for option in known.values():
+        source, text = option.flag, flags[option.name]
+        if text is None and option.variable in environ:
+            source, text = option.variable, environ[option.variable]
+        if text is None:
+            if option.default is dataclasses.MISSING:
+                parser.error(f"{option.flag} (or {option.variable}) is required: {option.help}")
+            continue
+        try:
+            values[option.name] = text if isinstance(text, bool) else option.convert(text)
+        except msgspec.ValidationError as error:
+            parser.error(f"{source}={text!r}: {error}")
+    return cls(**values)
+
+
+def make_parser(known: Iterable[Option], *, prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser with one flag for each option; values stay texts, absent ones are None."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+    for option in known:
+        text = f"{option.help} [{_show(option.default)}; {option.variable}]".replace("%", "%%")
+        if option.is_bool:
+            parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            choices = _choices(option.type)
+            metavar = "{" + ",".join(choices) + "}" if choices else option.name.rpartition("_")[2].upper()
+            parser.add_argument(option.flag, metavar=metavar, help=text)
+    return parser
+
+
+def service_variables() -> set[str]:
+    """The variables of all services that are installed, found where every service keeps them: `{kind}_svc.settings`."""
+    found: set[str] = set()
+    for kind in SessionKind:
+        name = f"{kind.value}_svc.settings"
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+            continue
+        for each in vars(module).values():
+            if isinstance(each, type) and issubclass(each, ServiceSettings):
+                found |= {option.variable for option in options(each).values()}
+    return found
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`; an empty host is every interface.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault): not an address.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise PenstockError(ErrorCode.INTERNAL, f"an address is host:port, got {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def reachable_address(address: str) -> str:
+    """The address under which others can call a server that listens on `address`: wildcards become the host's name."""
+    host, port = split_address(address)
+    if host in WILDCARD_HOSTS:
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    """The members of an optional or union type without their annotations; a plain type alone."""
+    if get_origin(hint) is Annotated:
+        return _alternatives(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [each for member in get_args(hint) for each in _alternatives(member)]
+    return [hint]
+
+
+def _choices(hint: Any) -> list[str]:
+    return [str(value) for each in _alternatives(hint) if get_origin(each) is Literal for value in get_args(each)]
+
+
+def _decode(hint: type, value: Any) -> Any:
+    if hint is Path:
+        return Path(value)
+    raise NotImplementedError(f"settings cannot have the type {hint}")
+
+
+def _show(default: Any) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    if default is None or default == "":
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return ",".join(map(str, default)) if isinstance(default, tuple | list | frozenset) else str(default)
