@@ -215,3 +215,15 @@ def test_ended_sequences_of_a_recovered_request_stay_ended() -> None:
     scheduling.run()
     assert len(scheduling.output(1, 0)) == 2
     assert len(scheduling.output(1, 1)) == 9
+
+
+def test_cached_tokens_are_not_told_by_the_next_occupant_of_a_slot() -> None:
+    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, window=1)
+    scheduling.add(make_request(1, prompt(9), max_tokens=1))
+    scheduling.run()
+    scheduling.add(make_request(3, prompt(5, 4), n=2, max_tokens=9))
+    scheduling.add(make_request(2, prompt(9), max_tokens=9))
+    scheduling.schedule()
+    scheduling.cancel(2)
+    scheduling.run()
+    assert sum(cached(scheduling, 3, 1)) == 0
