@@ -8,18 +8,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from tokenizers import Tokenizer
 
+from detokenizer_svc.core.batch import LogBatch, RowSelection
 from detokenizer_svc.core.choice import choose_decoder
 from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest, Retirement
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
-from detokenizer_svc.core.textrows import TextRows
+from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
 from penstock.domain import chain
 from penstock.domain.finish import CancelReason, FinishReason, Usage
+from penstock.domain.request import Header
 from penstock.domain.rows import TextRow, TokenRows
 
 _ENDED_REMEMBERED = 65_536
-_GOES_ON = FinishReason.UNSPECIFIED
+_NOBODY = OpenRequest(Header(b"", "", 0, 0, 0, "", 0), 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,6 @@ class Effects:
         for retirement in self.retirements:
             yield from retirement.rows.rows()
 
-    def rows_for(self, route: bytes) -> TextRows:
-        """The rows of a route, to add to."""
-        rows = self.texts.get(route)
-        if rows is None:
-            rows = self.texts[route] = TextRows()
-        return rows
-
 
 @dataclass(slots=True)
 class DetokenizerStats:
@@ -72,10 +67,25 @@ class _Live:
     """A request that goes on."""
 
     opened: OpenRequest
-    route: bytes
     sequences: list[Sequence]
     num_ended: int = 0
     num_cached_tokens: int = 0
+
+    def set_route(self, route: bytes) -> None:
+        """Who gets the text from now on."""
+        for sequence in self.sequences:
+            sequence.route = route
+
+    def result(self) -> FinishedRequest:
+        """What is kept once all sequences have ended."""
+        usage = Usage(
+            num_prompt_tokens=self.opened.num_prompt_tokens,
+            num_output_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+        return FinishedRequest(
+            self.opened.header, tuple(sequence.finished(usage) for sequence in self.sequences), usage
+        )
 
 
 class Detokenizer:
@@ -92,6 +102,12 @@ class Detokenizer:
         self._token_bytes: dict[int, bytes] = {}
         self._live: dict[bytes, _Live] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._routes: dict[bytes, bytes] = {}
+        self._stray = Sequence(_NOBODY, 0, self._decoders[True])
+        self._stray.chain = -1  # no hash: nothing extends it
+        self._last_request_ids: list[bytes] = []
+        self._last_indices: list[int] = []
+        self._last_sequences: list[Sequence] = []
         self._stats = DetokenizerStats()
 
     @property
@@ -118,76 +134,51 @@ class Detokenizer:
         if request_id in self._live or request_id in self._ended:
             return
         decoder = self._decoders[opened.text.skip_special_tokens]
-        sequences = [Sequence(opened, index, decoder) for index in range(opened.n)]
-        self._live[request_id] = _Live(opened, route, sequences)
+        # One object for one route: the hot loop tells routes apart by identity.
+        route = self._routes.setdefault(route, route)
+        self._live[request_id] = _Live(opened, [Sequence(opened, i, decoder, route) for i in range(opened.n)])
+        self._last_request_ids = []
 
     def forget(self, request_id: bytes) -> None:
         """Drops a request that someone else ended, or whose shard was lost."""
-        self._live.pop(request_id, None)
+        self._drop(request_id)
 
     def push(self, rows: TokenRows) -> Effects:
         """Takes rows of the log; each that extends its sequence becomes one text row."""
         effects = Effects()
-        live = self._live
-        stats = self._stats
-        chains_after = _chains_after(rows)
-        token_ids: list[int] = rows.token_ids.tolist()
-        logprobs = None if rows.logprobs is None else RowLogprobs(rows.logprobs, self.token_bytes)
-        cached: list[int] = rows.cached_tokens.tolist() if rows.cached_tokens.any() else []
-        start = 0
-        row = -1
-        for request_id, index, position, chain_before, count, finish, chain_after in zip(
-            rows.request_ids,
-            rows.sequences.tolist(),
-            rows.positions.tolist(),
-            rows.chains.tolist(),
-            rows.counts.tolist(),
-            rows.finishes.tolist(),
-            chains_after,
-            strict=True,
+        batch = LogBatch(rows, None if rows.logprobs is None else RowLogprobs(rows.logprobs, self.token_bytes))
+        sequences = self._sequences_of(rows)
+        if rows.cached_tokens.any():
+            self._note_cached(rows)
+        token_ids, chains_after = batch.columns()
+        selections: dict[bytes, RowSelection] = {}
+        selection = RowSelection()
+        route: bytes | None = None
+        num_plain = 0
+        for row, (sequence, chain_before, token_id, chain_after) in enumerate(
+            zip(sequences, rows.chains.tolist(), token_ids, chains_after, strict=True)
         ):
-            row += 1
-            first_token = start
-            start += count
-            request = live.get(request_id)
-            if request is None or index >= request.opened.n:
-                self._count_stray(request_id)
-                continue
-            sequence = request.sequences[index]
-            # One token whose text depends on nothing, extending what is known: nearly every row.
-            if (
-                count == 1
-                and not finish
-                and sequence.state is None
-                and chain_before == sequence.chain
-                and position == len(sequence.token_ids)
-                and (text := sequence.pieces.get(token_ids[first_token])) is not None
+            if sequence.route is not route:
+                route = sequence.route
+                selection = selections.setdefault(route, RowSelection())
+            # Behind the same tokens (the hash says so) one more, of which only the text matters: nearly every row.
+            if chain_before == sequence.chain and (
+                (text := sequence.piece(token_id)) is not None or (text := sequence.step(token_id)) is not None
             ):
-                token_id = token_ids[first_token]
-                out = effects.rows_for(request.route)
-                num_chars = sequence.num_chars
-                out.request_ids.append(request_id)
-                out.sequences.append(index)
-                out.token_offsets.append(position)
-                out.text_offsets.append(num_chars)
-                out.chains.append(chain_before)
-                out.counts.append(1)
-                out.token_ids.append(token_id)
-                out.texts.append(text)
-                sequence.num_chars = num_chars = num_chars + len(text)
+                selection.rows.append(row)
+                selection.texts.append(text)
+                selection.text_offsets.append(sequence.num_chars)
+                sequence.num_chars += len(text)
                 sequence.token_ids.append(token_id)
-                sequence.text_ends.append(num_chars)
                 sequence.parts.append(text)
                 sequence.chain = chain_after
-                stats.num_tokens += 1
+                num_plain += 1
             else:
-                tokens = self._new_tokens(sequence, position, chain_before, token_ids[first_token:start], finish)
-                if tokens is None:
-                    continue
-                arrival = Arrival(tokens, FinishReason(finish), rows.errors.get(row), logprobs, start - len(tokens))
-                self._extend(effects, request, sequence, arrival)
-            if cached and cached[row] > request.num_cached_tokens:
-                request.num_cached_tokens = cached[row]
+                self._take(effects, selection, sequence, batch, row)
+        self._stats.num_tokens += num_plain
+        for route, selection in selections.items():
+            if selection.rows:
+                effects.texts[route] = selection.text_rows(batch)
         return effects
 
     def attach(self, request_id: bytes, route: bytes, offsets: SequenceOf[Offset] = ()) -> Effects:
@@ -201,18 +192,19 @@ class Detokenizer:
         effects = Effects()
         request = self._live.get(request_id)
         if request is not None:
-            request.route = route
+            request.set_route(self._routes.setdefault(route, route))
             if len(rows := self.snapshot(request_id, offsets)):
                 effects.texts[route] = rows
         return effects
 
     def snapshot(self, request_id: bytes, offsets: SequenceOf[Offset] = ()) -> TextRows:
         """What a live request has behind the given offsets, one row for each sequence that has anything."""
-        rows = TextRows()
         request = self._live.get(request_id)
-        for sequence in request.sequences if request is not None else ():
-            sequence.add_behind(rows, offsets[sequence.index] if sequence.index < len(offsets) else (0, 0))
-        return rows
+        rows = [
+            sequence.behind(offsets[sequence.index] if sequence.index < len(offsets) else (0, 0))
+            for sequence in (request.sequences if request is not None else ())
+        ]
+        return text_rows([row for row in rows if row is not None])
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token alone stands for, special tokens included; may be a part of a character."""
@@ -221,81 +213,97 @@ class Detokenizer:
             data = self._token_bytes[token_id] = self._decoders[False].token_bytes(token_id)
         return data
 
-    def _count_stray(self, request_id: bytes) -> None:
-        if request_id in self._ended:
-            self._stats.num_ended_rows += 1
-        else:
-            self._stats.num_unknown_rows += 1
+    def _sequences_of(self, rows: TokenRows) -> list[Sequence]:
+        """The sequence of each row. Decoding steps have the same rows one after the other: then they are known."""
+        indices = rows.sequences.tolist()
+        if rows.request_ids == self._last_request_ids and indices == self._last_indices:
+            return self._last_sequences
+        live = self._live
+        self._last_request_ids, self._last_indices = rows.request_ids, indices
+        self._last_sequences = [
+            request.sequences[index]
+            if (request := live.get(request_id)) is not None and index < request.opened.n
+            else self._stray
+            for request_id, index in zip(rows.request_ids, indices, strict=True)
+        ]
+        return self._last_sequences
+
+    def _note_cached(self, rows: TokenRows) -> None:
+        """Takes over from first rows how much of the prompt was found in the prefix cache."""
+        for row in np.flatnonzero(rows.cached_tokens).tolist():
+            request = self._live.get(rows.request_ids[row])
+            if request is not None and not rows.positions[row]:
+                request.num_cached_tokens = max(request.num_cached_tokens, int(rows.cached_tokens[row]))
+
+    def _take(self, effects: Effects, selection: RowSelection, sequence: Sequence, batch: LogBatch, row: int) -> None:
+        """Takes a row that is more than one plain token, if it extends its sequence."""
+        if sequence is self._stray:
+            self._count_stray(batch.rows.request_ids[row])
+            return
+        finish = FinishReason(int(batch.rows.finishes[row]))
+        all_tokens = batch.tokens(row)
+        tokens = self._new_tokens(sequence, batch, row, all_tokens, finish)
+        if tokens is None:
+            return
+        token_offset, text_offset, chain_before = len(sequence.token_ids), sequence.num_chars, sequence.chain
+        first_token = batch.starts[row + 1] - len(tokens)
+        text = sequence.extend(Arrival(tokens, finish, batch.rows.errors.get(row), batch.logprobs, first_token))
+        new_ids = sequence.token_ids[token_offset:].tolist()
+        self._stats.num_tokens += len(new_ids)
+        new = NewRow(
+            request_id=sequence.request.request_id,
+            sequence=sequence.index,
+            token_offset=token_offset,
+            text_offset=text_offset,
+            chain=chain_before,
+            token_ids=new_ids,
+            text=text,
+            end=sequence.end,
+            logprobs=sequence.logprobs,
+        )
+        if not finish and sequence.end is not None:
+            effects.cancels.append(Cancellation(new.request_id, new.sequence))
+        if sequence.end is None or not self._ends_request(effects, sequence.route, new, sequence.end):
+            selection.add(row, new, whole=len(new_ids) == len(all_tokens))
 
     def _new_tokens(
-        self, sequence: Sequence, position: int, chain_before: int, token_ids: list[int], finish: int
+        self, sequence: Sequence, batch: LogBatch, row: int, token_ids: list[int], finish: FinishReason
     ) -> list[int] | None:
         """Those of a row's tokens that extend the sequence; None: the row is not to be taken."""
-        known = len(sequence.token_ids) - position
+        known = len(sequence.token_ids) - int(batch.rows.positions[row])
         if sequence.end is not None:
             self._stats.num_ended_rows += 1
         elif known < 0:
             self._stats.num_gap_rows += 1
         elif known > len(token_ids) or (known == len(token_ids) and not finish):
             self._stats.num_duplicate_rows += 1
-        elif chain.extend(chain_before, token_ids[:known]) != sequence.chain:
+        elif chain.extend(int(batch.rows.chains[row]), token_ids[:known]) != sequence.chain:
             self._stats.num_spliced_rows += 1
         else:
             return token_ids[known:]
         return None
 
-    def _extend(self, effects: Effects, request: _Live, sequence: Sequence, arrival: Arrival) -> None:
-        request_id = request.opened.request_id
-        token_offset, text_offset, chain_before = len(sequence.token_ids), sequence.num_chars, sequence.chain
-        text = sequence.extend(arrival)
-        new_ids = sequence.token_ids[token_offset:].tolist()
-        self._stats.num_tokens += len(new_ids)
-        rows: TextRows | None = None
-        end = sequence.end
-        if end is not None:
-            if arrival.finish is _GOES_ON:
-                effects.cancels.append(Cancellation(request_id, sequence.index))
-            request.num_ended += 1
-            if request.num_ended == request.opened.n:
-                rows = TextRows()
-                retirement = self._retire(request, rows)
-                end = replace(end, usage=retirement.result.usage)
-                effects.retirements.append(retirement)
-        if rows is None:
-            rows = effects.rows_for(request.route)
-        rows.add(
-            request_id,
-            sequence.index,
-            token_offset=token_offset,
-            text_offset=text_offset,
-            chain=chain_before,
-            token_ids=new_ids,
-            text=text,
-            end=end,
-            logprobs=sequence.logprobs,
-        )
-
-    def _retire(self, request: _Live, rows: TextRows) -> Retirement:
-        opened = request.opened
-        del self._live[opened.request_id]
-        self._ended[opened.request_id] = None
+    def _ends_request(self, effects: Effects, route: bytes, last: NewRow, end: SequenceEnd) -> bool:
+        """Counts a sequence's end; whether it was the last one, so that its last row goes with the result."""
+        request = self._live[last.request_id]
+        request.num_ended += 1
+        if request.num_ended < request.opened.n:
+            return False
+        self._drop(last.request_id)
+        self._ended[last.request_id] = None
         if len(self._ended) > _ENDED_REMEMBERED:
             self._ended.popitem(last=False)
-        usage = Usage(
-            num_prompt_tokens=opened.num_prompt_tokens,
-            num_output_tokens=sum(len(sequence.token_ids) for sequence in request.sequences),
-            num_cached_tokens=request.num_cached_tokens,
-        )
-        result = FinishedRequest(
-            opened.header, tuple(sequence.finished(usage) for sequence in request.sequences), usage
-        )
-        return Retirement(opened.request_id, request.route, result, rows)
+        result = request.result()
+        last.end = replace(end, usage=result.usage)
+        effects.retirements.append(Retirement(last.request_id, route, result, text_rows([last])))
+        return True
 
+    def _count_stray(self, request_id: bytes) -> None:
+        if request_id in self._ended:
+            self._stats.num_ended_rows += 1
+        else:
+            self._stats.num_unknown_rows += 1
 
-def _chains_after(rows: TokenRows) -> list[int]:
-    """u64 per row of exactly one token: the chain behind it; any value for the other rows, nobody reads it."""
-    if not len(rows.token_ids):
-        return [0] * len(rows)
-    firsts = np.minimum(np.cumsum(rows.counts) - rows.counts, len(rows.token_ids) - 1)
-    after: list[int] = chain.extend_columns(rows.chains, rows.token_ids[firsts]).tolist()
-    return after
+    def _drop(self, request_id: bytes) -> None:
+        self._live.pop(request_id, None)
+        self._last_request_ids = []

@@ -1,6 +1,7 @@
 """One sample of a request: its tokens, its text and its end."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,15 @@ from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import LogprobLog, RowLogprobs
 from detokenizer_svc.core.request import FinishedSequence, OpenRequest
 from detokenizer_svc.core.stops import StopStrings
-from detokenizer_svc.core.textrows import SequenceEnd, TextRows
+from detokenizer_svc.core.textrows import NewRow, SequenceEnd
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason, RequestError, Usage
 
 Offset = tuple[int, int]  # what a client has of a sequence: output tokens, characters of text
 
-_NO_PIECES: dict[int, str] = {}
+
+def _needs_more(token_id: int) -> str | None:  # noqa: ARG001  stands in for a lookup that finds nothing
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,52 +28,67 @@ class Arrival:
 
     token_ids: list[int]  # the next of the sequence
     finish: FinishReason  # UNSPECIFIED: it goes on
-    error: RequestError | None  # with finish ERROR
-    logprobs: RowLogprobs | None  # of the whole batch
-    first_token: int  # where in the batch `token_ids` begin
+    error: RequestError | None = None  # with finish ERROR
+    logprobs: RowLogprobs | None = None  # of the whole batch
+    first_token: int = 0  # where in the batch `token_ids` begin
 
 
 class Sequence:
-    """Grows by tokens, one decision a token: how rows cut the tokens changes neither text nor end."""
+    """Grows by tokens, one decision a token: how rows cut the tokens changes neither text nor end.
+
+    Attributes that the hot loop reads and writes by itself: `route`, `chain`, `piece`, `num_chars`, `token_ids` and
+    `parts`.
+    """
 
     __slots__ = (
+        "_decoder",
+        "_is_plain",
+        "_state",
+        "_stops",
         "chain",
-        "decoder",
         "end",
         "index",
         "logprobs",
         "num_chars",
         "parts",
-        "pieces",
+        "piece",
         "request",
-        "state",
-        "stops",
-        "text_ends",
+        "route",
         "token_ids",
     )
 
-    def __init__(self, request: OpenRequest, index: int, decoder: TextDecoder) -> None:
+    def __init__(self, request: OpenRequest, index: int, decoder: TextDecoder, route: bytes = b"") -> None:
         self.request = request
         self.index = index
-        self.decoder = decoder
-        self.state: Any = decoder.start()
+        self.route = route  # who gets its rows
         self.token_ids = array("I")
-        self.text_ends = array("I")  # per token: characters of text once it was added
         self.chain = chain.CHAIN_START
-        self.parts: list[str] = []
+        self.parts: list[str] = []  # of its text
         self.num_chars = 0
         self.end: SequenceEnd | None = None
+        self.logprobs = LogprobLog() if request.wants_logprobs else None
         options = request.text
-        self.stops = (
+        self._stops = (
             StopStrings(options.stop, include_in_output=options.include_stop_str_in_output) if options.stop else None
         )
-        self.logprobs = LogprobLog() if request.wants_logprobs else None
-        # What the hot loop may look up by itself: nothing, if each token needs more than its text.
-        self.pieces = decoder.pieces if self.stops is None and self.logprobs is None else _NO_PIECES
+        self._is_plain = self._stops is None and self.logprobs is None
+        self._decoder = decoder
+        self._state: Any = None
+        # The text of a token where a table has it and adding it is all that there is to do, else None.
+        self.piece: Callable[[int], str | None] = _needs_more
+        self._settle(decoder.start())
 
     def text(self, start: int = 0) -> str:
         """The text from character `start` on."""
         return "".join(self.parts)[start:]
+
+    def step(self, token_id: int) -> str | None:
+        """The text that a next token adds where that is all that there is to it; None: it needs `extend`."""
+        if not self._is_plain or token_id < 0:
+            return None
+        text, state = self._decoder.step(self._state, token_id)
+        self._settle(state)
+        return text
 
     def extend(self, arrival: Arrival) -> str:
         """Adds the next tokens, then the end that their row brings, unless a stop string came before it.
@@ -78,54 +96,52 @@ class Sequence:
         Returns:
             The text that this adds.
         """
-        token_ids = arrival.token_ids
-        finish = arrival.finish
+        hidden = len(arrival.token_ids) - 1 if self._hides_last(arrival) else -1
         parts: list[str] = []
-        num_taken = 0
+        state = self._state
         stop: str | None = None
-        stop_token = len(token_ids) - 1 if finish is FinishReason.STOP else -1
-        for token_id in token_ids:
-            hidden = num_taken == stop_token and not self.request.text.include_stop_str_in_output
-            piece, stop = ("", None) if hidden else self._text_of(token_id)
-            if piece:
+        for i, token_id in enumerate(arrival.token_ids):
+            if i != hidden:
+                piece, state = self._decoder.step(state, token_id)
+                if self._stops is not None:
+                    piece, stop = self._stops.feed(piece, search=len(self.token_ids) >= self.request.min_tokens)
                 parts.append(piece)
-                self.num_chars += len(piece)
             self.token_ids.append(token_id)
-            self.text_ends.append(self.num_chars)
-            if self.logprobs is not None:
-                if arrival.logprobs is None:
-                    self.logprobs.pad(len(self.token_ids))
-                else:
-                    arrival.logprobs.add_to(self.logprobs, arrival.first_token + num_taken, token_id)
-            num_taken += 1
+            self.chain = chain.extend(self.chain, (token_id,))
+            if self.logprobs is not None and arrival.logprobs is not None:
+                arrival.logprobs.add_to(self.logprobs, arrival.first_token + i, token_id)
+            elif self.logprobs is not None:
+                self.logprobs.pad(len(self.token_ids))
             if stop is not None:
                 break
-        self.chain = chain.extend(self.chain, token_ids[:num_taken])
+        self._settle(state)
         if stop is not None:
             self._finish(SequenceEnd(FinishReason.STOP, stop))
-        elif finish is not FinishReason.UNSPECIFIED:
+        elif arrival.finish is not FinishReason.UNSPECIFIED:
             parts.append(self._flush(arrival))
         added = "".join(parts)
-        self.parts.append(added)
+        if added:
+            self.parts.append(added)
+            self.num_chars += len(added)
         return added
 
-    def add_behind(self, rows: TextRows, offset: Offset) -> None:
-        """Adds the row of everything that lies behind what a client has; no row if there is nothing.
+    def behind(self, offset: Offset) -> NewRow | None:
+        """The row of everything that lies behind what a client has; None if there is nothing.
 
         A client that has more tokens than are known here gets nothing until the log has caught up.
         """
         num_tokens, num_chars = offset
         known = len(self.token_ids)
         if num_tokens > known or (num_tokens == known and self.end is None):
-            return
-        text_offset = self.text_ends[num_tokens - 1] if num_tokens else 0
+            return None
+        token_ids = self.token_ids.tolist()
+        text_offset = self._num_chars_after(token_ids[:num_tokens])
         if num_tokens == known:
             # Text that was held back comes with the end, behind the last token.
             text_offset = min(max(text_offset, num_chars), self.num_chars)
-        token_ids = self.token_ids.tolist()
-        rows.add(
-            self.request.request_id,
-            self.index,
+        return NewRow(
+            request_id=self.request.request_id,
+            sequence=self.index,
             token_offset=num_tokens,
             text_offset=text_offset,
             chain=chain.extend(chain.CHAIN_START, token_ids[:num_tokens]),
@@ -146,21 +162,22 @@ class Sequence:
             end=replace(self.end, usage=usage),
         )
 
-    def _text_of(self, token_id: int) -> tuple[str, str | None]:
-        piece, self.state = self.decoder.step(self.state, token_id)
-        if self.stops is None:
-            return piece, None
-        return self.stops.feed(piece, search=len(self.token_ids) >= self.request.min_tokens)
+    def _hides_last(self, arrival: Arrival) -> bool:
+        """Whether the last token is EOS or a stop token that has no text."""
+        return arrival.finish is FinishReason.STOP and not self.request.text.include_stop_str_in_output
+
+    def _settle(self, state: Any) -> None:
+        self._state = state
+        self.piece = self._decoder.pieces.get if state is None and self._is_plain else _needs_more
 
     def _flush(self, arrival: Arrival) -> str:
         """Ends the sequence by its row; what was held back is text after all, and may complete a stop string."""
-        text = self.decoder.flush(self.state)
+        text = self._decoder.flush(self._state)
         stop: str | None = None
-        if self.stops is not None:
-            text, stop = self.stops.feed(text, search=len(self.token_ids) > self.request.min_tokens)
+        if self._stops is not None:
+            text, stop = self._stops.feed(text, search=len(self.token_ids) > self.request.min_tokens)
             if stop is None:
-                text += self.stops.release()
-        self.num_chars += len(text)
+                text += self._stops.release()
         if stop is not None:
             self._finish(SequenceEnd(FinishReason.STOP, stop))
         elif arrival.finish is FinishReason.STOP and arrival.token_ids:
@@ -171,4 +188,22 @@ class Sequence:
 
     def _finish(self, end: SequenceEnd) -> None:
         self.end = end
-        self.pieces = _NO_PIECES
+        self._is_plain = False
+        self.piece = _needs_more
+
+    def _num_chars_after(self, token_ids: list[int]) -> int:
+        """Characters of text once the first tokens were added: they are added again, to a sequence of the same kind.
+
+        Remembering it for every token would cost the hot loop more than clients that come back do.
+        """
+        if len(token_ids) == len(self.token_ids) and self.end is None:
+            return self.num_chars
+        past = Sequence(self.request, self.index, self._decoder)
+        past.extend(Arrival(token_ids[:-1], FinishReason.UNSPECIFIED))
+        if token_ids:
+            # The token that completed the end may have no text of its own.
+            ended = self.end if len(token_ids) == len(self.token_ids) else None
+            hidden = ended is not None and ended.reason is FinishReason.STOP and not isinstance(ended.stop_reason, str)
+            if not (hidden and not self.request.text.include_stop_str_in_output):
+                past.extend(Arrival(token_ids[-1:], FinishReason.UNSPECIFIED))
+        return past.num_chars

@@ -4,9 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from detokenizer_svc.core.logprobs import LogprobLog
 from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.rows import TextRow, TokenLogprob
+from penstock.domain.plan import U32
+from penstock.domain.rows import U64, TextRow, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,70 +22,46 @@ class SequenceEnd:
     usage: Usage | None = None  # with the request's last sequence
 
 
-@dataclass(slots=True)
-class TextRows:
-    """The columns of `penstock.domain.rows.TextRow`: a list is an order of magnitude cheaper than objects per row."""
+_GOES_ON = SequenceEnd(FinishReason.UNSPECIFIED)
 
-    request_ids: list[bytes] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    token_offsets: list[int] = field(default_factory=list)
-    text_offsets: list[int] = field(default_factory=list)
-    chains: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+
+@dataclass(frozen=True, slots=True)
+class TextRows:
+    """The columns of `penstock.domain.rows.TextRow`; row i has the next `counts[i]` of `token_ids`.
+
+    Columns are what makes the hop fast: an object per row would cost as much as everything else together.
+    """
+
+    request_ids: list[bytes]  # 16 bytes each
+    sequences: U32  # u32[rows]
+    token_offsets: U32  # u32[rows]: output tokens of the sequence before the row
+    text_offsets: U32  # u32[rows]: characters of the sequence's text before the row
+    chains: U64  # u64[rows]: hash of the output tokens before the row
+    counts: U32  # u32[rows]
+    token_ids: U32  # u32[sum(counts)]
+    texts: list[str]
     ends: dict[int, SequenceEnd] = field(default_factory=dict)  # by row
-    logprobs: LogprobLog | None = None  # of the tokens above, as far as anyone asked
+    logprobs: LogprobLog | None = None  # of all tokens above, NaN where none was asked for; None: nobody asked
 
     def __len__(self) -> int:
         return len(self.request_ids)
 
-    def add(
-        self,
-        request_id: bytes,
-        sequence: int,
-        *,
-        token_offset: int,
-        text_offset: int,
-        chain: int,
-        token_ids: list[int],
-        text: str,
-        end: SequenceEnd | None = None,
-        logprobs: LogprobLog | None = None,
-    ) -> None:
-        """Adds a row; `logprobs` are those of the sequence, from its first token on."""
-        if logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = LogprobLog()
-            self.logprobs.pad(len(self.token_ids))
-            self.logprobs.copy(logprobs, token_offset, token_offset + len(token_ids))
-        if end is not None:
-            self.ends[len(self.request_ids)] = end
-        self.request_ids.append(request_id)
-        self.sequences.append(sequence)
-        self.token_offsets.append(token_offset)
-        self.text_offsets.append(text_offset)
-        self.chains.append(chain)
-        self.counts.append(len(token_ids))
-        self.token_ids.extend(token_ids)
-        self.texts.append(text)
-
     def rows(self) -> Iterator[TextRow]:
         """The rows one by one, for who runs the pipeline in one process."""
+        token_ids: list[int] = self.token_ids.tolist()
         start = 0
-        for row, request_id in enumerate(self.request_ids):
-            stop = start + self.counts[row]
-            token_ids = tuple(self.token_ids[start:stop])
+        for row, (request_id, text) in enumerate(zip(self.request_ids, self.texts, strict=True)):
+            stop = start + int(self.counts[row])
             end = self.ends.get(row, _GOES_ON)
             yield TextRow(
                 request_id=request_id,
-                sequence=self.sequences[row],
-                token_offset=self.token_offsets[row],
-                text_offset=self.text_offsets[row],
-                chain=self.chains[row],
-                token_ids=token_ids,
-                text=self.texts[row],
-                logprobs=self._token_logprobs(start, token_ids),
+                sequence=int(self.sequences[row]),
+                token_offset=int(self.token_offsets[row]),
+                text_offset=int(self.text_offsets[row]),
+                chain=int(self.chains[row]),
+                token_ids=tuple(token_ids[start:stop]),
+                text=text,
+                logprobs=() if self.logprobs is None else _token_logprobs(self.logprobs, start, token_ids[start:stop]),
                 finish=end.reason,
                 stop_reason=end.stop_reason,
                 error=end.error,
@@ -90,13 +69,54 @@ class TextRows:
             )
             start = stop
 
-    def _token_logprobs(self, start: int, token_ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
-        log = self.logprobs
-        if log is None or start + len(token_ids) > len(log):
-            return ()
-        logprobs = tuple(log.token(start + i, token_id) for i, token_id in enumerate(token_ids))
-        # A request that asked for none has NaN beside those of its neighbours.
-        return logprobs if not any(math.isnan(entry.logprob) for entry in logprobs) else ()
+
+def _token_logprobs(log: LogprobLog, start: int, token_ids: list[int]) -> tuple[TokenLogprob, ...]:
+    logprobs = tuple(log.token(start + i, token_id) for i, token_id in enumerate(token_ids))
+    # A request that asked for none has NaN beside those of its neighbours.
+    return () if any(math.isnan(entry.logprob) for entry in logprobs) else logprobs
 
 
-_GOES_ON = SequenceEnd(FinishReason.UNSPECIFIED)
+@dataclass(slots=True)
+class NewRow:
+    """One row on its way into columns."""
+
+    request_id: bytes
+    sequence: int
+    token_offset: int
+    text_offset: int
+    chain: int
+    token_ids: list[int]
+    text: str
+    end: SequenceEnd | None = None
+    logprobs: LogprobLog | None = None  # of the whole sequence, from its first token on
+
+
+def merge_logprobs(counts: list[int], logs: dict[int, tuple[LogprobLog, int]]) -> LogprobLog:
+    """The logprobs of rows with `counts` tokens: by row a sequence's log and where in it the row begins."""
+    merged = LogprobLog()
+    num_tokens = 0
+    for row, count in enumerate(counts):
+        if row in logs:
+            log, start = logs[row]
+            merged.copy(log, start, start + count)
+        num_tokens += count
+        merged.pad(num_tokens)
+    return merged
+
+
+def text_rows(rows: list[NewRow]) -> TextRows:
+    """Rows as columns."""
+    counts = [len(row.token_ids) for row in rows]
+    logs = {i: (row.logprobs, row.token_offset) for i, row in enumerate(rows) if row.logprobs is not None}
+    return TextRows(
+        request_ids=[row.request_id for row in rows],
+        sequences=np.array([row.sequence for row in rows], np.uint32),
+        token_offsets=np.array([row.token_offset for row in rows], np.uint32),
+        text_offsets=np.array([row.text_offset for row in rows], np.uint32),
+        chains=np.array([row.chain for row in rows], np.uint64),
+        counts=np.array(counts, np.uint32),
+        token_ids=np.array([token_id for row in rows for token_id in row.token_ids], np.uint32),
+        texts=[row.text for row in rows],
+        ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
+        logprobs=merge_logprobs(counts, logs) if logs else None,
+    )

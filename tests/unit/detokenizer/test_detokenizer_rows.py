@@ -11,7 +11,7 @@ from tokenizers_under_test import byte_level, llama2
 
 from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer
 from detokenizer_svc.core.request import OpenRequest
-from detokenizer_svc.core.textrows import TextRows
+from detokenizer_svc.core.textrows import text_rows
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import TextOptions
@@ -278,7 +278,7 @@ def test_attaching_at_any_offset_gives_exactly_the_rest(
     assert list(after.texts) == [b"new"]
 
 
-_NO_ROWS = TextRows()
+_NO_ROWS = text_rows([])
 
 
 def test_attaching_ahead_of_the_log_waits_for_it() -> None:
