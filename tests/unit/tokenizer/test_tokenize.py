@@ -1,0 +1,115 @@
+"""Prompts become ids; whatever does not fit is refused with the field that is to blame."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import write_checkpoint
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Header, Message, Prompt, Request
+from tokenizer_svc.core.tokenize import PromptTokenizer
+from tokenizer_svc.core.vocabulary import load_vocabulary
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
+    path: Path = write_checkpoint(tmp_path_factory.mktemp("model"))
+    return PromptTokenizer(load_vocabulary(str(path)))
+
+
+def _request(prompt: Prompt, **params: Any) -> Request:
+    return Request(Header(b"r" * 16, "", 0, 0, 0, "", 0), "", prompt, SamplingParams(**params))
+
+
+def test_a_text_gets_the_tokenizers_special_tokens(prompts: PromptTokenizer) -> None:
+    tokenized = prompts.tokenize(_request(Prompt(text="the cat")))
+    tokenizer = prompts.vocabulary.tokenizer
+    assert tokenized.token_ids.tolist() == tokenizer.encode("the cat").ids
+    assert tokenized.token_ids[0] == tokenizer.token_to_id("<s>")
+    assert tokenized.token_ids.dtype == "uint32"
+    assert tokenized.eos_token_ids == (1, 3)
+
+
+def test_a_chat_gets_only_what_its_template_writes(prompts: PromptTokenizer) -> None:
+    tokenized = prompts.tokenize(_request(Prompt(messages=(Message("user", "cat"),))))
+    tokenizer = prompts.vocabulary.tokenizer
+    text = "<|im_start|>user\ncat<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenized.token_ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenized.token_ids[0] == tokenizer.token_to_id("<|im_start|>")
+
+
+def test_ids_are_taken_as_they_are_up_to_the_models_vocabulary(prompts: PromptTokenizer) -> None:
+    # 309 is the model's last id; the tokenizer itself ends earlier.
+    assert prompts.tokenize(_request(Prompt(token_ids=(0, 309)))).token_ids.tolist() == [0, 309]
+
+
+def test_max_tokens_is_resolved_to_what_the_context_leaves(prompts: PromptTokenizer) -> None:
+    open_end = prompts.tokenize(_request(Prompt(token_ids=(5,) * 10), max_tokens=None, min_tokens=3))
+    assert (open_end.stopping.max_tokens, open_end.stopping.min_tokens) == (54, 3)
+    assert prompts.tokenize(_request(Prompt(token_ids=(5,) * 10), max_tokens=54)).stopping.max_tokens == 54
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "code", "param", "words"),
+    [
+        (Prompt(), {}, "INVALID_ARGUMENT", "prompt", ["exactly one", "none"]),
+        (Prompt(text="a", token_ids=(1,)), {}, "INVALID_ARGUMENT", "prompt", ["exactly one", "text and token_ids"]),
+        (Prompt(token_ids=()), {}, "INVALID_ARGUMENT", "prompt", ["empty"]),
+        (Prompt(messages=()), {}, "INVALID_ARGUMENT", "messages", ["at least one"]),
+        (Prompt(token_ids=(5, 310)), {}, "INVALID_ARGUMENT", "prompt", ["310", "vocabulary"]),
+        (Prompt(token_ids=(5, -1)), {}, "INVALID_ARGUMENT", "prompt", ["-1", "vocabulary"]),
+        (Prompt(token_ids=(5, 2**70)), {}, "INVALID_ARGUMENT", "prompt", ["310"]),
+        (Prompt(text="half \ud83d"), {}, "INVALID_ARGUMENT", "prompt", ["surrogate"]),
+        (
+            Prompt(messages=(Message("user", "\ud83d"),)),
+            {},
+            "INVALID_ARGUMENT",
+            "messages",
+            ["surrogate"],
+        ),
+        (
+            Prompt(text="a", chat_template_kwargs={"x": 1}),
+            {},
+            "INVALID_ARGUMENT",
+            "chat_template_kwargs",
+            ["messages"],
+        ),
+        (Prompt(token_ids=(5,) * 64), {}, "CONTEXT_LENGTH_EXCEEDED", "prompt", ["64 tokens", "context of 64"]),
+        (Prompt(token_ids=(5,) * 60), {}, "CONTEXT_LENGTH_EXCEEDED", "max_tokens", ["16", "60", "leave 4", "64"]),
+        (
+            Prompt(token_ids=(5,) * 60),
+            {"max_tokens": None, "min_tokens": 5},
+            "CONTEXT_LENGTH_EXCEEDED",
+            "min_tokens",
+            ["leave 4"],
+        ),
+        (Prompt(text="a"), {"stop_token_ids": [3, 310]}, "INVALID_ARGUMENT", "stop_token_ids", ["310"]),
+        (Prompt(text="a"), {"logit_bias": {400: 1.0}}, "INVALID_ARGUMENT", "logit_bias", ["400"]),
+    ],
+)
+def test_what_is_wrong_is_refused(  # noqa: PLR0917
+    prompts: PromptTokenizer, prompt: Prompt, params: dict[str, Any], code: str, param: str, words: list[str]
+) -> None:
+    with pytest.raises(PenstockError) as caught:
+        prompts.tokenize(_request(prompt, **params))
+    assert caught.value.code is ErrorCode[code]
+    assert caught.value.param == param
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_an_empty_text_is_a_prompt_only_if_the_tokenizer_adds_something(
+    prompts: PromptTokenizer, tmp_path: Path
+) -> None:
+    assert len(prompts.tokenize(_request(Prompt(text=""))).token_ids) == 1
+    from checkpoint_files import tokenizer
+
+    made = tokenizer()
+    made.post_processor = None
+    bare = PromptTokenizer(load_vocabulary(str(write_checkpoint(tmp_path, tokenizer=made.to_str()))))
+    with pytest.raises(PenstockError, match="empty"):
+        bare.tokenize(_request(Prompt(text="")))
