@@ -1,0 +1,249 @@
+"""OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.models import Catalogue, ServedModel
+from gateway_svc.core.openai import Ask, parse_chat, parse_completion
+from gateway_svc.core.replies import Reply, ReplyHead, encode, error_fields
+from gateway_svc.core.sse import SseFormat
+from gateway_svc.core.stats import GatewayStats, Outcome
+from gateway_svc.delivery import Delivery
+from gateway_svc.intake import TIMEOUT_HEADER, Intake, parse_timeout
+from gateway_svc.sinks import ReplySink, SseSink, error_headers
+from penstock import __version__
+from penstock.domain import request as domain
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.finish import CancelReason
+
+_logger = structlog.stdlib.get_logger(__name__)
+_STATUS_CODES = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.INVALID_ARGUMENT}
+
+
+class Vitals(Protocol):
+    """What the service says of itself."""
+
+    def trouble(self) -> str:
+        """Why the gateway makes no progress; empty: it does."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether it takes new requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpApi:
+    """The handlers."""
+
+    delivery: Delivery
+    intake: Intake
+    auth: OpenDoor
+    catalogue: Callable[[], Catalogue]
+    vitals: Vitals
+    stats: GatewayStats
+    registry: CollectorRegistry
+    max_body_bytes: int
+    max_backlog_bytes: int
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/requests/{request_id}", self.cancel, methods=["DELETE"]),
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+        ]
+        handlers: dict[Any, Any] = {PenstockError: _on_error, HTTPException: _on_http_exception}
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return await self._begin(request, parse_completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        return await self._begin(request, parse_chat)
+
+    async def models(self, _request: Request) -> Response:
+        """GET /v1/models."""
+        return _json({"object": "list", "data": [_model_fields(model) for model in self.catalogue().models]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        return _json(_model_fields(self.catalogue().find(request.path_params["name"])))
+
+    async def cancel(self, request: Request) -> Response:
+        """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
+        tenant = self.auth.authenticate(request.headers)
+        text = request.path_params["request_id"]
+        try:
+            request_id = domain.parse_request_id(text)
+        except ValueError as error:
+            raise invalid(str(error), "request_id") from error
+        if not await self.delivery.cancel(request_id, tenant):
+            raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
+        return _json({"id": text, "object": "request", "cancelled": True})
+
+    async def health(self, _request: Request) -> Response:
+        """GET /health: whether the gateway makes progress, not only whether its process lives."""
+        trouble = self.vitals.trouble()
+        return _json({"status": "stalled" if trouble else "ok", "reason": trouble}, 503 if trouble else 200)
+
+    async def ready(self, _request: Request) -> Response:
+        """GET /ready: whether the gateway takes new requests."""
+        ready = self.vitals.is_ready()
+        return _json({"ready": ready}, 200 if ready else 503)
+
+    async def metrics(self, _request: Request) -> Response:
+        """GET /metrics, for Prometheus."""
+        return Response(await asyncio.to_thread(generate_latest, self.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def version(self, _request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": __version__})
+
+    async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> Response:
+        try:
+            tenant = self.auth.authenticate(request.headers)
+            timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
+            ask = parse(await read_body(request, self.max_body_bytes))
+            requests = self.intake.requests(
+                ask.prompts,
+                ask.params,
+                model=ask.model,
+                tenant=tenant,
+                priority=ask.priority,
+                traceparent=request.headers.get("traceparent", ""),
+                timeout_s=timeout_s,
+            )
+        except PenstockError:
+            self.stats.outcomes[Outcome.REJECTED] += 1
+            raise
+        _logger.debug(
+            "request",
+            request_id=domain.format_request_id(requests[0].header.request_id),
+            client_request_id=request.headers.get("x-request-id", "")[:64],
+            num_requests=len(requests),
+            ignored_fields=ask.ignored_fields,
+        )
+        return _CallReply(self.delivery, ask, requests, self.max_backlog_bytes)
+
+
+class _CallReply(Response):
+    """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
+
+    def __init__(self, delivery: Delivery, ask: Ask, requests: list[domain.Request], max_backlog_bytes: int) -> None:
+        super().__init__()
+        self._delivery = delivery
+        self._ask = ask
+        self._requests = requests
+        self._max_backlog_bytes = max_backlog_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ask, first = self._ask, self._requests[0]
+        request_id = domain.format_request_id(first.header.request_id)
+        head = ReplyHead(
+            form=ask.form,
+            call_id=ask.form.id_prefix + request_id,
+            model=first.model,
+            created_s=first.header.arrival_ns // 10**9,
+            num_choices=ask.num_choices,
+            wants_logprobs=ask.params.logprobs is not None,
+            tokens_as_ids=ask.tokens_as_ids,
+            include_usage=ask.include_usage,
+        )
+        headers = [(b"x-request-id", request_id.encode())]
+        sink: SseSink | ReplySink
+        if ask.stream:
+            sink = SseSink(send, SseFormat(head), ask.params.n, headers, self._max_backlog_bytes)
+        else:
+            sink = ReplySink(send, Reply(head), ask.params.n, headers)
+        try:
+            call = await self._delivery.open(self._requests, sink)
+        except PenstockError as error:
+            await error_response(error, headers)(scope, receive, send)
+            return
+        if isinstance(sink, SseSink):
+            sink.resume = lambda: self._delivery.resume(call)
+        # Comes when the client has left, and when the reply is complete.
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._delivery.close(call, CancelReason.CLIENT)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        PenstockError: REQUEST_TOO_LARGE, before more than that was read.
+    """
+    too_large = PenstockError(
+        ErrorCode.REQUEST_TOO_LARGE, f"the body may have at most {max_bytes} bytes; send less at once"
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise too_large
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def error_response(error: PenstockError, headers: list[tuple[bytes, bytes]] | None = None) -> Response:
+    """An error with its status and OpenAI's body."""
+    response = Response(encode(error_fields(error)), status_code=error.kind.http_status)
+    response.raw_headers = [*response.raw_headers, *error_headers(error), *(headers or [])]
+    if error.code is ErrorCode.REQUEST_TOO_LARGE:
+        # The rest of the body is not read.
+        response.raw_headers.append((b"connection", b"close"))
+    return response
+
+
+async def _on_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, PenstockError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _STATUS_CODES.get(error.status_code, ErrorCode.INVALID_ARGUMENT)
+    response = error_response(PenstockError(code, f"{request.method} {request.url.path}: {error.detail}"))
+    response.status_code = error.status_code
+    return response
+
+
+def _json(fields: dict[str, Any], status: int = 200) -> Response:
+    return Response(encode(fields), status_code=status, media_type="application/json")
+
+
+def _model_fields(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "penstock",
+        "max_model_len": model.max_model_len or None,
+    }

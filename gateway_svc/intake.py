@@ -1,0 +1,70 @@
+"""From a checked call to the requests that are submitted: ids, seeds, times."""
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from gateway_svc.core.models import Catalogue
+from penstock.domain.errors import invalid
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Header, Prompt, Request
+
+TIMEOUT_HEADER = "x-request-timeout-s"
+MAX_TIMEOUT_S = 7 * 86400.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_U64 = 2**64
+
+
+class Intake:
+    """Makes the headers of requests; the only place where their randomness comes from."""
+
+    def __init__(self, catalogue: Callable[[], Catalogue], default_timeout_s: float) -> None:
+        self._catalogue = catalogue
+        self._default_timeout_s = default_timeout_s
+
+    def requests(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        model: str,
+        tenant: str,
+        priority: int,
+        traceparent: str,
+        timeout_s: float | None,
+    ) -> list[Request]:
+        """One request for each prompt, all with the same seed.
+
+        Raises:
+            PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet.
+        """
+        name = self._catalogue().find(model).name
+        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % _U64
+        now_ns = time.time_ns()
+        if timeout_s is None:
+            timeout_s = self._default_timeout_s or math.inf
+        deadline_ns = now_ns + int(timeout_s * 1e9) if timeout_s <= MAX_TIMEOUT_S else 0
+        trace = traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
+        return [
+            Request(Header(os.urandom(16), tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params)
+            for prompt in prompts
+        ]
+
+
+def parse_timeout(text: str | None) -> float | None:
+    """Seconds of the timeout header; None: not given.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not a positive number of seconds.
+    """
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise invalid(f"{TIMEOUT_HEADER} must be seconds in (0, {MAX_TIMEOUT_S:.0f}], got {text!r:.40}", TIMEOUT_HEADER)
+    return seconds

@@ -1,0 +1,134 @@
+"""The gateway's hold on the bus: its session, its two connections, and what it does when the server goes away."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import structlog
+
+from servicekit.bus.calls import DropStream, Hello, Leave, Renew, Revalidate, SessionKind
+from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between attempts, the last one repeated
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class Link:
+    """A session whose id is drawn anew when it was fenced; every change of route is told to `rerouted`."""
+
+    def __init__(self, bus: Bus, name: str, address: str, ttl_s: float) -> None:
+        self._bus = bus
+        self._name = name
+        self._address = address
+        self._ttl_ms = int(ttl_s * 1000)
+        self._up = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._calls: AsyncConnection | None = None
+        self._reads: AsyncConnection | None = None
+        self.sid = os.urandom(16)
+        self.rerouted: Callable[[], None] = lambda: None
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server answered last time and the session is active."""
+        return self._up.is_set()
+
+    @property
+    def calls(self) -> AsyncConnection:
+        """The connection for calls; those in flight when the server goes away raise BusUnavailable."""
+        assert self._calls is not None, "the link was not opened"
+        return self._calls
+
+    @property
+    def reads(self) -> AsyncConnection:
+        """The connection for blocking reads of the text stream."""
+        assert self._reads is not None, "the link was not opened"
+        return self._reads
+
+    @property
+    def text_stream(self) -> bytes:
+        """The stream that this session delivers."""
+        return self._bus.keys.text(self.sid)
+
+    async def open(self) -> None:
+        """Connects and says hello, however long the server takes to come."""
+        attempt = 0
+        while True:
+            try:
+                self._calls = self._calls or await self._bus.connect_async()
+                self._reads = self._reads or await self._bus.connect_async()
+                await self._calls.call(self._hello(create=True))
+            except (BusUnavailable, BusFull) as error:
+                await self._wait(attempt, error)
+                attempt += 1
+            else:
+                self._up.set()
+                return
+
+    def lose(self) -> None:
+        """A call found the server gone: nothing is sent until it said hello again."""
+        self._up.clear()
+        self._lost.set()
+
+    async def wait_connected(self) -> None:
+        """Returns when calls may be sent."""
+        await self._up.wait()
+
+    async def keep(self, status: Callable[[], bytes]) -> None:
+        """Renews the session for ever, and gets it back when it was lost."""
+        while True:
+            try:
+                async with asyncio.timeout(self._ttl_ms / 3000):
+                    await self._lost.wait()
+            except TimeoutError:
+                if not await self._renew(status()):
+                    self.lose()
+                    await self._recover()
+            else:
+                await self._recover()
+
+    async def close(self) -> None:
+        """Leaves in order; what the server cannot be told any more, expires there."""
+        try:
+            if self.connected:
+                await self.calls.execute((DropStream(self.text_stream), Leave(self.sid)))
+        except (BusUnavailable, BusFull) as error:
+            _logger.warning("left without a word to the bus: %s", error)
+        self._up.clear()
+        for connection in (self._calls, self._reads):
+            if connection is not None:
+                await connection.close()
+
+    async def _renew(self, status: bytes) -> bool:
+        try:
+            return await self.calls.call(Renew(self.sid, self._ttl_ms, status))
+        except (BusUnavailable, BusFull) as error:
+            _logger.warning("the bus does not answer: %s", error)
+            return False
+
+    async def _recover(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                greeting = await self.calls.call(self._hello(create=False))
+                active = greeting.active or await self.calls.call(Revalidate(self.sid, self._ttl_ms))
+                if not active:
+                    self.sid = os.urandom(16)
+                    await self.calls.call(self._hello(create=True))
+            except (BusUnavailable, BusFull) as error:
+                await self._wait(attempt, error)
+                attempt += 1
+            else:
+                break
+        self._lost.clear()
+        self._up.set()
+        _logger.info("the bus is back", new_run=greeting.new_run, new_session=not active)
+        self.rerouted()
+
+    async def _wait(self, attempt: int, error: Exception) -> None:
+        if attempt in (0, len(RETRY_S)) or attempt % 60 == 0:
+            _logger.warning("waiting for the Redis server: %s", error)
+        await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+
+    def _hello(self, *, create: bool) -> Hello:
+        return Hello(self.sid, SessionKind.GATEWAY, self._name, self._address, self._ttl_ms, create)

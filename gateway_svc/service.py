@@ -1,0 +1,306 @@
+"""The gateway's loops: the text reader, the session's keeper, the outbox, housekeeping, and the HTTP server."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from gateway_svc import wire
+from gateway_svc.core.admission import Limits
+from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.models import Catalogue, catalogue
+from gateway_svc.core.stats import GatewayStats
+from gateway_svc.delivery import Delivery
+from gateway_svc.http import HttpApi
+from gateway_svc.intake import Intake
+from gateway_svc.link import Link
+from gateway_svc.metrics import GatewayCollector
+from gateway_svc.pipeline import read_pipeline
+from gateway_svc.servicer import InferenceServicer
+from gateway_svc.settings import GatewaySettings
+from penstock import __version__
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.finish import CancelReason
+from penstock.v1 import status_pb2
+from servicekit.bus import keys as k
+from servicekit.bus.calls import Append, Entry, LastId, Length, ListWorkers, Read, SessionKind
+from servicekit.bus.interface import Bus, BusFull, BusUnavailable
+from servicekit.hops import Hop, HopCollector
+from servicekit.lifecycle import Stop
+from servicekit.metrics import make_registry
+from servicekit.settings import reachable_address, split_address
+
+READ_BLOCK_MS = 1000
+READ_COUNT = 64  # batches in one read
+HOUSEKEEPING_S = 1.0
+STALLED_AFTER_S = 10.0
+HTTP_GRACE_S = 5
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class GatewayService:
+    """One gateway process; `run` is a coroutine of the main loop, so that HTTP, gRPC and the bus share one thread."""
+
+    kind = SessionKind.GATEWAY
+
+    def __init__(self, settings: GatewaySettings, bus: Bus) -> None:
+        self._settings = settings
+        self._bus = bus
+        grpc_port = split_address(settings.grpc_address)[1]
+        address = reachable_address(settings.grpc_address) if grpc_port else ""
+        self._link = Link(bus, settings.name, address, settings.session_ttl_s)
+        self.stats = GatewayStats()
+        limits = Limits(max_streams=settings.max_streams)
+        self._delivery = Delivery(self._link, limits, settings.max_waiting, self.stats)
+        self._link.rerouted = self._reroute
+        self._intake = Intake(self._models, settings.default_timeout_s)
+        self._auth = OpenDoor()
+        self._hop = Hop("text")
+        self._started_ns = time.time_ns()
+        self._catalogue = self._make_catalogue([])
+        self._draining = False
+        self._rerouted = True
+        self._stream = b""
+        self._position = b"0-0"
+        self._progress_ns = 0
+        self._answered_s = time.monotonic()  # when the bus last answered
+        self.http_port = 0
+
+    @property
+    def name(self) -> str:
+        """What people call this process."""
+        return self._settings.name
+
+    def is_ready(self) -> bool:
+        """Whether it takes new requests."""
+        return self._link.connected and not self._draining and bool(self._catalogue.models)
+
+    def last_progress_ns(self) -> int:
+        """Of the text reader's last turn, idle ones and those without a server included."""
+        return self._progress_ns
+
+    def trouble(self) -> str:
+        """Why the gateway makes no progress; empty: it does."""
+        idle_s = (time.monotonic_ns() - self._progress_ns) * 1e-9
+        if self._progress_ns and idle_s > STALLED_AFTER_S:
+            return f"the text reader has not turned for {idle_s:.0f} s"
+        silent_s = time.monotonic() - self._answered_s
+        if silent_s > STALLED_AFTER_S:
+            return f"the Redis server has not answered for {silent_s:.0f} s"
+        return ""
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """What it says of itself."""
+        figures = {
+            "open_streams": float(self.stats.num_streams),
+            "delivered_tokens_total": float(self.stats.num_tokens),
+        }
+        return status_pb2.ServiceStatus(
+            ready=self.is_ready(),
+            draining=self._draining,
+            started_unix_ns=self._started_ns,
+            version=__version__,
+            figures=figures,
+            hops=[self._hop.status(time.time_ns())],
+        )
+
+    def collectors(self) -> list[Collector]:
+        """Its metrics."""
+        return [GatewayCollector(lambda: self.stats), HopCollector([self._hop])]
+
+    def servicer(self) -> InferenceServicer:
+        """Its gRPC edge, for the server in the loop of `run`."""
+        return InferenceServicer(
+            delivery=self._delivery,
+            intake=self._intake,
+            auth=self._auth,
+            catalogue=self._models,
+            pipeline=self._pipeline,
+            stats=self.stats,
+            max_backlog_bytes=self._settings.max_backlog_bytes,
+        )
+
+    def http(self, registry: CollectorRegistry) -> HttpApi:
+        """Its HTTP edge."""
+        return HttpApi(
+            delivery=self._delivery,
+            intake=self._intake,
+            auth=self._auth,
+            catalogue=self._models,
+            vitals=self,
+            stats=self.stats,
+            registry=registry,
+            max_body_bytes=self._settings.max_body_bytes,
+            max_backlog_bytes=self._settings.max_backlog_bytes,
+        )
+
+    async def run(self, stop: Stop) -> None:
+        """Serves until all clients have their answers, or the time to drain is over.
+
+        Raises:
+            PenstockError: the HTTP address cannot be listened on.
+        """
+        listener = _listen(self._settings.http_address)
+        self.http_port = listener.getsockname()[1]
+        server = _Server(_uvicorn_config(self.http(make_registry(self.collectors()))))
+        async with asyncio.TaskGroup() as group:
+            http = group.create_task(server.serve(sockets=[listener]))
+            loops = [group.create_task(self._serve_bus())]
+            _logger.info("listening", http_port=self.http_port)
+            await stop.wait_async()
+            self._draining = self._delivery.draining = True
+            await self._drain(stop)
+            server.should_exit = True
+            await http
+            for task in loops:
+                task.cancel()
+        await self._delivery.flush()
+        await self._link.close()
+
+    async def _drain(self, stop: Stop) -> None:
+        idle = asyncio.create_task(self._delivery.wait_idle())
+        now = asyncio.create_task(stop.wait_async())
+        await asyncio.wait({idle, now}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, now):
+            task.cancel()
+        error = PenstockError(ErrorCode.UNAVAILABLE, "this gateway was shut down; send the request again")
+        self._delivery.fail_all(error, CancelReason.SHUTDOWN)
+
+    async def _serve_bus(self) -> None:
+        """Everything that needs the bus; begins when the bus is there."""
+        await self._link.open()
+        self._answered_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._read_text())
+            group.create_task(self._link.keep(lambda: self.status().SerializeToString()))
+            group.create_task(self._delivery.run_outbox())
+            group.create_task(self._keep_house())
+
+    def _reroute(self) -> None:
+        self._rerouted = True
+
+    async def _read_text(self) -> None:
+        while True:
+            self._progress_ns = time.monotonic_ns()
+            if not self._link.connected:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._link.wait_connected(), 1.0)
+                continue
+            try:
+                if self._rerouted:
+                    await self._begin_reading()
+                wanted = Read({self._stream: self._position}, READ_COUNT, READ_BLOCK_MS)
+                entries = (await self._link.reads.call(wanted)).get(self._stream, [])
+            except BusUnavailable:
+                self._link.lose()
+                continue
+            self._answered_s = time.monotonic()
+            for entry in entries:
+                self._position = entry.entry_id
+                await self._receive(entry)
+
+    async def _begin_reading(self) -> None:
+        """What stands in the stream already is asked for again by the re-attachments that follow."""
+        self._stream = self._link.text_stream
+        self._position = await self._link.reads.call(LastId(self._stream))
+        self._rerouted = False
+        self._delivery.attach_all()
+
+    async def _receive(self, entry: Entry) -> None:
+        received_ns, began_s = time.time_ns(), time.perf_counter()
+        try:
+            sent_ns, rows = wire.decode_text(entry.fields.get(k.PAYLOAD, b""))
+        except wire.PoisonMessageError as error:
+            await self._bury(entry, str(error))
+            return
+        self._delivery.deliver(rows, asyncio.get_running_loop().time())
+        self._hop.observe(sent_ns, received_ns, time.perf_counter() - began_s)
+        # Several batches at once: requests and sockets get their turn between them.
+        await asyncio.sleep(0)
+
+    async def _bury(self, entry: Entry, why: str) -> None:
+        """A batch that cannot be read: whose text was in it is told by the gap, and asked for again."""
+        _logger.error("dead letter", stream="text", why=why)
+        self.stats.num_dead_letters += 1
+        fields = {**entry.fields, k.STREAM: b"text", k.WHY: why.encode()}
+        try:
+            await self._link.calls.call(Append(self._bus.keys.dead, fields, k.DEAD_CAP))
+        except (BusUnavailable, BusFull) as error:
+            _logger.error("a dead letter was not kept: %s", error)  # noqa: TRY400  (the outage is told elsewhere)
+        self._delivery.attach_all()
+
+    async def _keep_house(self) -> None:
+        keys = self._bus.keys
+        while True:
+            if self._link.connected:
+                self._delivery.probe(asyncio.get_running_loop().time())
+                try:
+                    workers, prompts, requests = await self._link.calls.execute(
+                        (ListWorkers(), Length(keys.prompts), Length(keys.requests))
+                    )
+                except (BusUnavailable, BusFull):
+                    self._link.lose()
+                    continue
+                self._answered_s = time.monotonic()
+                self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
+                self.stats.queue_depths = {"prompts": prompts, "requests": requests}
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _make_catalogue(self, infos: list[bytes]) -> Catalogue:
+        workers = []
+        for info in infos:
+            with contextlib.suppress(wire.PoisonMessageError):  # its scheduler says so
+                workers.append(wire.decode_worker(info))
+        return catalogue(self._settings.served_model_name, workers, self._started_ns // 10**9)
+
+    def _models(self) -> Catalogue:
+        return self._catalogue
+
+    async def _pipeline(self) -> status_pb2.PipelineStatus:
+        unavailable = PenstockError(ErrorCode.UNAVAILABLE, "the Redis server does not answer; ask again")
+        if not self._link.connected:
+            raise unavailable
+        try:
+            return await read_pipeline(self._link.calls, self._bus.keys, self._settings.num_shards)
+        except BusUnavailable as error:
+            raise unavailable from error
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to `servicekit.lifecycle`."""
+        yield
+
+
+def _uvicorn_config(api: HttpApi) -> uvicorn.Config:
+    return uvicorn.Config(
+        api.app(),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=HTTP_GRACE_S,
+    )
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise PenstockError(
+            ErrorCode.INTERNAL, f"cannot listen on {address} for HTTP ({error}): choose another http_address"
+        ) from error
+    listener.setblocking(False)
+    return listener

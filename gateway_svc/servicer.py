@@ -1,0 +1,114 @@
+"""`penstock.v1.Inference` over gRPC."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from grpc import aio
+
+from gateway_svc import wire
+from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.models import Catalogue
+from gateway_svc.core.stats import GatewayStats, Outcome
+from gateway_svc.delivery import Delivery
+from gateway_svc.intake import Intake
+from gateway_svc.sinks import QueueSink
+from penstock.domain.errors import PenstockError, invalid
+from penstock.domain.finish import CancelReason
+from penstock.domain.request import Request, format_request_id, parse_request_id
+from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+
+Context = aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """The gRPC edge; errors leave through the server's interceptor."""
+
+    def __init__(
+        self,
+        *,
+        delivery: Delivery,
+        intake: Intake,
+        auth: OpenDoor,
+        catalogue: Callable[[], Catalogue],
+        pipeline: Callable[[], Awaitable[status_pb2.PipelineStatus]],
+        stats: GatewayStats,
+        max_backlog_bytes: int,
+    ) -> None:
+        self._delivery = delivery
+        self._intake = intake
+        self._auth = auth
+        self._catalogue = catalogue
+        self._pipeline = pipeline
+        self._stats = stats
+        self._max_backlog_bytes = max_backlog_bytes
+
+    # Writes to its context instead of yielding: so a cancelled call ends here at once, and with it the request.
+    async def Generate(self, request: inference_pb2.GenerateCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Streams what each step adds; a call that breaks or expires cancels the request."""
+        try:
+            checked = self._check(request, context)
+        except PenstockError:
+            self._stats.outcomes[Outcome.REJECTED] += 1
+            raise
+        header = checked.header
+        sink = QueueSink(self._max_backlog_bytes)
+        call = await self._delivery.open([checked], sink)
+        sink.resume = lambda: self._delivery.resume(call)
+        accepted = inference_pb2.Accepted(
+            request_id=format_request_id(header.request_id), model=checked.model, seed=header.seed
+        )
+        try:
+            await context.write(inference_pb2.GenerateEvent(accepted=accepted))
+            while rows := await sink.fetch():
+                for row in rows:
+                    await context.write(wire.delta(row))
+        finally:
+            is_late = header.deadline_ns and time.time_ns() >= header.deadline_ns
+            self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
+
+    async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
+        """Ends a request of the caller's tenant."""
+        tenant = self._auth.authenticate(_metadata(context))
+        try:
+            request_id = parse_request_id(request.request_id)
+        except ValueError as error:
+            raise invalid(str(error), "request_id") from error
+        return inference_pb2.CancelReply(known=await self._delivery.cancel(request_id, tenant))
+
+    async def ListModels(  # noqa: N802
+        self,
+        request: inference_pb2.ListModelsCall,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.ListModelsReply:
+        """The models that are served."""
+        models = [
+            inference_pb2.Model(name=model.name, max_model_len=model.max_model_len)
+            for model in self._catalogue().models
+        ]
+        return inference_pb2.ListModelsReply(models=models)
+
+    async def GetPipeline(  # noqa: N802
+        self,
+        request: inference_pb2.GetPipelineCall,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> status_pb2.PipelineStatus:
+        """The state of the whole pipeline."""
+        return await self._pipeline()
+
+    def _check(self, request: inference_pb2.GenerateCall, context: Context) -> Request:
+        metadata = _metadata(context)
+        ask = wire.decode_generate(request.request)
+        return self._intake.requests(
+            [ask.prompt],
+            ask.params,
+            model=ask.model,
+            tenant=self._auth.authenticate(metadata),
+            priority=ask.priority,
+            traceparent=metadata.get("traceparent", ""),
+            timeout_s=context.time_remaining(),
+        )[0]
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

@@ -1,0 +1,37 @@
+"""What a gateway can be told."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from servicekit.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings(ServiceSettings):
+    """Settings of `gateway_svc`."""
+
+    http_address: str = field(
+        default="127.0.0.1:8000", metadata={"help": "host:port of the OpenAI HTTP API; port 0 takes a free one"}
+    )
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "names that clients may call the model by, separated by commas; empty: as workers register"},
+    )
+    max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
+        default=8 * 1024 * 1024, metadata={"help": "largest request body"}
+    )
+    max_streams: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=0, metadata={"help": "requests that this gateway serves at once, 429 beyond; 0: no bound"}
+    )
+    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=10_000, metadata={"help": "requests that may wait in the whole pool, 429 beyond; 0: no bound"}
+    )
+    default_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = field(
+        default=0.0, metadata={"help": "seconds after which a request is given up if its client says nothing; 0: never"}
+    )
+    max_backlog_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
+        default=256 * 1024,
+        metadata={"help": "text kept for one slow client; what goes beyond it is fetched again later"},
+    )

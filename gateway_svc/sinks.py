@@ -1,0 +1,174 @@
+"""Where text goes: an event stream, a plain reply, or a gRPC stream."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway_svc.core.admission import RETRY_AFTER_S
+from gateway_svc.core.backlog import Backlog
+from gateway_svc.core.replies import Reply, encode, error_fields
+from gateway_svc.core.sse import SseFormat, error_event
+from gateway_svc.outlet import Outlet, Send
+from penstock.domain.errors import PenstockError
+from penstock.domain.rows import TextRow
+
+Headers = list[tuple[bytes, bytes]]
+_RETRY_STATUSES = (429, 503)
+
+
+def error_headers(error: PenstockError) -> Headers:
+    """Headers of an error's JSON body."""
+    headers: Headers = [(b"content-type", b"application/json")]
+    if error.kind.http_status in _RETRY_STATUSES:
+        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+    return headers
+
+
+def _write_whole(outlet: Outlet, status: int, headers: Headers, body: bytes) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    outlet.write({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    outlet.write({"type": "http.response.body", "body": body})
+
+
+class SseSink:
+    """A streamed HTTP reply. Its status line waits for the first row: an early error has a status of its own."""
+
+    def __init__(self, send: Send, form: SseFormat, n: int, headers: Headers, max_backlog_bytes: int) -> None:
+        self._outlet = Outlet(send, self._drained)
+        self._format = form
+        self._n = n
+        self._headers = headers
+        self._backlog = Backlog(max_backlog_bytes)
+        self._started = False
+        self._last: bytes | None = None  # what stands behind the backlog: the call is over
+        self.resume: Callable[[], None] = lambda: None
+
+    @property
+    def has_room(self) -> bool:
+        """See `delivery.Sink`."""
+        return not self._backlog.is_full
+
+    def take(self, prompt: int, row: TextRow) -> None:
+        """One event for each row; a client that lags gets several rows in one event."""
+        choice = prompt * self._n + row.sequence
+        if self._outlet.blocked:
+            self._backlog.add(choice, row)
+            return
+        data = self._format.chunk(choice, row)
+        if data:
+            self._write(data, more=True)
+
+    def end(self) -> None:
+        """The usage and the end mark."""
+        self._finish(self._format.end)
+
+    def fail(self, error: PenstockError) -> None:
+        """An error status if nothing was sent yet, else an error event."""
+        if not self._started:
+            headers = [*error_headers(error), *self._headers]
+            _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
+            return
+        self._finish(lambda: error_event(error))
+
+    def _finish(self, last: Callable[[], bytes]) -> None:
+        if self._outlet.blocked:
+            self._last = self._rest() + last()
+        else:
+            self._write(last(), more=False)
+
+    def _rest(self) -> bytes:
+        return b"".join(self._format.chunk(choice, row) for choice, row in self._backlog.drain())
+
+    def _drained(self) -> None:
+        if self._last is not None:
+            self._write(self._last, more=False)
+            return
+        was_full = self._backlog.is_full
+        if data := self._rest():
+            self._write(data, more=True)
+        if was_full:
+            self.resume()
+
+    def _write(self, data: bytes, *, more: bool) -> None:
+        if not self._started:
+            self._started = True
+            kind = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            self._outlet.write({"type": "http.response.start", "status": 200, "headers": [*kind, *self._headers]})
+        self._outlet.write({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class ReplySink:
+    """A plain HTTP reply, written when everything has ended."""
+
+    has_room = True
+
+    def __init__(self, send: Send, reply: Reply, n: int, headers: Headers) -> None:
+        self._outlet = Outlet(send, lambda: None)
+        self._reply = reply
+        self._n = n
+        self._headers = headers
+
+    def take(self, prompt: int, row: TextRow) -> None:
+        """See `delivery.Sink`."""
+        self._reply.add(prompt * self._n + row.sequence, row)
+
+    def end(self) -> None:
+        """The reply."""
+        headers = [(b"content-type", b"application/json"), *self._headers]
+        _write_whole(self._outlet, 200, headers, self._reply.encode())
+
+    def fail(self, error: PenstockError) -> None:
+        """The error instead of a reply."""
+        headers = [*error_headers(error), *self._headers]
+        _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
+
+
+class QueueSink:
+    """Rows for a coroutine that fetches them; what it does not fetch in time is merged."""
+
+    def __init__(self, max_backlog_bytes: int) -> None:
+        self._backlog = Backlog(max_backlog_bytes)
+        self._woken = asyncio.Event()
+        self._ended = False
+        self._error: PenstockError | None = None
+        self.resume: Callable[[], None] = lambda: None
+
+    @property
+    def has_room(self) -> bool:
+        """See `delivery.Sink`."""
+        return not self._backlog.is_full
+
+    def take(self, prompt: int, row: TextRow) -> None:  # noqa: ARG002  (a gRPC call has one prompt)
+        """See `delivery.Sink`."""
+        self._backlog.add(row.sequence, row)
+        self._woken.set()
+
+    def end(self) -> None:
+        """See `delivery.Sink`."""
+        self._ended = True
+        self._woken.set()
+
+    def fail(self, error: PenstockError) -> None:
+        """See `delivery.Sink`."""
+        self._error = error
+        self._woken.set()
+
+    async def fetch(self) -> list[TextRow]:
+        """The next rows, one for each sample; none: the call has ended.
+
+        Raises:
+            PenstockError: it ended with an error; all rows before were fetched.
+        """
+        await self._woken.wait()
+        was_full = self._backlog.is_full
+        rows = [row for _, row in self._backlog.drain()]
+        if not rows and self._error is not None:
+            raise self._error
+        if not self._ended and self._error is None:
+            self._woken.clear()
+        if was_full:
+            self.resume()
+        return rows
