@@ -72,7 +72,7 @@ class LLMEngine:
         )
         self.vocabulary = vocabulary
         self.progress = Progress()
-        self._runner = runner
+        self.runner = runner
         self._seed = seed & _U64
         self._prompt_tokenizer = PromptTokenizer(vocabulary)
         self._detokenizer = Detokenizer(vocabulary.tokenizer)
@@ -198,13 +198,13 @@ class LLMEngine:
     def close(self) -> None:
         """Give the device's memory back; the engine is of no further use."""
         self._launched.clear()
-        self._runner.close()
+        self.runner.close()
 
     def _launch_ahead(self) -> None:
         if not self._launched:
             self._last_result_s = time.perf_counter()
         while (plan := self._scheduler.schedule(_WORKER, time.time_ns())) is not None:
-            self._launched.append(_Launched(self._runner.launch(plan), _num_prefill_tokens(plan)))
+            self._launched.append(_Launched(self.runner.launch(plan), _num_prefill_tokens(plan)))
 
     def _measure(self, launched: _Launched, num_sampled: int) -> None:
         now_s = time.perf_counter()

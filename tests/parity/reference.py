@@ -1,13 +1,18 @@
 """What transformers says: greedy tokens and top-5 logprobs of 32 prompts, one by one, once for each checkpoint."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from checkpoints import VOCAB_SIZE
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
+
+from penstock.domain.params import SamplingParams
+from penstock.domain.rows import TokenLogprob
 
 NUM_PROMPTS = 32
 MAX_TOKENS = 8
@@ -16,6 +21,9 @@ NUM_TOP = 5
 # compared exactly does not hang on rounding.
 MIN_GREEDY_GAP = 1e-3
 MIN_TOP_GAP = 1e-4
+LOGPROB_TOLERANCE = 1e-4
+
+PARAMS = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=NUM_TOP)
 
 
 @dataclass(frozen=True)
@@ -82,3 +90,13 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
         top_logprobs.append(values[:NUM_TOP].tolist())
         fed = ids[:1].unsqueeze(0)
     return Answer(prompt, token_ids, top_ids, top_logprobs)
+
+
+def assert_equal(answer: Answer, token_ids: list[int], logprobs: Sequence[TokenLogprob]) -> None:
+    """Token for token the same, top-5 logprobs within `LOGPROB_TOLERANCE`."""
+    assert token_ids == answer.token_ids
+    assert [entry.token_id for entry in logprobs] == answer.token_ids
+    for entry, top_ids, top_logprobs in zip(logprobs, answer.top_ids, answer.top_logprobs, strict=True):
+        assert [token_id for token_id, _ in entry.top] == top_ids
+        assert [logprob for _, logprob in entry.top] == pytest.approx(top_logprobs, abs=LOGPROB_TOLERANCE)
+        assert entry.logprob == pytest.approx(top_logprobs[0], abs=LOGPROB_TOLERANCE)
