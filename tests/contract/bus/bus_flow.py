@@ -1,0 +1,111 @@
+"""One pool under test, with the steps of a request's life as short words."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from servicekit.bus import Bus, Connection
+from servicekit.bus.calls import (
+    Claim,
+    Entry,
+    Hello,
+    LeaseShard,
+    Read,
+    ReadGroup,
+    Renew,
+    Retire,
+    SessionKind,
+    StoredRequest,
+    Submit,
+    SubmitOutcome,
+    Tokenized,
+)
+from servicekit.bus.keys import REQUEST, TOKENIZERS
+
+# No byte is special: line ends, RESP's own markers, zero, high bytes, separators of keys.
+AWKWARD = bytes(range(256)) + b"\r\n$-1\r\n*0\r\n:{}"
+DEAD_MS = -1  # a session that renews with this TTL has expired at once
+LONG_MS = 60_000
+
+
+def sid_of(number: int) -> bytes:
+    """A session id whose bytes are awkward."""
+    return bytes([number, 0, 13, 10]) * 4
+
+
+def id_of(number: int) -> bytes:
+    """A request id whose bytes are awkward."""
+    return bytes([255, number, 0, 10]) * 4
+
+
+@dataclass
+class Flow:
+    """A pool and one connection to it."""
+
+    bus: Bus
+    connection: Connection
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    def session(self, kind: SessionKind = SessionKind.SCHEDULER, ttl_ms: int = LONG_MS) -> bytes:
+        """A new session."""
+        number = next(self._numbers)
+        sid = sid_of(number)
+        assert self.connection.call(Hello(sid, kind, f"session-{number}", f"host:{number}", ttl_ms)).active
+        return sid
+
+    def expire(self, sid: bytes) -> None:
+        """The session's lease runs out; nobody took anything yet."""
+        assert self.connection.call(Renew(sid, DEAD_MS))
+
+    def submitted(self, tenant: str = "tenant") -> bytes:
+        """A request in state PROMPT."""
+        request_id = id_of(next(self._numbers))
+        assert self.connection.call(submit(request_id, tenant)) is SubmitOutcome.CREATED
+        return request_id
+
+    def ready(self) -> bytes:
+        """A request in state READY."""
+        request_id = self.submitted()
+        (hint,) = self.hints()
+        assert hint.fields[REQUEST] == request_id
+        assert self.connection.call(Tokenized(request_id, hint.entry_id, b"meta" + AWKWARD, 2))
+        return request_id
+
+    def running(self, sid: bytes, shard: int = 0) -> bytes:
+        """A request in state RUNNING, owned by `sid`."""
+        request_id = self.ready()
+        claimed = self.connection.call(Claim(sid, 1, shard))
+        assert claimed is not None
+        assert [request.request_id for request in claimed] == [request_id]
+        return request_id
+
+    def ended(self, ttl_ms: int = LONG_MS) -> bytes:
+        """A request in state ENDED."""
+        request_id = self.running(self.session())
+        detokenizer = self.session(SessionKind.DETOKENIZER)
+        assert self.connection.call(LeaseShard(detokenizer, 0))
+        assert self.connection.call(Retire(detokenizer, 0, request_id, b"result", ttl_ms))
+        return request_id
+
+    def hints(self, consumer: bytes = b"tokenizer-1") -> list[Entry]:
+        """What a tokenizer finds."""
+        return self.connection.call(ReadGroup(self.bus.keys.prompts, TOKENIZERS, consumer, 64))
+
+    def entries(self, stream: bytes) -> list[Entry]:
+        """All entries of a stream."""
+        return self.connection.call(Read({stream: b"0-0"}, count=10_000)).get(stream, [])
+
+    def fields(self, stream: bytes) -> list[dict[bytes, bytes]]:
+        """All entries of a stream, without their ids."""
+        return [entry.fields for entry in self.entries(stream)]
+
+
+def submit(request_id: bytes, tenant: str = "tenant", digest: bytes = b"digest", max_waiting: int = 0) -> Submit:
+    """A submit with awkward contents."""
+    return Submit(
+        request_id, tenant, b"header" + AWKWARD, b"body" + AWKWARD, digest, sid_of(200), 1, max_waiting=max_waiting
+    )
+
+
+def ids(requests: list[StoredRequest]) -> list[bytes]:
+    """The ids of requests."""
+    return [request.request_id for request in requests]
