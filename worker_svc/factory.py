@@ -16,7 +16,7 @@ from worker_svc.core.distributed import Group, connect
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.memory import MemoryProfile, cpu_kv_cache_bytes, fit_model_len
+from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, MemoryProfile, fit_model_len, num_blocks_in
 from worker_svc.core.models import build_model
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
@@ -133,23 +133,21 @@ class _RunnerMaker:
     def profile(self, weights_bytes: int, max_model_len: int, group: Group) -> MemoryProfile:
         """How many blocks there will be: the fewest that any rank has room for."""
         options, block_bytes = self.options, self.shape.block_bytes
-        # Slots hold one token more than is ever computed, hence the rounding up of a full context.
-        max_useful_blocks = options.max_num_seqs * -(-max_model_len // options.block_size)
         total_bytes = activation_bytes = 0
         if self.device.type == "cuda":
             total_bytes = torch.cuda.get_device_properties(self.device).total_memory
             activation_bytes = self._measure_peak(max_model_len)
         if options.num_blocks is not None:
             num_blocks = options.num_blocks
-        elif self.device.type == "cuda" and options.kv_cache_memory_bytes is None:
-            free_bytes, _ = torch.cuda.mem_get_info(self.device)
-            others_bytes = total_bytes - free_bytes  # weights, CUDA's own, other processes
-            budget = int(total_bytes * options.gpu_memory_utilization) - others_bytes - activation_bytes
-            num_blocks = max(0, budget) // block_bytes
         else:
-            num_blocks = (
-                cpu_kv_cache_bytes(options.kv_cache_memory_bytes, block_bytes, max_useful_blocks) // block_bytes
-            )
+            kv_bytes = options.kv_cache_memory_bytes
+            if kv_bytes is None and self.device.type == "cuda":
+                free_bytes, _ = torch.cuda.mem_get_info(self.device)
+                others_bytes = total_bytes - free_bytes  # weights, CUDA's own, other processes
+                kv_bytes = int(total_bytes * options.gpu_memory_utilization) - others_bytes - activation_bytes
+            elif kv_bytes is None:
+                kv_bytes = DEFAULT_CPU_KV_CACHE_BYTES
+            num_blocks = num_blocks_in(kv_bytes, block_bytes, options.max_num_seqs, max_model_len, options.block_size)
         num_blocks = group.minimum(num_blocks, self.device)
         return MemoryProfile(
             total_bytes, weights_bytes, activation_bytes, num_blocks * block_bytes, block_bytes, num_blocks

@@ -19,11 +19,9 @@ class MemoryProfile:
     num_blocks: int
 
 
-def cpu_kv_cache_bytes(asked_bytes: int | None, block_bytes: int, max_useful_blocks: int) -> int:
-    """What was asked for; else a modest default, and no more than all slots could fill."""
-    if asked_bytes is not None:
-        return asked_bytes
-    return min(DEFAULT_CPU_KV_CACHE_BYTES, block_bytes * max_useful_blocks)
+def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Blocks that `kv_bytes` hold, but no more than all slots together could fill."""
+    return min(max(0, kv_bytes) // block_bytes, max_num_seqs * -(-max_model_len // block_size))
 
 
 def fit_model_len(max_model_len: int, num_blocks: int, block_size: int, block_bytes: int, *, explicit: bool) -> int:

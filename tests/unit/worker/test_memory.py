@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.domain.errors import PenstockError
-from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, cpu_kv_cache_bytes, fit_model_len
+from worker_svc.core.memory import fit_model_len, num_blocks_in
 
 
-def test_a_cpu_takes_what_is_asked_or_a_modest_default_that_slots_can_fill() -> None:
-    assert cpu_kv_cache_bytes(5000, 100, 3) == 5000
-    assert cpu_kv_cache_bytes(None, 100, 3) == 300
-    assert cpu_kv_cache_bytes(None, 1 << 20, 10_000) == DEFAULT_CPU_KV_CACHE_BYTES
+def test_blocks_fill_the_memory_but_no_more_than_all_slots_can_use() -> None:
+    assert num_blocks_in(5050, 100, max_num_seqs=8, max_model_len=100, block_size=16) == 50
+    assert num_blocks_in(1 << 40, 100, max_num_seqs=8, max_model_len=100, block_size=16) == 56
+    assert num_blocks_in(-5, 100, max_num_seqs=8, max_model_len=100, block_size=16) == 0
 
 
 def test_a_context_that_fits_is_kept() -> None:
