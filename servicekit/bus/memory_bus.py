@@ -39,6 +39,7 @@ class MemoryBus:
         self._lock = threading.Lock()
         self._pool = MemoryPool(self._keys, now_ms, uuid.uuid4().hex)
         self._run = 0
+        self._is_running = True
         self._waiting: dict[Callable[[], None], frozenset[bytes]] = {}  # wake → streams
 
     @property
@@ -54,18 +55,34 @@ class MemoryBus:
         """A new connection for the running event loop."""
         return AsyncMemoryConnection(self)
 
-    def restart(self) -> None:
-        """As if the server had been restarted without losing anything: a new run id, and every connection is lost."""
+    def stop(self) -> None:
+        """As if the server had died: every connection is lost, and no new one is made until `start`."""
         with self._lock:
+            self._is_running = False
             self._run += 1
-            self._pool.new_run(uuid.uuid4().hex)
             waiting = list(self._waiting)
         for wake in waiting:
             wake()
 
+    def start(self) -> None:
+        """As if a server that was stopped had come back as another run, with everything it had."""
+        with self._lock:
+            self._is_running = True
+            self._pool.new_run(uuid.uuid4().hex)
+
+    def enter(self) -> int:
+        """The present run, which a new connection belongs to.
+
+        Raises:
+            BusUnavailable: stopped.
+        """
+        if not self._is_running:
+            raise BusUnavailable("the bus in memory was stopped")
+        return self._run
+
     @property
     def run(self) -> int:
-        """How often the bus was restarted: a connection belongs to one run."""
+        """How often the bus was stopped: a connection belongs to one run."""
         return self._run
 
     def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
@@ -102,7 +119,7 @@ class MemoryConnection:
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
-        self._run = bus.run
+        self._run = bus.enter()
         self._closed = False
         self._woken = threading.Event()
 
@@ -110,7 +127,7 @@ class MemoryConnection:
         """Carries out one call.
 
         Raises:
-            BusUnavailable: closed, or the bus was restarted since.
+            BusUnavailable: closed, or the bus was stopped since.
         """
         return cast(R, self.execute((call,))[0])
 
@@ -118,7 +135,7 @@ class MemoryConnection:
         """Carries out calls in order; the last one may block.
 
         Raises:
-            BusUnavailable: closed, or the bus was restarted since.
+            BusUnavailable: closed, or the bus was stopped since.
         """
         if not calls:
             return []
@@ -139,9 +156,13 @@ class MemoryConnection:
         return answers
 
     def reconnect(self) -> None:
-        """Belongs to the bus's present run from now on."""
+        """Belongs to the bus's present run from now on.
+
+        Raises:
+            BusUnavailable: the bus is stopped.
+        """
+        self._run = self._bus.enter()
         self._closed = False
-        self._run = self._bus.run
 
     def close(self) -> None:
         """Closes; a thread blocked in `execute` gets BusUnavailable."""
@@ -158,7 +179,7 @@ class AsyncMemoryConnection:
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
-        self._run = bus.run
+        bus.enter()
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._woken: set[asyncio.Event] = set()
@@ -167,7 +188,7 @@ class AsyncMemoryConnection:
         """Carries out one call.
 
         Raises:
-            BusUnavailable: closed, or the bus was restarted while the call waited.
+            BusUnavailable: closed, or the bus was stopped, before or while the call waited.
         """
         return cast(R, (await self.execute((call,)))[0])
 
@@ -175,13 +196,13 @@ class AsyncMemoryConnection:
         """Carries out calls in order; the last one may block its task.
 
         Raises:
-            BusUnavailable: closed, or the bus was restarted while the last call waited.
+            BusUnavailable: closed, or the bus was stopped, before or while the last call waited.
         """
         if not calls:
             return []
         if self._closed:
             raise BusUnavailable("the connection to the bus in memory was closed")
-        self._run = self._bus.run
+        run = self._bus.enter()
         _, wait_s = _awaited_streams(calls[-1])
         deadline_s = time.monotonic() + wait_s
         woken = asyncio.Event()
@@ -190,7 +211,6 @@ class AsyncMemoryConnection:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(woken.set)
 
-        run = self._run
         answers = self._bus.apply(calls, wake)
         self._woken.add(woken)
         try:

@@ -1,7 +1,11 @@
 """The pools under test: in memory, on Valkey, and on Redis 7 where it is installed."""
 
+import os
 import shutil
-from collections.abc import Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -23,11 +27,16 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def redis_program() -> Path:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("no redis-server on PATH: install Debian's redis-server to test with it")
-    server = EmbeddedServer(tmp_path_factory.mktemp("redis"), server=Path(program), port=0)
+    return Path(program)
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EmbeddedServer(tmp_path_factory.mktemp("redis"), server=redis_program, port=0)
     server.start()
     yield server.url
     server.close()
@@ -50,3 +59,32 @@ def flow(bus: Bus) -> Iterator[Flow]:
     connection = bus.connect()
     yield Flow(bus, connection)
     connection.close()
+
+
+@dataclass
+class Outage:
+    """A bus whose server can be killed and started again."""
+
+    bus: Bus
+    kill: Callable[[], None]
+    start: Callable[[], None]
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def outage(request: pytest.FixtureRequest, pool: str, tmp_path: Path) -> Iterator[Outage]:
+    if request.param == "memory":
+        memory_bus = MemoryBus(pool)
+        yield Outage(memory_bus, memory_bus.stop, memory_bus.start)
+        return
+    program = find_server() if request.param == "valkey" else request.getfixturevalue("redis_program")
+    server = EmbeddedServer(tmp_path / "data", server=program, port=0 if request.param == "redis" else None)
+    server.start()
+
+    def kill() -> None:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        while server.exit_code() is None:
+            time.sleep(0.005)
+
+    yield Outage(open_bus(server.url, pool), kill, server.start)
+    server.close()

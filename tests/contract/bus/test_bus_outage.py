@@ -1,0 +1,215 @@
+"""The server is killed and comes back: nothing acknowledged is lost, every session must show itself again."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+from bus_flow import DEAD_MS, LONG_MS, Flow, id_of, submit
+
+from servicekit.bus import Bus, BusUnavailable
+from servicekit.bus.calls import (
+    Append,
+    Claim,
+    Commit,
+    Hello,
+    LeaseShard,
+    Leave,
+    Length,
+    ListSessions,
+    Owned,
+    Read,
+    Renew,
+    Revalidate,
+    SessionKind,
+    SubmitOutcome,
+    Take,
+)
+from servicekit.session import Recovery, Session, Stopped
+
+
+class Outage(Protocol):
+    bus: Bus
+    kill: Callable[[], None]
+    start: Callable[[], None]
+
+
+def _restart(outage: Outage, flow: Flow) -> None:
+    outage.kill()
+    with pytest.raises(BusUnavailable):
+        flow.connection.call(ListSessions())
+    with pytest.raises(BusUnavailable):
+        flow.connection.reconnect()
+    outage.start()
+    flow.connection.reconnect()
+
+
+def _hello(sid: bytes) -> Hello:
+    return Hello(sid, SessionKind.SCHEDULER, "s", "", LONG_MS, create=False)
+
+
+def test_a_restart_keeps_requests_and_functions(outage: Outage) -> None:
+    flow = Flow(outage.bus, outage.bus.connect())
+    sid = flow.session()
+    running, waiting = flow.running(sid), flow.ready()
+    flow.connection.call(Commit(sid, ((0, b"row"),), "w", b"plan"))
+    log = flow.entries(flow.bus.keys.tokens(0))
+    _restart(outage, flow)
+    assert flow.entries(flow.bus.keys.tokens(0)) == log
+    assert flow.connection.call(submit(waiting)) is SubmitOutcome.EXISTS
+    other = flow.session()
+    claimed = flow.connection.call(Claim(other, 10, 0))
+    assert claimed is not None
+    assert [request.request_id for request in claimed] == [waiting]
+    assert flow.connection.execute([Revalidate(sid, LONG_MS), Owned(sid)]) == [True, [running]]
+    flow.connection.close()
+
+
+def test_a_new_run_suspends_every_session_until_it_revalidates(outage: Outage) -> None:
+    flow = Flow(outage.bus, outage.bus.connect())
+    first, second = flow.session(), flow.session()
+    _restart(outage, flow)
+    greetings = flow.connection.execute([_hello(first), _hello(second)])
+    assert [(greeting.new_run, greeting.active) for greeting in greetings] == [(True, False), (False, False)]
+    commit = Commit(second, ((0, b"row"),))
+    assert flow.connection.execute([commit, Renew(second, LONG_MS), Claim(second, 1, 0)]) == [False, False, None]
+    assert flow.connection.execute([Revalidate(second, LONG_MS), commit]) == [True, True]
+    assert [info.alive for info in flow.connection.call(ListSessions())] == [False, True]
+    flow.connection.close()
+
+
+def test_a_new_run_drops_shard_leases_and_gives_sessions_their_time_anew(outage: Outage) -> None:
+    flow = Flow(outage.bus, outage.bus.connect())
+    holder, other, left = flow.session(), flow.session(), flow.session()
+    flow.connection.execute([LeaseShard(holder, 0), Leave(left)])
+    flow.expire(holder)
+    _restart(outage, flow)
+    flow.connection.call(_hello(other))
+    assert flow.connection.call(Revalidate(other, LONG_MS))
+    assert flow.connection.call(Take(other, holder)) is None, "the outage was not its fault"
+    assert flow.connection.call(LeaseShard(other, 0))
+    assert flow.connection.execute([Take(other, left), Revalidate(left, LONG_MS)]) == [[], False]
+    flow.connection.close()
+
+
+def test_a_waiting_reader_learns_of_the_outage(outage: Outage) -> None:
+    connection = outage.bus.connect()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            connection.call(Read({outage.bus.keys.key("s"): b"0-0"}, block_ms=60_000))
+        except BusUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(0.05)
+    outage.kill()
+    thread.join()
+    assert len(errors) == 1
+
+
+def test_an_async_connection_reconnects_by_itself(outage: Outage) -> None:
+    async def test() -> None:
+        stream = outage.bus.keys.key("s")
+        connection = await outage.bus.connect_async()
+        waiting = asyncio.create_task(connection.call(Read({stream: b"0-0"}, block_ms=60_000)))
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(outage.kill)
+        with pytest.raises(BusUnavailable):
+            await waiting
+        with pytest.raises(BusUnavailable):
+            await connection.call(Length(stream))
+        with pytest.raises(BusUnavailable):
+            await outage.bus.connect_async()
+        await asyncio.to_thread(outage.start)
+        await connection.call(Append(stream, {b"n": b"1"}))
+        assert await connection.call(submit(id_of(1))) is SubmitOutcome.CREATED
+        await connection.close()
+
+    asyncio.run(test())
+
+
+def test_nobody_connects_without_a_server(outage: Outage) -> None:
+    outage.kill()
+    with pytest.raises(BusUnavailable):
+        outage.bus.connect()
+
+
+# --- Session ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_waits_for_the_bus_and_keeps_what_it_owns(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS)
+    session.connect()
+    sid = session.sid
+    outage.kill()
+    starter = threading.Timer(0.2, outage.start)
+    starter.start()
+    assert session.recover() == Recovery(lost=False, new_run=True)
+    starter.join()
+    assert session.sid == sid
+    assert session.connection.call(Commit(sid, ((0, b"row"),)))
+    session.leave()
+
+
+def test_a_session_that_was_taken_over_begins_anew(outage: Outage) -> None:
+    flow = Flow(outage.bus, outage.bus.connect())
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=DEAD_MS)
+    session.connect()
+    old_sid = session.sid
+    request_id = flow.running(old_sid)
+    assert flow.connection.call(Take(flow.session(), old_sid)) == [request_id]
+    assert not session.connection.call(Commit(session.sid, ((0, b"row"),)))
+    assert session.recover() == Recovery(lost=True, new_run=True)
+    assert session.sid != old_sid
+    assert session.connection.call(Owned(session.sid)) == []
+    assert session.recover() == Recovery(lost=False, new_run=False)
+    session.leave()
+    flow.connection.close()
+
+
+def test_a_session_renews_at_half_its_time(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.WORKER, "w", ttl_ms=4000)
+    session.connect()
+    renewals = [session.tick(now_s, b"status") for now_s in (100.0, 101.9, 102.0, 103.9, 104.5)]
+    renew = Renew(session.sid, 4000, b"status")
+    assert renewals == [renew, None, renew, None, renew]
+    assert session.connection.call(renew)
+    session.leave()
+    with pytest.raises(BusUnavailable):
+        session.connection.call(renew)
+
+
+def test_a_session_that_leaves_is_dead_at_once(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.WORKER, "w", address="host:1")
+    session.connect()
+    sid = session.sid
+    session.leave()
+    session.leave()
+    connection = outage.bus.connect()
+    (listed,) = connection.call(ListSessions())
+    assert (listed.sid, listed.name, listed.address, listed.alive) == (sid, "w", "host:1", False)
+    connection.close()
+
+
+def test_a_session_leaves_a_bus_that_is_away(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.WORKER, "w")
+    session.connect()
+    outage.kill()
+    session.leave()
+    with pytest.raises(BusUnavailable):
+        _ = session.connection
+
+
+def test_a_stopped_session_does_not_wait_for_the_bus(outage: Outage) -> None:
+    stop = threading.Event()
+    session = Session(outage.bus, SessionKind.WORKER, "w", stop=stop)
+    outage.kill()
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    with pytest.raises(Stopped):
+        session.connect()
+    timer.join()

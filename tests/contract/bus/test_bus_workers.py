@@ -1,0 +1,147 @@
+"""Workers are paired by incarnation; shards are leased by one living session."""
+
+from bus_flow import AWKWARD, DEAD_MS, LONG_MS, Flow, sid_of
+
+from servicekit.bus.calls import (
+    Append,
+    Commit,
+    LastId,
+    LeaseShard,
+    Leave,
+    Length,
+    ListWorkers,
+    Pair,
+    Pairing,
+    RegisterWorker,
+    ReleaseShard,
+    Renew,
+    SessionKind,
+    Take,
+    TrimLog,
+    WorkerEntry,
+)
+from servicekit.bus.keys import PAYLOAD
+
+
+def test_a_registered_worker_is_listed_with_its_state(flow: Flow) -> None:
+    worker, scheduler = flow.session(SessionKind.WORKER), flow.session()
+    assert flow.connection.call(ListWorkers()) == []
+    assert flow.connection.call(RegisterWorker(worker, "wörker:1", AWKWARD)) == b"0-0"
+    entry = WorkerEntry("wörker:1", worker, alive=True, info=AWKWARD, owner=None)
+    assert flow.connection.call(ListWorkers()) == [entry]
+    assert flow.connection.call(Pair(scheduler, "wörker:1")) == Pairing(worker, AWKWARD, b"0-0")
+    assert flow.connection.call(ListWorkers())[0].owner == scheduler
+    flow.expire(worker)
+    flow.expire(scheduler)
+    (listed,) = flow.connection.call(ListWorkers())
+    assert (listed.alive, listed.owner) == (False, None)
+
+
+def test_a_pairing_reads_behind_what_came_before(flow: Flow) -> None:
+    worker, scheduler = flow.session(SessionKind.WORKER), flow.session()
+    keys = flow.bus.keys
+    flow.connection.call(Commit(scheduler, (), "w", b"plan of an earlier epoch"))
+    assert flow.connection.call(RegisterWorker(worker, "w", b"")) == flow.entries(keys.steps("w"))[-1].entry_id
+    result_id = flow.connection.call(Append(keys.results("w"), {PAYLOAD: b"result of an earlier epoch"}))
+    pairing = flow.connection.call(Pair(scheduler, "w"))
+    assert pairing is not None
+    assert pairing.results_after == result_id
+
+
+def test_a_worker_has_one_scheduler(flow: Flow) -> None:
+    worker, first, second = flow.session(SessionKind.WORKER), flow.session(), flow.session()
+    flow.connection.call(RegisterWorker(worker, "w", b""))
+    assert flow.connection.call(Pair(first, "w")) is not None
+    assert flow.connection.call(Pair(second, "w")) is None
+    assert flow.connection.call(Pair(first, "w")) is not None, "asked again after a lost answer"
+
+
+def test_the_worker_of_an_expired_scheduler_is_free_once_that_was_taken_over(flow: Flow) -> None:
+    worker, dead, living = flow.session(SessionKind.WORKER), flow.session(), flow.session()
+    flow.connection.call(RegisterWorker(worker, "w", b""))
+    assert flow.connection.call(Pair(dead, "w"))
+    flow.expire(dead)
+    assert flow.connection.call(Pair(living, "w")) is None, "its scheduler may still go on"
+    flow.connection.call(Take(living, dead))
+    assert flow.connection.call(Pair(living, "w")) is not None
+
+
+def test_a_dead_or_unknown_worker_cannot_be_paired(flow: Flow) -> None:
+    worker, scheduler = flow.session(SessionKind.WORKER), flow.session()
+    assert flow.connection.call(Pair(scheduler, "w")) is None
+    flow.connection.call(RegisterWorker(worker, "w", b""))
+    flow.expire(worker)
+    assert flow.connection.call(Pair(scheduler, "w")) is None
+
+
+def test_a_new_incarnation_ends_the_pairing(flow: Flow) -> None:
+    old, new, scheduler = flow.session(SessionKind.WORKER), flow.session(SessionKind.WORKER), flow.session()
+    flow.connection.call(RegisterWorker(old, "w", b"old"))
+    flow.connection.call(Pair(scheduler, "w"))
+    flow.connection.call(RegisterWorker(old, "w", b"again"))
+    assert flow.connection.call(ListWorkers())[0].owner == scheduler, "the same incarnation asked twice"
+    flow.connection.call(RegisterWorker(new, "w", b"new"))
+    assert flow.connection.call(ListWorkers()) == [WorkerEntry("w", new, alive=True, info=b"new", owner=None)]
+    flow.connection.call(Leave(old))
+    assert flow.connection.call(ListWorkers())[0].alive
+
+
+def test_a_fenced_incarnation_does_not_take_its_name_back(flow: Flow) -> None:
+    old, new = flow.session(SessionKind.WORKER), flow.session(SessionKind.WORKER)
+    flow.connection.call(RegisterWorker(old, "w", b"old"))
+    flow.connection.execute([Leave(old), RegisterWorker(new, "w", b"new")])
+    assert flow.connection.call(RegisterWorker(old, "w", b"old")) == b""
+    assert flow.connection.call(ListWorkers())[0].incarnation == new
+
+
+def test_a_shard_has_one_living_holder(flow: Flow) -> None:
+    first, second = flow.session(SessionKind.DETOKENIZER), flow.session(SessionKind.DETOKENIZER)
+    assert flow.connection.execute(
+        [LeaseShard(first, 0), LeaseShard(first, 0), LeaseShard(second, 0), LeaseShard(second, 1)]
+    ) == [True, True, False, True]
+    flow.connection.execute([ReleaseShard(second, 0), ReleaseShard(first, 0)])
+    assert flow.connection.call(LeaseShard(second, 0))
+
+
+def test_releasing_anothers_shard_does_nothing(flow: Flow) -> None:
+    first, second = flow.session(), flow.session()
+    flow.connection.execute([LeaseShard(first, 0), ReleaseShard(second, 0)])
+    assert not flow.connection.call(LeaseShard(second, 0))
+
+
+def test_an_expired_holder_keeps_its_shard_until_another_wants_it(flow: Flow) -> None:
+    first, second = flow.session(ttl_ms=DEAD_MS), flow.session()
+    keys = flow.bus.keys
+    last = flow.connection.call(Append(keys.tokens(0), {PAYLOAD: b"row"}))
+    assert flow.connection.execute([LeaseShard(first, 0), TrimLog(first, 0, last)]) == [True, True]
+    assert flow.connection.call(LeaseShard(second, 0))
+    assert flow.connection.call(Renew(first, LONG_MS))
+    assert flow.connection.execute([LeaseShard(first, 0), TrimLog(first, 0, last)]) == [False, False]
+
+
+def test_the_shard_of_a_session_that_was_taken_is_free(flow: Flow) -> None:
+    dead, living = flow.session(), flow.session()
+    flow.connection.call(LeaseShard(dead, 0))
+    flow.expire(dead)
+    flow.connection.call(Take(living, dead))
+    assert flow.connection.call(LeaseShard(living, 0))
+
+
+def test_the_holder_trims_its_log_and_nobody_else(flow: Flow) -> None:
+    holder, other = flow.session(), flow.session()
+    log = flow.bus.keys.tokens(0)
+    first, second, third = (flow.connection.call(Append(log, {PAYLOAD: b"%d" % i})) for i in range(3))
+    flow.connection.call(LeaseShard(holder, 0))
+    assert not flow.connection.call(TrimLog(other, 0, third))
+    assert flow.connection.call(Length(log)) == 3
+    assert flow.connection.call(TrimLog(holder, 0, second))
+    assert [entry.entry_id for entry in flow.entries(log)] == [second, third]
+    assert first not in {entry.entry_id for entry in flow.entries(log)}
+    assert flow.connection.call(TrimLog(holder, 0, b"9999999999999-0"))
+    assert flow.connection.call(Length(log)) == 0
+    assert flow.connection.call(LastId(log)) == third
+
+
+def test_a_shard_is_nobodys_for_an_unknown_session(flow: Flow) -> None:
+    assert not flow.connection.call(LeaseShard(sid_of(99), 0))
+    assert flow.connection.call(LeaseShard(flow.session(), 0))
