@@ -90,7 +90,7 @@ def _attachment(reply: Reply) -> c.Attachment:
 
 
 def _workers(reply: Reply) -> list[c.WorkerEntry]:
-    return [
+    entries = [
         c.WorkerEntry(
             name.decode(),
             bytes.fromhex(incarnation.decode()),
@@ -100,6 +100,7 @@ def _workers(reply: Reply) -> list[c.WorkerEntry]:
         )
         for name, incarnation, alive, info, owner in reply
     ]
+    return sorted(entries, key=lambda entry: entry.worker)
 
 
 def _pairing(reply: Reply) -> c.Pairing | None:

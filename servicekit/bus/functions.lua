@@ -456,7 +456,7 @@ end
 
 local function list_workers(keys)
   local prefix, now, listed = keys[1], now_ms(), {}
-  for _, name in ipairs(sorted_members(prefix .. 'workers')) do
+  for _, name in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
     local worker = redis.call('HMGET', prefix .. 'worker:' .. name, 'incarnation', 'info', 'owner')
     local alive = lives(prefix, worker[1], now) and 1 or 0
     listed[#listed + 1] = { name, worker[1], alive, worker[2], lives(prefix, worker[3], now) and worker[3] }

@@ -85,19 +85,20 @@ class MemoryStream:
         return self._entries(ids)
 
     def reclaim(self, group: bytes, consumer: bytes, min_idle_ms: int, count: int, now_ms: int) -> list[Entry]:
-        """Hands up to `count` long pending entries to `consumer`; forgets pending ones that were deleted."""
+        """Hands long pending entries to `consumer` and forgets deleted ones, `count` of both together."""
         pending = self._groups.setdefault(group, _Group()).pending
         ids: list[EntryId] = []
         for entry_id, delivery in list(pending.items()):
-            if len(ids) == count:
+            if count == 0:
                 break
-            if now_ms - delivery.delivered_ms < min_idle_ms:
-                continue
             if entry_id not in self._fields:
                 del pending[entry_id]
+            elif now_ms - delivery.delivered_ms >= min_idle_ms:
+                pending[entry_id] = _Pending(consumer, now_ms)
+                ids.append(entry_id)
+            else:
                 continue
-            pending[entry_id] = _Pending(consumer, now_ms)
-            ids.append(entry_id)
+            count -= 1
         return self._entries(ids)
 
     def acknowledge(self, group: bytes, entry_id: bytes) -> None:

@@ -1,0 +1,232 @@
+"""Random sequences of calls get the same answers in memory and on a server."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from bus_flow import AWKWARD, DEAD_MS, LONG_MS, id_of, sid_of
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from servicekit.bus import Bus, Connection, MemoryBus, open_bus
+from servicekit.bus import calls as c
+from servicekit.bus import keys as k
+
+_FORGOTTEN_MS = -60_001
+_runs = itertools.count(1)
+
+sids = st.sampled_from([sid_of(number) for number in range(4)])
+request_ids = st.sampled_from([id_of(number) for number in range(3)])
+tenants = st.sampled_from(["one", "two"])
+shards = st.sampled_from([0, 1])
+workers = st.sampled_from(["w1", "w2"])
+routes = st.sampled_from([sid_of(2), sid_of(3), b""])
+ttls_ms = st.sampled_from([LONG_MS, LONG_MS, LONG_MS, DEAD_MS, _FORGOTTEN_MS])
+payloads = st.sampled_from([b"", b"payload", AWKWARD])
+positions = st.integers(0, 3)
+kinds = st.sampled_from(list(c.SessionKind))
+
+
+@dataclass
+class Side:
+    """One of the two buses, with its own names for entries."""
+
+    bus: Bus
+    connection: Connection
+    hints: list[bytes] = field(default_factory=list)
+    _numbers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
+
+    def hint(self, position: int) -> bytes:
+        """An entry of `prompts` that was read, or none."""
+        return self.hints[-1 - position] if position < len(self.hints) else b""
+
+    def entry_id(self, stream: bytes, position: int) -> bytes:
+        """The id of an entry of a stream, counted from its end."""
+        entries = self.connection.call(c.Read({stream: b"0-0"}, count=10_000)).get(stream, [])
+        return entries[-1 - position].entry_id if position < len(entries) else b"0-0"
+
+    def ask(self, call: c.Call[Any]) -> Any:
+        """The answer, with entry ids replaced by numbers in order of their appearance."""
+        keys = self.bus.keys
+        answer = self.connection.call(call)
+        match call:
+            case c.Append() | c.LastId():
+                answer = self._number(call.stream, answer)
+            case c.RegisterWorker() if answer:
+                answer = self._number(keys.steps(call.worker), answer)
+            case c.Pair() if answer:
+                results_after = self._number(keys.results(call.worker), answer.results_after)
+                answer = (answer.incarnation, answer.info, results_after)
+            case c.ReadGroup() | c.Reclaim():
+                self.hints.extend(entry.entry_id for entry in answer)
+                answer = self._entries(call.stream, answer)
+            case c.Read():
+                answer = {stream: self._entries(stream, entries) for stream, entries in answer.items()}
+            case c.Load() if answer:
+                logs = {shard: self._entries(keys.tokens(shard), log) for shard, log in answer.log.items()}
+                answer = (answer.requests, logs)
+        return answer
+
+    def _entries(self, stream: bytes, entries: list[c.Entry]) -> list[tuple[int, dict[bytes, bytes]]]:
+        return [(self._number(stream, entry.entry_id), entry.fields) for entry in entries]
+
+    def _number(self, stream: bytes, entry_id: bytes) -> int:
+        return -1 if entry_id == b"0-0" else self._numbers.setdefault((stream, entry_id), len(self._numbers))
+
+
+Step = Callable[[Side], list[c.Call[Any]]]  # the calls may need what this side has read before
+
+
+def _fixed(*calls: c.Call[Any]) -> Step:
+    return lambda _: list(calls)
+
+
+def _simple(kind: type[c.Call[Any]], *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    return st.builds(kind, *arguments).map(_fixed)
+
+
+def _submit(request_id: bytes, tenant: str = "one", digest: bytes = b"d", max_waiting: int = 0) -> c.Submit:
+    return c.Submit(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, max_waiting)
+
+
+def _ready(request_id: bytes) -> Step:
+    def step(side: Side) -> list[c.Call[Any]]:
+        side.connection.call(_submit(request_id))
+        side.ask(c.ReadGroup(side.bus.keys.prompts, k.TOKENIZERS, b"t", 10))
+        return [c.Tokenized(request_id, side.hint(0), b"meta", 8)]
+
+    return step
+
+
+def _running(request_id: bytes, sid: bytes, shard: int) -> Step:
+    return lambda side: [*_ready(request_id)(side), c.Claim(sid, 5, shard)]
+
+
+def _retire(sid: bytes, shard: int, request_id: bytes, ttl_ms: int, route: bytes) -> Step:
+    return _fixed(c.LeaseShard(sid, shard), c.Retire(sid, shard, request_id, b"result", ttl_ms, route, b"text"))
+
+
+def _ended(request_id: bytes, shard: int, ttl_ms: int, route: bytes) -> Step:
+    owner, detokenizer = sid_of(0), sid_of(1)
+    retire = _retire(detokenizer, shard, request_id, ttl_ms, route)
+    return lambda side: [*_running(request_id, owner, shard)(side), *retire(side)]
+
+
+def _take(sid: bytes, dead: bytes) -> Step:
+    return _fixed(c.Renew(dead, DEAD_MS), c.Take(sid, dead), c.Load(sid, tuple(id_of(number) for number in range(3))))
+
+
+def _named(
+    stream: str, make: Callable[..., c.Call[Any]], *arguments: st.SearchStrategy[Any]
+) -> st.SearchStrategy[Step]:
+    """A call about a stream of the pool."""
+    return st.tuples(*arguments).map(lambda values: lambda side: [make(side.bus.keys.key(stream), *values)])
+
+
+steps: st.SearchStrategy[Step] = st.one_of(
+    request_ids.map(_ready),
+    st.builds(_running, request_ids, sids, shards),
+    st.builds(_running, request_ids, sids, shards),
+    st.builds(_retire, sids, shards, request_ids, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
+    st.builds(_ended, request_ids, shards, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
+    st.builds(_take, sids, sids),
+    st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans()).map(_fixed),
+    _simple(c.Revalidate, sids, ttls_ms),
+    _simple(c.Renew, sids, ttls_ms, payloads),
+    _simple(c.Leave, sids),
+    _simple(c.ListSessions),
+    st.builds(_submit, request_ids, tenants, st.sampled_from([b"d", b"e"]), st.integers(0, 2)).map(_fixed),
+    _simple(c.Fetch, request_ids),
+    st.tuples(request_ids, positions, payloads).map(
+        lambda v: lambda side: [c.Tokenized(v[0], side.hint(v[1]), v[2], 8)]
+    ),
+    st.tuples(request_ids, positions, shards, payloads).map(
+        lambda v: lambda side: [c.Reject(v[0], side.hint(v[1]), v[2], v[3])]
+    ),
+    _simple(c.Claim, sids, st.integers(1, 3), shards),
+    _simple(c.Take, sids, sids),
+    _simple(c.Owned, sids),
+    _simple(c.Load, sids, st.lists(request_ids, max_size=3).map(tuple)),
+    _simple(c.Commit, sids, st.lists(st.tuples(shards, payloads), max_size=3).map(tuple), workers, payloads),
+    _simple(c.Attach, request_ids, tenants, routes, payloads),
+    _simple(c.Cancel, request_ids, st.integers(1, 5), st.just(9), st.none() | tenants, st.sampled_from([-1, -1, 0])),
+    _simple(c.RegisterWorker, sids, workers, payloads),
+    _simple(c.ListWorkers),
+    _simple(c.Pair, sids, workers),
+    _simple(c.LeaseShard, sids, shards),
+    _simple(c.ReleaseShard, sids, shards),
+    st.tuples(sids, shards, positions).map(
+        lambda v: lambda side: [c.TrimLog(v[0], v[1], side.entry_id(side.bus.keys.tokens(v[1]), v[2]))]
+    ),
+    _named("prompts", c.ReadGroup, st.just(k.TOKENIZERS), st.sampled_from([b"t1", b"t2"]), st.integers(1, 3)),
+    _named(
+        "prompts",
+        c.Reclaim,
+        st.just(k.TOKENIZERS),
+        st.sampled_from([b"t1", b"t2"]),
+        st.sampled_from([0, LONG_MS]),
+        st.integers(1, 3),
+    ),
+    positions.map(lambda p: lambda side: [c.Acknowledge(side.bus.keys.prompts, k.TOKENIZERS, side.hint(p) or b"1-1")]),
+    _named("requests", c.Append, request_ids.map(lambda request_id: {k.REQUEST: request_id, k.SENT_NS: b"1"})),
+    _named("free", c.Append, st.dictionaries(st.sampled_from([b"a", AWKWARD]), payloads, min_size=1)),
+    positions.map(
+        lambda p: (
+            lambda side: [
+                c.Read(
+                    {name: side.entry_id(name, p) for name in (side.bus.keys.key("free"), side.bus.keys.tokens(0))}, 2
+                )
+            ]
+        )
+    ),
+    _named("free", c.LastId),
+    _named("free", c.DropStream),
+)
+
+
+def _everything(side: Side) -> list[Any]:
+    """All that can be seen of a pool."""
+    keys = side.bus.keys
+    names = [keys.prompts, keys.requests, keys.cancels, keys.key("free")]
+    names += [name(shard) for name in (keys.tokens, keys.attach) for shard in (0, 1)]
+    names += [name(worker) for name in (keys.steps, keys.results) for worker in ("w1", "w2")]
+    names += [keys.text(sid_of(number)) for number in range(4)]
+    return [
+        side.ask(c.Read(dict.fromkeys(names, b"0-0"), count=10_000)),
+        *(side.ask(c.LastId(name)) for name in names),
+        *(side.ask(c.Length(name)) for name in names),
+        *(side.ask(c.Fetch(id_of(number))) for number in range(3)),
+        *(side.ask(c.Owned(sid_of(number))) for number in range(4)),
+        side.ask(c.ListWorkers()),
+        side.ask(c.ListSessions()),
+        side.ask(c.ListWorkers()),
+    ]
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sequence=st.lists(steps, min_size=10, max_size=50))
+def test_memory_and_server_answer_alike(server_url: str, sequence: list[Step]) -> None:
+    pool = f"equivalence-{next(_runs)}"
+    sides = [Side(bus, bus.connect()) for bus in (MemoryBus(pool), open_bus(server_url, pool))]
+    try:
+        for number in range(2):
+            for side in sides:
+                side.ask(c.Hello(sid_of(number), c.SessionKind.SCHEDULER, "s", "", LONG_MS))
+        for step in sequence:
+            memory_calls, server_calls = (step(side) for side in sides)
+            for memory_call, server_call in zip(memory_calls, server_calls, strict=True):
+                expected, answer = sides[0].ask(memory_call), sides[1].ask(server_call)
+                assert answer == expected, memory_call
+                event(f"{type(memory_call).__name__}: {'nothing' if not expected else 'something'}")
+        assert _everything(sides[1]) == _everything(sides[0])
+    finally:
+        for side in sides:
+            side.connection.close()
