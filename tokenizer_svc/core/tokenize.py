@@ -51,14 +51,32 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             token_ids = self._check_ids(prompt.token_ids)
         elif prompt.messages is not None:
-            # The template writes the special tokens itself; adding the tokenizer's own would double them.
-            text = self.vocabulary.chat.render(prompt.messages, prompt.chat_template_kwargs, now_ns)
-            token_ids = self.encode(text, add_special_tokens=False, param="messages")
+            _, token_ids = self.render_chat(prompt, now_ns=now_ns)
         else:
             token_ids = self.encode(prompt.text or "", add_special_tokens=True, param="prompt")
         if not len(token_ids):
-            raise invalid("the prompt is empty", given[0] if prompt.messages is not None else "prompt")
+            raise invalid("the prompt is empty", "messages" if prompt.messages is not None else "prompt")
         return token_ids
+
+    def render_chat(self, prompt: Prompt, *, now_ns: int = 0) -> tuple[str, U32]:
+        """The text that the model's chat template makes of a prompt's messages, and its token ids.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: no template, no messages, or the template refuses them.
+        """
+        text = self.vocabulary.chat.render(prompt.messages or (), prompt.chat_template_kwargs, now_ns)
+        # The template writes the special tokens itself; adding the tokenizer's own would double them.
+        return text, self.encode(text, add_special_tokens=False, param="messages")
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: an id beyond the model's vocabulary.
+        """
+        self._check_ids(tuple(token_ids))
+        text: str = self.vocabulary.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def encode(self, text: str, *, add_special_tokens: bool, param: str = "prompt") -> U32:
         """The token ids of a text: u32[num_tokens].

@@ -1,0 +1,294 @@
+"""The tokenizer's loop: read hints, fetch requests, tokenize, write what came out with the next read."""
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from prometheus_client.registry import Collector
+
+from penstock import __version__
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.request import Header, format_request_id
+from penstock.v1 import requests_pb2, status_pb2
+from servicekit.bus import Bus, BusFull, BusUnavailable
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Acknowledge,
+    Append,
+    Call,
+    Entry,
+    Fetch,
+    ReadGroup,
+    Reclaim,
+    Reject,
+    RequestState,
+    SessionKind,
+    StoredRequest,
+    Tokenized,
+)
+from servicekit.hops import Hop, HopCollector
+from servicekit.lifecycle import Stop
+from servicekit.session import Session, Stopped
+from servicekit.settings import reachable_address, split_address
+from tokenizer_svc import wire
+from tokenizer_svc.core.tokenize import PromptTokenizer
+from tokenizer_svc.core.vocabulary import Vocabulary
+from tokenizer_svc.metrics import TokenizerCollector, TokenizerStats
+from tokenizer_svc.settings import TokenizerSettings
+
+READ_COUNT = 32  # hints in one read
+READ_BLOCK_MS = 250
+BUSY_BLOCK_MS = 2  # while threads work on long prompts, whose outcomes the loop sends
+MAX_LONG_PROMPTS = 128  # in threads or waiting for one; beyond it hints are left to other tokenizers
+FULL_PAUSE_S = 0.1
+
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt that is to be tokenized."""
+
+    entry_id: bytes  # of its hint
+    stored: StoredRequest
+    sent_ns: int
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a job."""
+
+    call: Call[Any]
+    num_tokens: int  # 0: rejected
+    work_s: float
+
+
+class TokenizerService:
+    """One tokenizer process: a loop for short prompts, threads for long ones."""
+
+    kind = SessionKind.TOKENIZER
+
+    def __init__(self, settings: TokenizerSettings, bus: Bus, vocabulary: Vocabulary) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._prompts = PromptTokenizer(vocabulary)
+        self._hop = Hop("prompts")
+        self._stats = TokenizerStats()
+        self._started_ns = time.time_ns()
+        self._progress_ns = 0
+        self._ready = False
+        self._draining = False
+        self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="long-prompt")
+        self._long: dict[Future[_Outcome], _Job] = {}
+        self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
+        self._reclaim_at_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """What people call this process."""
+        return self._settings.name
+
+    @property
+    def prompts(self) -> PromptTokenizer:
+        """The core, for the gRPC service."""
+        return self._prompts
+
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        return self._ready and not self._draining
+
+    def last_progress_ns(self) -> int:
+        """Of the loop's last turn."""
+        return self._progress_ns
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """What it says of itself."""
+        return status_pb2.ServiceStatus(
+            ready=self.is_ready(),
+            draining=self._draining,
+            started_unix_ns=self._started_ns,
+            version=__version__,
+            figures={
+                "tokenizer_prompts_total": float(self._stats.num_tokenized + self._stats.num_rejected),
+                "tokenizer_tokens_total": float(self._stats.num_tokens),
+                "tokenizer_long_prompts": float(self._stats.num_long_prompts),
+            },
+            hops=[self._hop.status(time.time_ns())],
+        )
+
+    def collectors(self) -> list[Collector]:
+        """Its metrics."""
+        return [TokenizerCollector(lambda: self._stats), HopCollector([self._hop])]
+
+    def run(self, stop: Stop) -> None:
+        """Serves until it has drained: what it has read is finished, new hints are left to others."""
+        address = self._settings.grpc_address
+        session = Session(
+            self._bus,
+            self.kind,
+            self.name,
+            address=reachable_address(address) if split_address(address)[1] else "",
+            ttl_ms=int(self._settings.session_ttl_s * 1000),
+            stop=stop.now,
+        )
+        try:
+            session.connect()
+            self._ready = True
+            while not stop.draining.is_set():
+                self._turn(session, may_read=True)
+            self._draining = True
+            while (self._long or self._unsent) and not stop.now.is_set():
+                self._turn(session, may_read=False)
+        except Stopped:
+            _logger.warning("ended without the bus", unsent=len(self._unsent), unfinished=len(self._long))
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            session.leave()
+
+    def _turn(self, session: Session, *, may_read: bool) -> None:
+        self._progress_ns = time.monotonic_ns()
+        try:
+            jobs = self._exchange(session, may_read=may_read)
+            self._take(session.sid, jobs)
+        except BusUnavailable:
+            session.recover()
+        except BusFull:
+            # What was refused is sent again; the server has to get room first.
+            _logger.error("the Redis server is out of memory: prompts wait")  # noqa: TRY400  no trace needed
+            time.sleep(FULL_PAUSE_S)
+
+    def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
+        """One write and one read: outcomes out, hints in; then the requests that the hints name."""
+        self._collect(wait_s=0.0 if may_read and len(self._long) < MAX_LONG_PROMPTS else BUSY_BLOCK_MS / 1000)
+        prompts, consumer = self._bus.keys.prompts, session.sid.hex().encode()
+        calls: list[Call[Any]] = list(self._unsent)
+        num_sent = len(calls)
+        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+        if renewal is not None:
+            calls.append(renewal)
+        num_reads = 0
+        if may_read and len(self._long) < MAX_LONG_PROMPTS:
+            if time.monotonic() >= self._reclaim_at_s:
+                self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
+                idle_ms = int(self._settings.reclaim_after_s * 1000)
+                calls.append(Reclaim(prompts, k.TOKENIZERS, consumer, idle_ms, READ_COUNT))
+                num_reads += 1
+            block_ms = BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+            calls.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, block_ms))
+            num_reads += 1
+        answers = session.connection.execute(calls) if calls else []
+        del self._unsent[:num_sent]
+        if renewal is not None and not answers[num_sent]:
+            session.recover()
+        read: list[list[Entry]] = answers[len(answers) - num_reads :]
+        if num_reads == 2:
+            working = {job.entry_id for job in self._long.values()}
+            read[0] = [entry for entry in read[0] if entry.entry_id not in working]
+            self._stats.num_reclaimed += len(read[0])
+        return self._fetch(session, [entry for entries in read for entry in entries])
+
+    def _fetch(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:
+        received_ns = time.time_ns()
+        hints: list[tuple[Entry, bytes]] = []
+        for entry in entries:
+            request_id = entry.fields.get(k.REQUEST, b"")
+            if len(request_id) == 16:
+                hints.append((entry, request_id))
+            else:
+                self._bury(entry.fields, "a hint without a request id")
+                self._unsent.append(self._acknowledge(entry.entry_id))
+        if not hints:
+            return []
+        jobs = []
+        for (entry, _), stored in zip(
+            hints, session.connection.execute([Fetch(request_id) for _, request_id in hints]), strict=True
+        ):
+            if stored is None or stored.state is not RequestState.PROMPT:
+                self._unsent.append(self._acknowledge(entry.entry_id))
+            else:
+                jobs.append(_Job(entry.entry_id, stored, _decimal(entry.fields.get(k.SENT_NS)), received_ns))
+        return jobs
+
+    def _take(self, sid: bytes, jobs: Iterable[_Job]) -> None:
+        for job in jobs:
+            try:
+                header = wire.decode_header(job.stored.header)
+                message = wire.decode_body(job.stored.body)
+            except wire.PoisonMessageError as error:
+                fields = {k.REQUEST: job.stored.request_id, k.HEADER: job.stored.header, k.BODY: job.stored.body}
+                self._bury(fields, str(error))
+                self._finish(job, _Outcome(self._reject(sid, job, 1, wire.unreadable(str(error))), 0, 0.0))
+                continue
+            if wire.num_chars(message) > self._settings.long_prompt_chars:
+                self._long[self._pool.submit(self._tokenize, sid, job, header, message)] = job
+            else:
+                self._finish(job, self._tokenize(sid, job, header, message))
+        self._stats.num_long_prompts = len(self._long)
+
+    def _collect(self, wait_s: float) -> None:
+        """Takes over what threads have finished; waits so long for the first one."""
+        if self._long and wait_s:
+            wait(self._long, wait_s, FIRST_COMPLETED)
+        for future in [future for future in self._long if future.done()]:
+            self._finish(self._long.pop(future), future.result())
+        self._stats.num_long_prompts = len(self._long)
+
+    def _finish(self, job: _Job, outcome: _Outcome) -> None:
+        self._unsent.append(outcome.call)
+        self._stats.num_tokens += outcome.num_tokens
+        if outcome.num_tokens:
+            self._stats.num_tokenized += 1
+        else:
+            self._stats.num_rejected += 1
+        self._hop.observe(job.sent_ns, job.received_ns, outcome.work_s)
+
+    def _tokenize(self, sid: bytes, job: _Job, header: Header, message: requests_pb2.GenerateRequest) -> _Outcome:
+        """In the loop or in a thread: whatever happens becomes an outcome."""
+        began_s = time.perf_counter()
+        num_tokens = 0
+        try:
+            now_ns = time.time_ns()
+            if 0 < header.deadline_ns <= now_ns:
+                raise PenstockError(  # noqa: TRY301
+                    ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it was tokenized"
+                )
+            prompt = self._prompts.tokenize(wire.decode_request(header, message))
+            meta = wire.encode_tokenized(prompt, self._prompts.vocabulary.context_length)
+            call: Call[Any] = Tokenized(job.stored.request_id, job.entry_id, meta, time.time_ns())
+            num_tokens = len(prompt.token_ids)
+        except PenstockError as error:
+            call = self._reject(sid, job, wire.num_sequences(message), error)
+        except BaseException as error:
+            # A panic inside the tokenizer library is no Exception, and must not take this process along.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            _logger.exception("tokenizing failed", request_id=format_request_id(job.stored.request_id))
+            internal = PenstockError(
+                ErrorCode.INTERNAL, f"the prompt could not be tokenized ({type(error).__name__}); see the service's log"
+            )
+            call = self._reject(sid, job, wire.num_sequences(message), internal)
+        return _Outcome(call, num_tokens, time.perf_counter() - began_s)
+
+    def _reject(self, sid: bytes, job: _Job, n: int, error: PenstockError) -> Reject:
+        request_id = job.stored.request_id
+        shard = int.from_bytes(request_id[-4:], "big") % self._settings.num_shards
+        row = wire.encode_rejection(request_id, n, error, sid, time.time_ns())
+        return Reject(request_id, job.entry_id, shard, row)
+
+    def _acknowledge(self, entry_id: bytes) -> Acknowledge:
+        return Acknowledge(self._bus.keys.prompts, k.TOKENIZERS, entry_id)
+
+    def _bury(self, fields: dict[bytes, bytes], why: str) -> None:
+        _logger.error("dead letter", stream="prompts", why=why)
+        self._stats.num_dead_letters += 1
+        letter = {**fields, k.STREAM: b"prompts", k.WHY: why.encode()}
+        self._unsent.append(Append(self._bus.keys.dead, letter, k.DEAD_CAP))
+
+
+def _decimal(text: bytes | None) -> int:
+    """A time that only measures: one that cannot be read counts as now."""
+    return int(text) if text is not None and text.isdigit() else time.time_ns()

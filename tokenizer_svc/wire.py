@@ -1,0 +1,196 @@
+"""Protobuf to domain and back: stored requests in, tokenized prompts and rejections out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from penstock.domain.chain import CHAIN_START
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.finish import FinishReason, RequestError
+from penstock.domain.params import SamplingParams
+from penstock.domain.plan import U32
+from penstock.domain.request import Header, Message, Prompt, Request
+from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2, tokens_pb2
+from tokenizer_svc.core.tokenize import TokenizedPrompt
+
+_U64 = 2**64
+
+
+class PoisonMessageError(Exception):
+    """A message that cannot be read; its text says why."""
+
+
+def decode_header(payload: bytes) -> Header:
+    """A penstock.v1.Header.
+
+    Raises:
+        PoisonMessageError: it is none.
+    """
+    try:
+        message = common_pb2.Header.FromString(payload)
+    except DecodeError as error:
+        raise PoisonMessageError(f"the request's header is not a Header: {error}") from error
+    return Header(
+        request_id=message.request_id,
+        tenant=message.tenant,
+        priority=message.priority,
+        arrival_ns=message.arrival_unix_ns,
+        deadline_ns=message.deadline_unix_ns,
+        traceparent=message.traceparent,
+        seed=message.seed,
+    )
+
+
+def decode_body(payload: bytes) -> requests_pb2.GenerateRequest:
+    """A penstock.v1.GenerateRequest.
+
+    Raises:
+        PoisonMessageError: it is none.
+    """
+    try:
+        return requests_pb2.GenerateRequest.FromString(payload)
+    except DecodeError as error:
+        raise PoisonMessageError(f"the request's body is not a GenerateRequest: {error}") from error
+
+
+def num_sequences(message: requests_pb2.GenerateRequest) -> int:
+    """How many samples a request wants."""
+    return message.n if message.HasField("n") else 1
+
+
+def num_chars(message: requests_pb2.GenerateRequest) -> int:
+    """About how long a request's text is, in characters; 0 for token ids."""
+    if message.HasField("messages"):
+        chat = message.messages
+        return len(chat.template_kwargs_json) + sum(len(m.content) + len(m.extra_json) for m in chat.messages)
+    return len(message.text)
+
+
+def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Request:
+    """A checked request.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field that is to blame.
+    """
+    return Request(header, message.model, _prompt(message), _params(message))
+
+
+def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return Prompt(text=message.text)
+        case "token_ids":
+            return Prompt(token_ids=tuple(_unpack("token_ids", message.token_ids.ids)))
+        case "messages":
+            return chat_prompt(message.messages)
+        case _:
+            return Prompt()
+
+
+def chat_prompt(chat: requests_pb2.ChatMessages) -> Prompt:
+    """The prompt that chat messages are.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: JSON that is none.
+    """
+    messages = tuple(
+        Message(each.role, each.content, _json_object(f"messages[{i}]", each.extra_json))
+        for i, each in enumerate(chat.messages)
+    )
+    kwargs = _json_object("chat_template_kwargs", chat.template_kwargs_json)
+    return Prompt(messages=messages, chat_template_kwargs=kwargs)
+
+
+def _params(message: requests_pb2.GenerateRequest) -> SamplingParams:
+    sampling, stopping, text = message.sampling, message.stopping, message.text_options
+    bias_ids = _unpack("logit_bias", sampling.logit_bias_ids)
+    if len(sampling.logit_bias_values) != 4 * len(bias_ids):
+        raise invalid("logit_bias must have a value for each token id", "logit_bias")
+    fields = (
+        *("temperature", "top_k", "top_p", "min_p"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    )
+    given: dict[str, Any] = {field.name: value for field, value in sampling.ListFields() if field.name in fields}
+    return SamplingParams(
+        n=num_sequences(message),
+        logit_bias=dict(
+            zip(bias_ids, np.frombuffer(sampling.logit_bias_values, "<f4").astype(float).tolist(), strict=True)
+        ),
+        logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
+        stop_token_ids=tuple(_unpack("stop_token_ids", stopping.stop_token_ids)),
+        ignore_eos=stopping.ignore_eos,
+        stop=tuple(text.stop),
+        include_stop_str_in_output=text.include_stop_str_in_output,
+        skip_special_tokens=text.skip_special_tokens if text.HasField("skip_special_tokens") else True,
+        **given,
+    )
+
+
+def _json_object(param: str, text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise invalid(f"{param} must hold a JSON object: {error}", param) from error
+
+
+def _unpack(param: str, packed: bytes) -> list[int]:
+    if len(packed) % 4:
+        raise invalid(f"{param} must hold 4 bytes for each value, got {len(packed)} bytes", param)
+    values: list[int] = np.frombuffer(packed, "<u4").tolist()
+    return values
+
+
+def pack(values: U32 | Iterable[int]) -> bytes:
+    """Token ids as packed little-endian u32."""
+    return np.asarray(values if isinstance(values, np.ndarray) else list(values), "<u4").tobytes()
+
+
+def encode_tokenized(prompt: TokenizedPrompt, max_model_len: int) -> bytes:
+    """A penstock.v1.TokenizedPrompt."""
+    return requests_pb2.TokenizedPrompt(
+        token_ids=pack(prompt.token_ids),
+        eos_token_ids=pack(prompt.eos_token_ids),
+        max_tokens=prompt.stopping.max_tokens or 0,
+        max_model_len=max_model_len,
+    ).SerializeToString()
+
+
+def encode_rejection(request_id: bytes, n: int, error: PenstockError, session: bytes, sent_ns: int) -> bytes:
+    """A penstock.v1.TokenBatch that ends every sequence of a request before its first token."""
+    value = RequestError.of(error)
+    message = common_pb2.Error(
+        code=common_pb2.ErrorCode.ValueType(value.code), message=value.message, param=value.param
+    )
+    zeros = np.zeros(n, "<u4").tobytes()
+    return tokens_pb2.TokenBatch(
+        origin=common_pb2.Origin(session=session, sent_unix_ns=sent_ns),
+        request_ids=request_id * n,
+        sequences=np.arange(n, dtype="<u4").tobytes(),
+        positions=zeros,
+        chains=np.full(n, CHAIN_START, "<u8").tobytes(),
+        counts=zeros,
+        finishes=bytes([FinishReason.ERROR]) * n,
+        error_rows=np.arange(n, dtype="<u4").tobytes(),
+        errors=[message] * n,
+    ).SerializeToString()
+
+
+def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
+    """The token ids of a Detokenize call.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not packed u32.
+    """
+    return _unpack("token_ids", call.token_ids)
+
+
+def unreadable(why: str) -> PenstockError:
+    """What the client of a request that cannot be read gets."""
+    return PenstockError(ErrorCode.INTERNAL, f"the request was damaged on its way: {why}; send it again")
