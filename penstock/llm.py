@@ -1,9 +1,8 @@
 """Generate with a model in this process: no Redis, no services, the same cores."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -25,10 +24,8 @@ from penstock.prompts import (
 from scheduler_svc.core.policy import POLICIES
 from scheduler_svc.core.scheduler import SchedulerConfig
 from tokenizer_svc.core.vocabulary import load_vocabulary
-from worker_svc.core.interface import Limits, Runner
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
-
-_MAX_SIMULATED_BLOCKS = 65_536
+from worker_svc.loading import load_worker
+from worker_svc.settings import WorkerSettings
 
 
 class LLM:
@@ -118,27 +115,12 @@ class LLM:
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
-        made: Runner
-        if runner == "simulated":
-            max_model_len = vocabulary.context_length
-            useful_blocks = max_num_seqs * -(-max_model_len // block_size)
-            limits = Limits(
-                num_blocks=num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
-                block_size=block_size,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_num_batched_tokens,
-                vocab_size=vocabulary.vocab_size,
-                eos_token_ids=vocabulary.eos_token_ids,
-            )
-            made = SimulatedRunner(limits, SimulatedConfig(step_ms / 1e3), time.monotonic_ns, time.sleep)
-        else:
-            from worker_svc.factory import RunnerOptions, load_runner  # noqa: PLC0415  (torch, only where it is used)
-
-            options = RunnerOptions(
+        worker = load_worker(
+            WorkerSettings(
                 model=model,
                 revision=revision,
-                dtype=str(dtype).removeprefix("torch."),
+                runner="simulated" if runner == "simulated" else "model",
+                dtype=cast(Any, str(dtype).removeprefix("torch.")),
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
@@ -146,10 +128,12 @@ class LLM:
                 num_blocks=num_blocks,
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 gpu_memory_utilization=gpu_memory_utilization,
+                step_ms=step_ms,
+                vocab_size=vocabulary.vocab_size,
             )
-            made = load_runner(options, time.monotonic_ns).runner
+        )
         config = SchedulerConfig(policy, window, max_num_batched_tokens, enable_prefix_caching)
-        self.llm_engine = LLMEngine(vocabulary, made, config, seed=seed)
+        self.llm_engine = LLMEngine(vocabulary, worker.runner, config, seed=seed)
         self._num_requests = 0
 
     def get_tokenizer(self) -> Tokenizer:
