@@ -1,7 +1,7 @@
 """What `LLM` and `LLMEngine` give back."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.rows import TextRow, TokenLogprob
@@ -14,6 +14,35 @@ _FINISH_TEXTS: dict[FinishReason, FinishText] = {
     FinishReason.CANCELLED: "abort",
     FinishReason.ERROR: "error",
 }
+
+
+class Addition(Protocol):
+    """What one step brought to a sample: a `TextRow` of the pipeline, or a `Delta` that a client received."""
+
+    @property
+    def text(self) -> str:
+        """New text."""
+        ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """New tokens."""
+        ...
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """One for each new token, if asked for."""
+        ...
+
+    @property
+    def finish(self) -> FinishReason:
+        """Why it ended; UNSPECIFIED while it goes on."""
+        ...
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop token id or stop string that ended it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -33,7 +62,7 @@ class CompletionOutput:
         """Whether nothing will be added."""
         return self.finish_reason is not None
 
-    def extend(self, row: TextRow) -> None:
+    def extend(self, row: Addition) -> None:
         """Add what one step brought."""
         self.text += row.text
         self.token_ids.extend(row.token_ids)

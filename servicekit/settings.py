@@ -124,7 +124,8 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
             status 0 after `--help`.
     """
     known = options(cls)
-    parser = make_parser(known.values(), prog=cls.__module__.partition(".")[0], description=(cls.__doc__ or ""))
+    parser = argparse.ArgumentParser(prog=cls.__module__.partition(".")[0], description=cls.__doc__, allow_abbrev=False)
+    add_flags(parser, known.values())
     flags = vars(parser.parse_args(list(argv)))
     own = {option.variable for option in known.values()}
     strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
@@ -148,18 +149,17 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
     return cls(**values)
 
 
-def make_parser(known: Iterable[Option], *, prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser with one flag for each option; values stay texts, absent ones are None."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+def add_flags(parser: argparse._ActionsContainer, known: Iterable[Option], *, with_variables: bool = True) -> None:
+    """Adds one flag for each option; values stay texts (switches become booleans), absent ones are None."""
     for option in known:
-        text = f"{option.help} [{_show(option.default)}; {option.variable}]".replace("%", "%%")
+        notes = [_show(option.default), *([option.variable] if with_variables else [])]
+        text = f"{option.help} [{'; '.join(notes)}]".replace("%", "%%")
         if option.is_bool:
             parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
             choices = _choices(option.type)
             metavar = "{" + ",".join(choices) + "}" if choices else option.name.rpartition("_")[2].upper()
             parser.add_argument(option.flag, metavar=metavar, help=text)
-    return parser
 
 
 def service_variables() -> set[str]:

@@ -1,0 +1,222 @@
+"""What clients send and get, and its protobuf."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import msgspec
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from penstock.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
+from penstock.domain.finish import FinishReason, Usage
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Message
+from penstock.domain.rows import TokenLogprob
+from penstock.outputs import CompletionOutput
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2
+
+ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+_MESSAGE_KEYS = ("role", "content")
+_SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
+_U64 = 2**64
+# The first code of each status: the most general one.
+_CODES = {kind.grpc_status: code for code, kind in reversed(ERROR_KINDS.items())}
+
+Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first event of a generation: it will end exactly once."""
+
+    request_id: str  # 32 hexadecimal digits
+    model: str
+    seed: int  # unsigned 64-bit; the one given, or drawn by the gateway
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that is served."""
+
+    name: str
+    max_model_len: int  # tokens of prompt and output together, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step added to a sample."""
+
+    sequence: int  # index of the sample
+    token_offset: int  # output tokens of the sample before this event
+    token_ids: tuple[int, ...]
+    text: str  # may be empty
+    logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if asked for
+    finish: FinishReason = FinishReason.UNSPECIFIED  # why the sample ended
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS and length
+    usage: Usage | None = None  # totals of the request, with the end of its last sample
+
+
+@dataclass(slots=True)
+class Generation:
+    """A whole generation: what its events add up to."""
+
+    accepted: Accepted
+    outputs: list[CompletionOutput] = field(default_factory=list)  # one for each sample
+    usage: Usage | None = None  # once all samples have ended
+
+    @property
+    def text(self) -> str:
+        """Text of the first sample."""
+        return self.outputs[0].text
+
+    def extend(self, delta: Delta) -> None:
+        """Adds what one step brought."""
+        self.outputs[delta.sequence].extend(delta)
+        self.usage = delta.usage or self.usage
+
+    @classmethod
+    def begin(cls, accepted: Accepted, params: SamplingParams) -> "Generation":
+        """A generation that was accepted and has no tokens."""
+        outputs = [CompletionOutput(index) for index in range(params.n)]
+        if params.logprobs is not None:
+            for output in outputs:
+                output.logprobs, output.cumulative_logprob = [], 0.0
+        return cls(accepted, outputs)
+
+    @staticmethod
+    def ended(generation: "Generation | None") -> "Generation":
+        """The generation, if its stream was one.
+
+        Raises:
+            PenstockError: INTERNAL: the stream ended well, but before all samples had.
+        """
+        if generation is None or not all(output.finished for output in generation.outputs):
+            raise PenstockError(ErrorCode.INTERNAL, "the stream of events ended too early")
+        return generation
+
+
+def encode_call(
+    prompt: str | Sequence[int] | None, messages: Chat | None, params: SamplingParams, model: str, priority: int
+) -> inference_pb2.GenerateCall:
+    """The input of `Generate`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
+    """
+    if (prompt is None) == (messages is None):
+        raise invalid("give either a prompt or messages", "prompt")
+    sampling, stopping, text = params.sampling, params.stopping, params.text
+    request = requests_pb2.GenerateRequest(
+        model=model,
+        n=params.n,
+        sampling=requests_pb2.SamplingParameters(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=max(sampling.top_p, _SMALLEST),
+            min_p=sampling.min_p,
+            repetition_penalty=max(sampling.repetition_penalty, _SMALLEST),
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias_ids=_u32([token_id for token_id, _ in sampling.logit_bias]),
+            logit_bias_values=np.array([bias for _, bias in sampling.logit_bias], "<f4").tobytes(),
+            num_logprobs=sampling.num_logprobs,
+        ),
+        stopping=requests_pb2.StoppingParameters(
+            max_tokens=stopping.max_tokens,
+            min_tokens=stopping.min_tokens,
+            stop_token_ids=_u32(stopping.stop_token_ids),
+            ignore_eos=stopping.ignore_eos,
+        ),
+        text_options=requests_pb2.TextParameters(
+            stop=text.stop,
+            include_stop_str_in_output=text.include_stop_str_in_output,
+            skip_special_tokens=text.skip_special_tokens,
+        ),
+        priority=priority,
+        seed=None if params.seed is None else params.seed % _U64,
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt is not None:
+        request.token_ids.ids = _u32(prompt)
+    else:
+        request.messages.SetInParent()
+        request.messages.messages.extend(_encode_message(message) for message in messages or ())
+    return inference_pb2.GenerateCall(request=request)
+
+
+def decode_event(event: inference_pb2.GenerateEvent) -> Accepted | Delta | None:
+    """One event of the stream; None for one that this version does not know."""
+    match event.WhichOneof("event"):
+        case "accepted":
+            return Accepted(event.accepted.request_id, event.accepted.model, event.accepted.seed)
+        case "delta":
+            return _decode_delta(event.delta)
+    return None
+
+
+def decode_error(error: grpc.RpcError) -> PenstockError:
+    """The error that ended a call: from the trailer, or made of the gRPC status if something else refused it."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return PenstockError(ErrorCode.INTERNAL, f"the call failed without a status: {error}")
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_TRAILER and isinstance(value, bytes):
+            with suppress(ValueError, DecodeError):  # of another version
+                told = common_pb2.Error.FromString(value)
+                return PenstockError(ErrorCode(told.code), told.message, param=told.param or None)
+    status = error.code()
+    return PenstockError(
+        _CODES.get(status.name, ErrorCode.INTERNAL), f"{error.details() or 'no details'} (gRPC status {status.name})"
+    )
+
+
+def _encode_message(message: Message | Mapping[str, Any]) -> requests_pb2.ChatMessage:
+    if not isinstance(message, Message):
+        given = dict(message)
+        role, content = (given.pop(key, None) for key in _MESSAGE_KEYS)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise invalid(f"a message has a text as role and as content, got {message!r:.80}", "messages")
+        message = Message(role, content, given or None)
+    extra = msgspec.json.encode(message.extra).decode() if message.extra else ""
+    return requests_pb2.ChatMessage(role=message.role, content=message.content, extra_json=extra)
+
+
+def _decode_delta(delta: inference_pb2.Delta) -> Delta:
+    stop = delta.WhichOneof("stop_reason")
+    usage = None
+    if delta.HasField("usage"):
+        usage = Usage(delta.usage.prompt_tokens, delta.usage.output_tokens, delta.usage.cached_tokens)
+    return Delta(
+        sequence=delta.sequence,
+        token_offset=delta.token_offset,
+        token_ids=tuple(np.frombuffer(delta.token_ids, "<u4").tolist()),
+        text=delta.text,
+        logprobs=tuple(
+            TokenLogprob(
+                each.token_id,
+                each.logprob,
+                tuple((top.token_id, top.logprob) for top in each.top),
+                each.utf8,
+                tuple(top.utf8 for top in each.top),
+            )
+            for each in delta.logprobs
+        ),
+        finish=FinishReason(delta.finish_reason),
+        stop_reason=None if stop is None else getattr(delta, stop),
+        usage=usage,
+    )
+
+
+def _u32(token_ids: Sequence[int]) -> bytes:
+    try:
+        return np.array(token_ids, "<u4").tobytes()
+    except (OverflowError, TypeError, ValueError) as error:
+        raise invalid(f"token ids are integers in [0, 2**32): {error}", "token_ids") from error

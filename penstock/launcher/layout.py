@@ -1,0 +1,212 @@
+"""What `penstock serve` can be told, and the processes that follow from it."""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+import penstock
+from servicekit.bus.calls import SessionKind
+from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options
+
+BUNDLED_MODEL = Path(penstock.__file__).parent / "bundled_model"
+DRAIN_TIMEOUT_S = 10.0  # someone waits at the terminal
+
+# In the order in which they are stopped: who feeds the others goes first.
+KINDS = (
+    SessionKind.GATEWAY,
+    SessionKind.TOKENIZER,
+    SessionKind.SCHEDULER,
+    SessionKind.WORKER,
+    SessionKind.DETOKENIZER,
+)
+_DECIDED_HERE = frozenset({"redis_url", "name", "grpc_address", "metrics_address", "http_address", "model"})
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """Starts the whole pipeline on this machine and serves until Ctrl-C.
+
+    Flags of the services are passed on to those that have them.
+    """
+
+    model: str = field(
+        default=str(BUNDLED_MODEL),
+        metadata={
+            "help": "directory of a checkpoint in Hugging Face layout, or a hub id; by default the bundled model"
+        },
+    )
+    host: str = field(default="127.0.0.1", metadata={"help": "where gateways listen; 0.0.0.0: everywhere"})
+    port: _Port = field(
+        default=8000,
+        metadata={"help": "port of the OpenAI HTTP API; further gateways take the next ones; 0: free ones"},
+    )
+    grpc_port: _Port = field(
+        default=50051, metadata={"help": "port of the gRPC API; further gateways take the next ones; 0: free ones"}
+    )
+    redis_url: str | None = field(
+        default=None, metadata={"help": "a server that runs already; without it, one is started for this pipeline"}
+    )
+    data_dir: Path | None = field(
+        default=None, metadata={"help": "where the started server keeps its data; without it, nothing is kept"}
+    )
+    gateways: _Count = field(default=1, metadata={"help": "processes of gateway_svc"})
+    tokenizers: _Count = field(default=1, metadata={"help": "processes of tokenizer_svc"})
+    schedulers: _Count = field(default=1, metadata={"help": "processes of scheduler_svc"})
+    workers: _Count = field(default=1, metadata={"help": "processes of worker_svc"})
+    detokenizers: _Count = field(default=1, metadata={"help": "processes of detokenizer_svc"})
+
+    def count(self, kind: SessionKind) -> int:
+        """How many processes of a service."""
+        return int(getattr(self, f"{kind.value}s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One process to run."""
+
+    kind: SessionKind
+    name: str
+    flags: tuple[str, ...]
+    grpc_address: str
+    http_address: str = ""  # of a gateway
+    metrics_address: str = ""
+
+    @property
+    def module(self) -> str:
+        """What is run with `python -m`."""
+        return f"{self.kind.value}_svc"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What was asked for on the command line."""
+
+    settings: LaunchSettings
+    passed_on: Mapping[SessionKind, tuple[str, ...]]  # flags for every process of a service
+    drain_timeout_s: float
+    log_format: str
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
+    """The command line of `penstock serve`.
+
+    Raises:
+        SystemExit: status 2 with a message that names an unknown or malformed flag; status 0 after `--help`.
+    """
+    parser = argparse.ArgumentParser(prog="penstock serve", description=LaunchSettings.__doc__, allow_abbrev=False)
+    own = options(LaunchSettings)
+    add_flags(parser, own.values(), with_variables=False)
+    services = {kind: _service_options(kind) for kind in KINDS}
+    shared = options(ServiceSettings)
+    offered: dict[str, Option] = {}
+    everyone = parser.add_argument_group("all services")
+    _offer(everyone, (option for name, option in shared.items() if name not in _DECIDED_HERE), offered)
+    for kind, known in services.items():
+        _offer(parser.add_argument_group(f"{kind.value}_svc"), known.values(), offered)
+    given = {name: value for name, value in vars(parser.parse_args(list(argv))).items() if value is not None}
+    # What the launcher itself must know of the services' settings.
+    for name, default in (("drain_timeout_s", str(DRAIN_TIMEOUT_S)), ("log_format", "console")):
+        given.setdefault(name, environ.get(shared[name].variable, default))
+    values: dict[str, Any] = {}
+    for option in (*own.values(), *offered.values()):
+        text = given.get(option.name)
+        try:
+            values[option.name] = option.convert(text) if isinstance(text, str) else text
+        except msgspec.ValidationError as error:
+            parser.error(f"{option.flag}={text!r}: {error}")
+    return Launch(
+        settings=LaunchSettings(**{name: values[name] for name in own if name in given}),
+        passed_on={kind: _flags(known, given) for kind, known in services.items()},
+        drain_timeout_s=values["drain_timeout_s"],
+        log_format=values["log_format"],
+    )
+
+
+def children(launch: Launch, redis_url: str) -> list[Child]:
+    """The processes, each with addresses of its own."""
+    settings = launch.settings
+    # A pool that others share must not see two workers of one name.
+    prefix = f"{socket.gethostname()}-{os.getpid()}-" if settings.redis_url else ""
+    total = sum(settings.count(kind) for kind in KINDS)
+    free = free_ports(2 * total + 2 * settings.gateways)
+    made = []
+    for kind in KINDS:
+        known = _service_options(kind)
+        for index in range(settings.count(kind)):
+            name = f"{prefix}{kind.value}-{index}"
+            grpc_address, http_address = f"127.0.0.1:{free.pop()}", ""
+            if kind is SessionKind.GATEWAY:
+                host = f"[{settings.host}]" if ":" in settings.host else settings.host
+                http_address = f"{host}:{settings.port + index if settings.port else free.pop()}"
+                grpc_address = f"{host}:{settings.grpc_port + index if settings.grpc_port else free.pop()}"
+            decided: dict[str, Any] = {
+                "redis_url": redis_url,
+                "name": name,
+                "grpc_address": grpc_address,
+                "metrics_address": f"127.0.0.1:{free.pop()}",
+                "http_address": http_address,
+                "model": settings.model,
+            }
+            flags = (*_flags(known, decided), *launch.passed_on[kind])
+            made.append(Child(kind, name, flags, grpc_address, http_address, decided["metrics_address"]))
+    return made
+
+
+def callable_address(address: str) -> str:
+    """The address under which this machine calls a server that listens on `address`."""
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host.strip("[]") in WILDCARD_HOSTS else address
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nobody has at the moment."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(int(probe.getsockname()[1]))
+        return found
+
+
+def _service_options(kind: SessionKind) -> dict[str, Option]:
+    module = import_module(f"{kind.value}_svc.settings")
+    return options(getattr(module, f"{kind.value.capitalize()}Settings"))
+
+
+def _offer(group: argparse._ActionsContainer, known: Iterable[Option], offered: dict[str, Option]) -> None:
+    """Adds the flags that nobody has offered yet."""
+    new = [option for option in known if option.name not in offered and option.name not in _DECIDED_HERE]
+    add_flags(group, new)
+    offered.update({option.name: option for option in new})
+
+
+def _flags(known: Mapping[str, Option], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Command-line flags for those of the given values that a service knows."""
+    made: list[str] = []
+    for name, value in given.items():
+        if name not in known or value in (None, ""):
+            continue
+        if isinstance(value, bool):
+            made.append(known[name].flag if value else known[name].flag.replace("--", "--no-", 1))
+        else:
+            # One word: a value may begin with a dash.
+            made.append(f"{known[name].flag}={value}")
+    return tuple(made)
+
+
+def python_command(child: Child) -> list[str]:
+    """The command that runs a child of this process."""
+    return [sys.executable, "-m", "penstock.launcher.child", str(os.getpid()), child.module, *child.flags]

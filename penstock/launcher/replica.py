@@ -1,0 +1,132 @@
+"""One child process: started, listened to, restarted when it dies, stopped."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.launcher.layout import Child, callable_address, python_command
+from penstock.launcher.output import Output
+
+CANNOT_START = 2  # a service's exit status that no restart will change
+MAX_FIRST_TRIES = 5
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+HEALTHY_AFTER_S = 30.0  # having lived so long, a death is an accident and no pattern
+KILL_AFTER_S = 10.0  # beyond the service's own drain timeout
+_CHUNK_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
+
+
+class Replica:
+    """Runs one child until told to stop."""
+
+    def __init__(self, child: Child, output: Output) -> None:
+        self.child = child
+        self.was_ready = False
+        self._output = output
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        output.introduce(child.name)
+
+    async def run(self) -> None:
+        """Keeps the process alive; returns when it was stopped.
+
+        Raises:
+            PenstockError: INTERNAL: it cannot start; its last lines say why.
+        """
+        pause_s, deaths = FIRST_PAUSE_S, 0
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            status = await self._live()
+            if self._stopping.is_set():
+                return
+            deaths += 1
+            if not self.was_ready and (status == CANNOT_START or deaths >= MAX_FIRST_TRIES):
+                raise PenstockError(
+                    ErrorCode.INTERNAL, f"{self.child.name} cannot start ({_cause(status)}): its last lines say why"
+                )
+            if time.monotonic() - began_s > HEALTHY_AFTER_S:
+                pause_s = FIRST_PAUSE_S
+            self._output.say(f"{self.child.name} died ({_cause(status)}): starting it again in {pause_s:g} s")
+            try:
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            except TimeoutError:
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def is_ready(self) -> bool:
+        """Asks its gRPC health service."""
+        async with aio.insecure_channel(callable_address(self.child.grpc_address)) as channel:
+            try:
+                reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+            except grpc.RpcError:
+                return False
+        ready: bool = reply.status == health_pb2.HealthCheckResponse.SERVING
+        self.was_ready |= ready
+        return ready
+
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Asks it to drain and waits until it has ended; kills it if that takes too long."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), drain_timeout_s + KILL_AFTER_S)
+        except TimeoutError:
+            self._output.say(f"{self.child.name} does not end: killing it")
+            self.kill()
+            await process.wait()
+
+    def kill(self) -> None:
+        """Ends it and what it started at once."""
+        self._stopping.set()
+        if self._process is not None and self._process.returncode is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _live(self) -> int:
+        """One life of the process; its exit status."""
+        environ = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"FORCE_COLOR": "1"} if self._output.colored else {})
+        self._process = await asyncio.create_subprocess_exec(
+            *python_command(self.child),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environ,
+            # Ctrl-C in the terminal is the launcher's, which then stops its children in order.
+            start_new_session=True,
+        )
+        self._output.say(f"{self.child.name} started (pid {self._process.pid})")
+        if self._stopping.is_set():  # meanwhile
+            self.kill()
+        reader = asyncio.create_task(self._relay(self._process.stdout))
+        status = await self._process.wait()
+        # What it started itself must not outlive it, nor hold its output open.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await reader
+        return status
+
+    async def _relay(self, stream: asyncio.StreamReader | None) -> None:
+        if stream is None:
+            return
+        rest = b""
+        while chunk := await stream.read(_CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._output.relay(self.child.name, line.decode(errors="replace").rstrip("\r"))
+        if rest:
+            self._output.relay(self.child.name, rest.decode(errors="replace"))
+
+
+def _cause(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
