@@ -164,7 +164,7 @@ class TokenizerService:
     def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
         """One write and one read: outcomes out, hints in; then the requests that the hints name."""
         self._collect(wait_s=0.0 if may_read and len(self._long) < MAX_LONG_PROMPTS else BUSY_BLOCK_MS / 1000)
-        prompts, consumer = self._bus.keys.prompts, session.sid.hex().encode()
+        prompts, consumer = self._bus.keys.prompts, self.name.encode()
         calls: list[Call[Any]] = list(self._unsent)
         num_sent = len(calls)
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())

@@ -16,7 +16,7 @@ from detokenizer_svc.core.request import FinishedRequest, OpenRequest, Retiremen
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
 from penstock.domain import chain
-from penstock.domain.finish import CancelReason, FinishReason, Usage
+from penstock.domain.finish import CancelReason, FinishReason, RequestError, Usage
 from penstock.domain.request import Header
 from penstock.domain.rows import TextRow, TokenRows
 
@@ -59,7 +59,6 @@ class DetokenizerStats:
     num_spliced_rows: int = 0  # of another history
     num_ended_rows: int = 0  # behind a sequence's end
     num_unknown_rows: int = 0  # of a request that was never opened here
-    num_live_requests: int = 0
 
 
 @dataclass(slots=True)
@@ -96,28 +95,44 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decoders: dict[bool, TextDecoder] = {
-            skip: choose_decoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)
-        }
-        self._token_bytes: dict[int, bytes] = {}
+        decoders = {skip: choose_decoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)}
+        self._set_up(decoders, {}, DetokenizerStats())
+
+    def _set_up(
+        self, decoders: dict[bool, TextDecoder], token_bytes: dict[int, bytes], stats: DetokenizerStats
+    ) -> None:
+        self._decoders = decoders
+        self._token_bytes = token_bytes
+        self._stats = stats
         self._live: dict[bytes, _Live] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._routes: dict[bytes, bytes] = {}
-        self._stray = Sequence(_NOBODY, 0, self._decoders[True])
+        self._stray = Sequence(_NOBODY, 0, decoders[True])
         self._stray.chain = -1  # no hash: nothing extends it
         self._last_request_ids: list[bytes] = []
         self._last_indices: list[int] = []
         self._last_sequences: list[Sequence] = []
-        self._stats = DetokenizerStats()
 
     @property
     def stats(self) -> DetokenizerStats:
-        """Counts since the start; `num_live_requests` is of now."""
-        self._stats.num_live_requests = len(self._live)
+        """Counts since the start, of this one and its siblings."""
         return self._stats
+
+    def sibling(self) -> "Detokenizer":
+        """Another one without requests, for another shard, that shares what was learnt about the tokenizer."""
+        other = object.__new__(Detokenizer)
+        other._set_up(self._decoders, self._token_bytes, self._stats)
+        return other
+
+    def __len__(self) -> int:
+        return len(self._live)
 
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._live
+
+    def is_known(self, request_id: bytes) -> bool:
+        """Whether a request is live or has ended here."""
+        return request_id in self._live or request_id in self._ended
 
     def live_requests(self) -> Iterator[bytes]:
         """Ids of the requests that go on, in the order in which they were opened."""
@@ -131,7 +146,7 @@ class Detokenizer:
             route: who gets its text rows.
         """
         request_id = opened.request_id
-        if request_id in self._live or request_id in self._ended:
+        if self.is_known(request_id):
             return
         decoder = self._decoders[opened.text.skip_special_tokens]
         # One object for one route: the hot loop tells routes apart by identity.
@@ -140,8 +155,29 @@ class Detokenizer:
         self._last_request_ids = []
 
     def forget(self, request_id: bytes) -> None:
-        """Drops a request that someone else ended, or whose shard was lost."""
+        """A request that someone else ended: what comes of it later is behind its end."""
         self._drop(request_id)
+
+    def fail(self, request_id: bytes, error: RequestError) -> Effects:
+        """Ends what is left of a live request with an error, as rows of the log would."""
+        request = self._live.get(request_id)
+        going_on = [sequence for sequence in request.sequences if sequence.end is None] if request else []
+        num_rows = len(going_on)
+        effects = self.push(
+            TokenRows(
+                request_ids=[request_id] * num_rows,
+                sequences=np.array([sequence.index for sequence in going_on], np.uint32),
+                positions=np.array([len(sequence.token_ids) for sequence in going_on], np.uint32),
+                chains=np.array([sequence.chain for sequence in going_on], np.uint64),
+                counts=np.zeros(num_rows, np.uint32),
+                token_ids=np.empty(0, np.uint32),
+                finishes=np.full(num_rows, FinishReason.ERROR, np.uint8),
+                cached_tokens=np.zeros(num_rows, np.uint32),
+                errors=dict.fromkeys(range(num_rows), error),
+            )
+        )
+        effects.cancels += [Cancellation(request_id, sequence.index) for sequence in going_on]
+        return effects
 
     def push(self, rows: TokenRows) -> Effects:
         """Takes rows of the log; each that extends its sequence becomes one text row."""
@@ -290,9 +326,6 @@ class Detokenizer:
         if request.num_ended < request.opened.n:
             return False
         self._drop(last.request_id)
-        self._ended[last.request_id] = None
-        if len(self._ended) > _ENDED_REMEMBERED:
-            self._ended.popitem(last=False)
         result = request.result()
         last.end = replace(end, usage=result.usage)
         effects.retirements.append(Retirement(last.request_id, route, result, text_rows([last])))
@@ -307,3 +340,6 @@ class Detokenizer:
     def _drop(self, request_id: bytes) -> None:
         self._live.pop(request_id, None)
         self._last_request_ids = []
+        self._ended[request_id] = None
+        if len(self._ended) > _ENDED_REMEMBERED:
+            self._ended.popitem(last=False)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from detokenizer_svc.core.logprobs import LogprobLog
-from detokenizer_svc.core.textrows import SequenceEnd, TextRows
+from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
+from penstock.domain.chain import CHAIN_START
 from penstock.domain.finish import Usage
 from penstock.domain.params import TextOptions
 from penstock.domain.plan import U32
@@ -50,6 +51,25 @@ class FinishedRequest:
     header: Header
     sequences: tuple[FinishedSequence, ...]
     usage: Usage
+
+    def rows(self) -> TextRows:
+        """All of it, one row a sequence from its first token to its end."""
+        return text_rows(
+            [
+                NewRow(
+                    request_id=self.header.request_id,
+                    sequence=index,
+                    token_offset=0,
+                    text_offset=0,
+                    chain=CHAIN_START,
+                    token_ids=sequence.token_ids.tolist(),
+                    text=sequence.text,
+                    end=sequence.end,
+                    logprobs=sequence.logprobs,
+                )
+                for index, sequence in enumerate(self.sequences)
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from detokenizer_log import Log, header, opened, run
+from detokenizer_log import Client, Log, header, opened, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_under_test import byte_level, llama2
@@ -327,7 +327,44 @@ def test_requests_stay_in_the_order_of_their_opening() -> None:
     assert list(detokenizer.live_requests()) == [requests[1].request_id, requests[2].request_id]
     detokenizer.forget(requests[1].request_id)
     assert list(detokenizer.live_requests()) == [requests[2].request_id]
-    assert detokenizer.stats.num_live_requests == 1
+    assert len(detokenizer) == 1
+
+
+def test_a_sibling_has_its_own_requests_and_shares_the_counts() -> None:
+    detokenizer = Detokenizer(byte_level())
+    other = detokenizer.sibling()
+    request = opened()
+    other.open(request, b"g")
+    assert (len(detokenizer), len(other)) == (0, 1)
+    other.push(Log(request).add(0, [5]).batch())
+    assert detokenizer.stats.num_tokens == 1
+
+
+def test_a_request_that_fails_ends_everywhere_with_what_there_is() -> None:
+    request = opened(n=3)
+    detokenizer = Detokenizer(byte_level())
+    detokenizer.open(request, b"g")
+    log = Log(request).add(0, _ids("half a ")).add(1, _ids("x"), FinishReason.LENGTH)
+    detokenizer.push(log.batch())
+    error = RequestError(ErrorCode.INTERNAL, "the log is damaged")
+    effects = detokenizer.fail(request.request_id, error)
+    assert effects.cancels == [Cancellation(request.request_id, 0), Cancellation(request.request_id, 2)]
+    (retired,) = effects.retirements
+    ends = [sequence.end for sequence in retired.result.sequences]
+    assert [end.error for end in ends] == [error, None, error]
+    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, FinishReason.ERROR]
+    assert not detokenizer.fail(request.request_id, error).retirements
+
+
+def test_a_result_as_rows_is_the_whole_request() -> None:
+    request = opened(n=2)
+    log = Log(request).add(0, [5, 6]).add(1, _ids("the mill"), FinishReason.LENGTH)
+    client, retired = run(Detokenizer(byte_level()), request, [*log, log.add(0, [7], FinishReason.STOP).last()])
+    fresh = Client(2)
+    for row in retired.rows().rows():
+        fresh.take(row)
+    assert (fresh.texts, fresh.token_ids) == (client.texts, client.token_ids)
+    assert fresh.ends[0][3] == retired.usage
 
 
 def test_the_header_comes_back_with_the_result() -> None:

@@ -1,0 +1,19 @@
+"""What a detokenizer can be told."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from servicekit.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizerSettings(ServiceSettings):
+    """Settings of `detokenizer_svc`."""
+
+    model: str = field(metadata={"help": "checkpoint directory or hub id of the model whose tokenizer is used"})
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a hub id"})
+    result_ttl_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86400)] = field(
+        default=600.0, metadata={"help": "seconds for which a finished request's result can be fetched again"}
+    )
