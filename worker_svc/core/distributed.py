@@ -38,6 +38,14 @@ class Group:
         dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=self.process_group)
         return int(smallest.item())
 
+    def broadcast(self, payload: bytes, device: torch.device) -> bytes:
+        """What rank 0 gave; all ranks give equally many bytes."""
+        if self.process_group is None:
+            return payload
+        data = torch.tensor(list(payload), dtype=torch.uint8, device=device)
+        dist.broadcast(data, 0, group=self.process_group)
+        return bytes(data.tolist())
+
     def close(self) -> None:
         """Leave the group."""
         if self.process_group is not None:

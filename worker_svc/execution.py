@@ -1,0 +1,165 @@
+"""Two threads: one launches plans in the order in which they came, one publishes what each produced."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import structlog
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.plan import StepPlan
+from worker_svc import wire
+from worker_svc.core.interface import DeviceError, PendingStep, Runner
+from worker_svc.core.stats import WorkerStats
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Epoch:
+    """One pairing of a scheduler's session and this worker's incarnation."""
+
+    session: bytes
+    incarnation: bytes
+    is_superseded: bool = False  # a later one began: nobody waits for its results
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The epoch is over; `step` is the first that was not carried out."""
+
+    epoch: Epoch | None  # None: there was none yet
+    step: int
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    epoch: Epoch
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    epoch: Epoch
+    pending: PendingStep
+    at_ns: int  # monotonic
+
+
+class Execution:
+    """Carries out plans on one rank. The reader submits; `failure` and `fatal` tell it what it must act on.
+
+    What is launched depends only on the order of submission, never on timing: all ranks of a worker launch the same.
+    """
+
+    def __init__(self, runner: Runner, publish: Callable[[bytes], None], stats: WorkerStats, *, is_alone: bool) -> None:
+        """Nothing runs yet.
+
+        Args:
+            runner: of this rank.
+            publish: takes a penstock.v1.StepResult; called from one thread.
+            stats: counts what ends.
+            is_alone: there are no other ranks, which would wait for ever for one whose launch failed.
+        """
+        self._runner = runner
+        self._publish = publish
+        self._stats = stats
+        self._is_alone = is_alone
+        self._plans: SimpleQueue[_Plan | Failure | None] = SimpleQueue()
+        self._launched: SimpleQueue[_Launched | Failure | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
+            for name, body in (("launch", self._launch_all), ("publish", self._publish_all))
+        ]
+        self._waiting_since_ns = 0
+        self.failure: Failure | None = None  # an epoch that ended; the reader takes it away
+        self.fatal: Exception | None = None  # the process should end
+
+    @property
+    def num_queued(self) -> int:
+        """Plans that were submitted and not launched."""
+        return self._plans.qsize()
+
+    @property
+    def waiting_since_ns(self) -> int:
+        """When the step that is waited for was launched (monotonic); 0: none is."""
+        return self._waiting_since_ns
+
+    def start(self) -> None:
+        """Begin to take plans."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, epoch: Epoch, plan: StepPlan) -> None:
+        """Carry out `plan` behind those submitted before."""
+        self._plans.put(_Plan(epoch, plan))
+
+    def fail(self, failure: Failure) -> None:
+        """End an epoch once what was submitted before is done."""
+        self._plans.put(failure)
+
+    def finish(self, seconds: float) -> bool:
+        """Take nothing more and wait at most so long until all is published; whether it was."""
+        self._plans.put(None)
+        until_s = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except Exception as error:  # noqa: BLE001  (handed to the reader, which ends the process)
+            self.fatal = error
+        finally:
+            self._launched.put(None)
+
+    def _launch_all(self) -> None:
+        over: set[bytes] = set()  # incarnations whose epoch failed: their plans are not carried out any more
+        while (item := self._plans.get()) is not None:
+            if isinstance(item, Failure):
+                if item.epoch is not None:
+                    over.add(item.epoch.incarnation)
+                self._launched.put(item)
+                continue
+            if item.epoch.incarnation in over:
+                continue
+            try:
+                pending = self._runner.launch(item.plan)
+            except DeviceError:
+                raise
+            except Exception as error:
+                # A plan that is not consistent is refused on all ranks alike; anything else may have hit this one only.
+                if not self._is_alone and not isinstance(error, PenstockError):
+                    raise
+                over.add(item.epoch.incarnation)
+                self._launched.put(Failure(item.epoch, item.plan.step, _as_penstock_error(item.plan.step, error)))
+            else:
+                self._launched.put(_Launched(item.epoch, pending, time.monotonic_ns()))
+
+    def _publish_all(self) -> None:
+        while (item := self._launched.get()) is not None:
+            if isinstance(item, Failure):
+                epoch = item.epoch
+                _log.error("epoch ended", step=item.step, reason=item.error.message)
+                if epoch is not None and not epoch.is_superseded:
+                    now_ns = time.time_ns()
+                    self._publish(wire.encode_failure(item.step, item.error, epoch.session, epoch.incarnation, now_ns))
+                self.failure = item
+                continue
+            self._waiting_since_ns = item.at_ns
+            result = item.pending.result()
+            self._waiting_since_ns = 0
+            self._stats.observe(result)
+            if not item.epoch.is_superseded:
+                session, incarnation = item.epoch.session, item.epoch.incarnation
+                self._publish(wire.encode_result(result, session, incarnation, time.time_ns()))
+
+
+def _as_penstock_error(step: int, error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    _log.error("launch failed", step=step, exc_info=error)
+    return PenstockError(ErrorCode.INTERNAL, f"step {step} failed: {type(error).__name__}: {error}")

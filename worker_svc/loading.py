@@ -1,0 +1,93 @@
+"""From settings to a runner that is ready, real or simulated. Only the real one imports torch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker_svc.checkpoint import read_model_config
+from worker_svc.core.interface import Limits, Runner
+from worker_svc.core.memory import MemoryProfile
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.settings import WorkerSettings
+
+_SIMULATED_MODEL_LEN = 4096  # where neither the settings nor a checkpoint say
+_MAX_SIMULATED_BLOCKS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """A runner and what the service around it must know."""
+
+    runner: Runner
+    profile: MemoryProfile
+    device: str  # cpu, cuda or simulated
+    broadcast: Callable[[bytes], bytes]  # from rank 0 to all; returns what rank 0 gave
+    close: Callable[[], None]
+
+
+def load_worker(settings: WorkerSettings) -> LoadedWorker:
+    """Load what the settings name.
+
+    Raises:
+        PenstockError: it cannot be loaded; the message says why and what to do.
+    """
+    return _load_simulated(settings) if settings.runner == "simulated" else _load_model(settings)
+
+
+def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
+    vocab_size, model_len = settings.vocab_size, _SIMULATED_MODEL_LEN
+    eos_token_ids: tuple[int, ...] = (0,)
+    if Path(settings.model).is_dir():
+        config = read_model_config(Path(settings.model))
+        vocab_size, model_len = config.vocab_size, config.max_position_embeddings
+        eos_token_ids = config.eos_token_ids or eos_token_ids
+    model_len = settings.max_model_len or model_len
+    useful_blocks = settings.max_num_seqs * -(-model_len // settings.block_size)
+    limits = Limits(
+        num_blocks=settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+    )
+    behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every)
+    runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep)
+    profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
+    return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close)
+
+
+def _load_model(settings: WorkerSettings) -> LoadedWorker:
+    import torch  # noqa: PLC0415  (heavy: the simulated runner does without)
+
+    from worker_svc.factory import RunnerOptions, load_runner  # noqa: PLC0415
+
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    options = RunnerOptions(
+        model=settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        device=settings.device,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        distributed_address=settings.distributed_address,
+    )
+    loaded = load_runner(options, time.monotonic_ns)
+    device = loaded.device
+    return LoadedWorker(
+        loaded.runner,
+        loaded.profile,
+        device.type,
+        lambda payload: loaded.group.broadcast(payload, device),
+        loaded.close,
+    )

@@ -1,0 +1,331 @@
+"""The worker's loop: hold a session, register, read plans ahead; `execution` carries them out."""
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from prometheus_client.registry import Collector
+
+import penstock
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import results_pb2, status_pb2, worker_pb2
+from servicekit.bus import Bus, BusFull, BusUnavailable
+from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, SessionKind
+from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
+from servicekit.hops import Hop, HopCollector
+from servicekit.lifecycle import Stop
+from servicekit.session import Session, Stopped
+from servicekit.settings import reachable_address, split_address
+from worker_svc import wire
+from worker_svc.core.epoch import EpochTracker, Verdict
+from worker_svc.core.stats import WorkerStats
+from worker_svc.execution import Epoch, Execution, Failure
+from worker_svc.loading import LoadedWorker, load_worker
+from worker_svc.metrics import WorkerCollector
+from worker_svc.results import ResultStream
+from worker_svc.settings import WorkerSettings
+
+_log = structlog.get_logger(__name__)
+
+_BLOCK_MS = 100  # how long a read waits for plans: the worker notices a failure or a signal that much later
+_STEP_STALLED_NS = 120 * 10**9  # a step that takes longer is no progress
+_STATUS_INTERVAL_NS = 250_000_000
+_POSITION_BYTES = 64  # of an entry id, padded
+
+
+class WorkerService:
+    """One rank of a worker; see `servicekit.lifecycle.Service`."""
+
+    def __init__(
+        self, settings: WorkerSettings, bus: Bus, load: Callable[[WorkerSettings], LoadedWorker] = load_worker
+    ) -> None:
+        """Nothing is loaded or connected yet."""
+        self._settings = settings
+        self._bus = bus
+        self._load = load
+        self._stats = WorkerStats()
+        self._hop = Hop("steps")
+        self._steps = bus.keys.steps(settings.name)
+        self._started_ns = time.time_ns()
+        self._progress_ns = 0
+        self._is_ready = False
+        self._loaded: LoadedWorker | None = None
+        self._execution: Execution | None = None
+        self._info = results_pb2.WorkerInfo()
+        self._told, self._told_ns = b"", 0  # the status that the pool gets, and when it was made
+        self._stop: Stop | None = None
+        self._position = b"0-0"  # of the last entry of `steps` that was read
+        self._epoch: Epoch | None = None
+        self._session: Session | None = None
+        self._tracker = EpochTracker(None)
+
+    @property
+    def name(self) -> str:
+        """The worker's name, with the rank if there are several."""
+        settings = self._settings
+        return settings.name if settings.world_size == 1 else f"{settings.name}.{settings.rank}"
+
+    @property
+    def kind(self) -> SessionKind:
+        """A worker."""
+        return SessionKind.WORKER
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0, which alone registers and publishes."""
+        return self._settings.rank == 0
+
+    def collectors(self) -> list[Collector]:
+        """For the metrics endpoint."""
+        return [WorkerCollector(self._stats, self._num_queued), HopCollector([self._hop])]
+
+    # --- what other threads ask -----------------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        """Whether it is registered and not draining."""
+        return self._is_ready and not self._is_draining()
+
+    def last_progress_ns(self) -> int:
+        """See `Service`; a step that takes very long is no progress either."""
+        since_ns = self._execution.waiting_since_ns if self._execution is not None else 0
+        if since_ns and time.monotonic_ns() - since_ns > _STEP_STALLED_NS:
+            return since_ns
+        return self._progress_ns
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """What it says of itself."""
+        stats = self._stats
+        figures = {
+            "plans_queued": float(self._num_queued()),
+            "steps": float(stats.num_steps),
+            "sampled_tokens": float(stats.num_tokens),
+            "device_idle_seconds": stats.idle_s,
+            "step_seconds": stats.step_sum_s / max(1, stats.num_steps),
+            "dead_letters": float(stats.num_dead_letters),
+        }
+        return status_pb2.ServiceStatus(
+            ready=self.is_ready(),
+            draining=self._is_draining(),
+            started_unix_ns=self._started_ns,
+            version=penstock.__version__,
+            figures=figures,
+            hops=[self._hop.status(time.time_ns())],
+        )
+
+    def worker_status(self) -> worker_pb2.WorkerStatus:
+        """What the control service answers."""
+        return worker_pb2.WorkerStatus(
+            service=self.status(),
+            info=self._info,
+            incarnation=self._session.sid if self._session is not None else b"",
+            step=self._tracker.step,
+            plans_queued=self._num_queued(),
+        )
+
+    def memory_profile(self) -> worker_pb2.MemoryProfile:
+        """How the memory is used.
+
+        Raises:
+            PenstockError: UNAVAILABLE, the model is still being loaded.
+        """
+        if self._loaded is None:
+            raise PenstockError(ErrorCode.UNAVAILABLE, "the model is still being loaded: ask again")
+        return wire.memory_profile(self._loaded.profile)
+
+    def drain(self) -> int:
+        """Begin to end; how many plans are left to carry out."""
+        if self._stop is not None:
+            self._stop.drain()
+        return self._num_queued()
+
+    def _num_queued(self) -> int:
+        return self._execution.num_queued if self._execution is not None else 0
+
+    def _is_draining(self) -> bool:
+        return self._stop is not None and self._stop.draining.is_set()
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self, stop: Stop) -> None:
+        """Load, register and serve until drained.
+
+        Raises:
+            PenstockError: it cannot be loaded, or the device failed.
+        """
+        self._stop = stop
+        settings = self._settings
+        loaded = self._loaded = self._load(settings)
+        home_shard = settings.home_shard
+        self._info = wire.worker_info(
+            loaded.runner.limits,
+            model=settings.model,
+            home_shard=zlib.crc32(settings.name.encode()) % settings.num_shards if home_shard is None else home_shard,
+            world_size=settings.world_size,
+            device=loaded.device,
+        )
+        results = ResultStream(self._bus, settings.name, stop.now)
+        execution = self._execution = Execution(
+            loaded.runner,
+            results.append if self.is_leader else lambda _: None,
+            self._stats,
+            is_alone=settings.world_size == 1,
+        )
+        execution.start()
+        try:
+            self._enter(stop, loaded)
+            while not stop.draining.is_set():
+                self._turn(execution)
+        except Stopped:
+            _log.info("told to end while the bus was away")
+        finally:
+            self._is_ready = False
+            while not execution.finish(1.0) and not stop.now.is_set():
+                self._progress_ns = time.monotonic_ns()
+            results.close()
+            if self._session is not None:
+                self._session.leave()
+            loaded.close()
+
+    def _enter(self, stop: Stop, loaded: LoadedWorker) -> None:
+        """Join the pool; ranks begin to read `steps` at the same entry."""
+        self._session = self._new_session(stop)
+        self._session.connect()
+        if self.is_leader:
+            self._register(self._session)
+        else:
+            self._tracker = EpochTracker(None)
+        self._position = loaded.broadcast(self._position.ljust(_POSITION_BYTES)).rstrip()
+        self._progress_ns = time.monotonic_ns()
+        self._is_ready = True
+
+    def _new_session(self, stop: Stop) -> Session:
+        settings = self._settings
+        address = settings.grpc_address
+        has_port = split_address(address)[1] != 0
+        return Session(
+            self._bus,
+            SessionKind.WORKER,
+            self.name,
+            address=reachable_address(address) if has_port else "",
+            ttl_ms=round(settings.session_ttl_s * 1000),
+            stop=stop.draining,
+        )
+
+    def _register(self, session: Session) -> None:
+        """Take the worker's name for the session's incarnation, however long the bus is away."""
+        while True:
+            try:
+                call = RegisterWorker(session.sid, self._settings.name, self._info.SerializeToString())
+                position = session.connection.call(call)
+            except (BusUnavailable, BusFull) as error:
+                _log.warning("not registered yet", reason=str(error))
+                session.recover()
+                continue
+            if position:
+                break
+            session.recover()
+        self._begin(position, session.sid)
+
+    def _begin(self, position: bytes, incarnation: bytes) -> None:
+        if self._epoch is not None:
+            self._epoch.is_superseded = True
+        self._epoch, self._position = None, position
+        self._tracker = EpochTracker(incarnation)
+        _log.info("registered", incarnation=incarnation.hex(), num_blocks=self._info.num_blocks)
+
+    def _turn(self, execution: Execution) -> None:
+        assert self._session is not None
+        self._progress_ns = time.monotonic_ns()
+        if execution.fatal is not None:
+            raise execution.fatal
+        if execution.failure is not None:
+            failure, execution.failure = execution.failure, None
+            self._begin_again(failure)
+        if self._progress_ns - self._told_ns > _STATUS_INTERVAL_NS:
+            self._told_ns, self._told = self._progress_ns, self.status().SerializeToString()
+        renew = self._session.tick(self._progress_ns / 1e9, self._told)
+        calls: list[Call[Any]] = [Read({self._steps: self._position}, block_ms=_BLOCK_MS)]
+        try:
+            if renew is not None:
+                calls.insert(0, renew)
+            answers = self._session.connection.execute(calls)
+        except BusUnavailable:
+            self._recover(self._session)
+            return
+        except BusFull as error:
+            _log.warning("the server is out of memory", reason=str(error))
+            return
+        if renew is not None and not answers[0]:
+            self._recover(self._session)
+            return
+        received_ns = time.time_ns()
+        for entry in answers[-1].get(self._steps, ()):
+            self._receive(entry, execution, received_ns)
+
+    def _recover(self, session: Session) -> None:
+        recovery = session.recover()
+        if not self.is_leader:
+            return
+        if recovery.lost and self._settings.world_size > 1:
+            # The others cannot know which plans this rank still launched: they can only begin together.
+            raise PenstockError(ErrorCode.INTERNAL, "rank 0 lost its session: all ranks must start again")
+        if recovery.lost or recovery.new_run:
+            self._register(session)
+
+    def _begin_again(self, failure: Failure) -> None:
+        """An epoch ended badly: go on with another incarnation, so that nothing of it can be taken for the next."""
+        assert self._session is not None
+        assert self._stop is not None
+        if failure.epoch is not None and not self.is_leader:
+            self._tracker.end(failure.epoch.incarnation)
+        elif self.is_leader and (failure.epoch is None or failure.epoch.incarnation == self._session.sid):
+            self._session.leave()
+            self._session = self._new_session(self._stop)
+            self._session.connect()
+            self._register(self._session)
+
+    def _receive(self, entry: Entry, execution: Execution, received_ns: int) -> None:
+        self._position = entry.entry_id
+        begin_s = time.perf_counter()
+        try:
+            received = wire.decode_plan(entry.fields.get(PAYLOAD, b""))
+        except wire.PoisonMessageError as error:
+            self._bury(entry, str(error))
+            step = self._tracker.step + 1
+            self._tracker.end()
+            message = f"a plan cannot be read: {error}"
+            execution.fail(Failure(self._epoch, step, PenstockError(ErrorCode.INTERNAL, message)))
+            return
+        plan = received.plan
+        match self._tracker.admit(received.session, received.incarnation, plan.step):
+            case Verdict.DROP:
+                return
+            case Verdict.GAP:
+                epoch = Epoch(received.session, received.incarnation)
+                error_ = PenstockError(ErrorCode.INTERNAL, f"plans before step {plan.step} are missing")
+                execution.fail(Failure(epoch, plan.step, error_))
+                return
+            case Verdict.START:
+                if self._epoch is not None:
+                    self._epoch.is_superseded = True
+                self._epoch = Epoch(received.session, received.incarnation)
+                self._stats.num_epochs += 1
+            case Verdict.RUN:
+                pass
+        assert self._epoch is not None
+        execution.submit(self._epoch, plan)
+        self._hop.observe(received.sent_unix_ns, received_ns, time.perf_counter() - begin_s)
+
+    def _bury(self, entry: Entry, why: str) -> None:
+        assert self._session is not None
+        self._stats.num_dead_letters += 1
+        _log.error("dead letter", stream="steps", why=why)
+        if not self.is_leader:
+            return
+        fields = {**entry.fields, STREAM: b"steps", WHY: why.encode()}
+        try:
+            self._session.connection.call(Append(self._bus.keys.dead, fields, DEAD_CAP))
+        except (BusUnavailable, BusFull) as error:
+            _log.error("a dead letter was not kept", reason=str(error))

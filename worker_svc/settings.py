@@ -1,0 +1,60 @@
+"""What a worker can be told."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import msgspec
+
+from servicekit.settings import ServiceSettings
+
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(ServiceSettings):
+    """Settings of `worker_svc`."""
+
+    model: str = field(metadata={"help": "checkpoint directory or Hugging Face hub id"})
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a hub id"})
+    runner: Literal["model", "simulated"] = field(
+        default="model", metadata={"help": "model: the real one; simulated: fixed step time, deterministic tokens"}
+    )
+    device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "what computes"})
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto", metadata={"help": "of weights and KV cache; auto: as stored, on a CPU float32"}
+    )
+    block_size: _Count = field(default=16, metadata={"help": "tokens of a KV block"})
+    max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
+    max_model_len: _Count | None = field(
+        default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}
+    )
+    max_num_batched_tokens: _Count = field(default=2048, metadata={"help": "tokens that one step may compute"})
+    num_blocks: _Count | None = field(default=None, metadata={"help": "KV blocks; none: what the memory holds"})
+    kv_cache_memory_bytes: _Count | None = field(
+        default=None, metadata={"help": "memory for KV; none: 256 MiB on a CPU, what is free on CUDA"}
+    )
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = field(
+        default=0.9, metadata={"help": "share of the GPU's memory to use, weights included"}
+    )
+    rank: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=0, metadata={"help": "which tensor-parallel rank this process is"}
+    )
+    world_size: _Count = field(default=1, metadata={"help": "tensor-parallel ranks of this worker"})
+    distributed_address: str = field(
+        default="tcp://127.0.0.1:29500", metadata={"help": "where the ranks meet: tcp://host:port or file://path"}
+    )
+    num_threads: _Count | None = field(
+        default=None, metadata={"help": "CPU threads of a step; none: torch's own choice"}
+    )
+    home_shard: Annotated[int, msgspec.Meta(ge=0)] | None = field(
+        default=None, metadata={"help": "shard of the token log for this worker's requests; none: from its name"}
+    )
+    step_ms: Annotated[float, msgspec.Meta(ge=0)] = field(
+        default=2.0, metadata={"help": "simulated: device time of a step"}
+    )
+    eos_every: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=0, metadata={"help": "simulated: about one token in so many is EOS; 0: none is"}
+    )
+    vocab_size: _Count = field(
+        default=32000, metadata={"help": "simulated: size of the vocabulary where --model is not a directory"}
+    )

@@ -1,0 +1,174 @@
+"""Protobuf to domain and back: plans, results, and what a worker says of itself."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from penstock.domain.errors import PenstockError
+from penstock.domain.params import Sampling
+from penstock.domain.plan import U32, Admission, StepPlan, StepResult
+from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, worker_pb2
+from worker_svc.core.interface import Limits
+from worker_svc.core.memory import MemoryProfile
+
+_ID_BYTES = 16
+_ABSENT = Sampling()
+
+
+class PoisonMessageError(Exception):
+    """A message that cannot be read; its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPlan:
+    """A plan and whom it is from and for."""
+
+    session: bytes  # of the scheduler
+    incarnation: bytes
+    sent_unix_ns: int
+    plan: StepPlan
+
+
+def decode_plan(payload: bytes) -> ReceivedPlan:
+    """A penstock.v1.StepPlan.
+
+    Raises:
+        PoisonMessageError: not one, or its columns do not fit together.
+    """
+    try:
+        message = steps_pb2.StepPlan.FromString(payload)
+    except DecodeError as error:
+        raise PoisonMessageError(f"not a StepPlan: {error}") from error
+    session, incarnation = message.origin.session, message.incarnation
+    if len(session) != _ID_BYTES or len(incarnation) != _ID_BYTES or message.step == 0:
+        raise PoisonMessageError("a StepPlan without a session, an incarnation or a step")
+    append_slots, append_blocks = _columns("append", message.append_slots, message.append_blocks)
+    replaced = _columns("replace", message.replace_slots, message.replace_indices, message.replace_blocks)
+    copy_sources, copy_targets = _columns("copy", message.copy_sources, message.copy_targets)
+    slots, num_tokens = _columns("slots", message.slots, message.num_tokens)
+    plan = StepPlan(
+        step=message.step,
+        released_slots=_column("released_slots", message.released_slots),
+        admissions=tuple(_admission(admission) for admission in message.admissions),
+        append_slots=append_slots,
+        append_blocks=append_blocks,
+        replace_slots=replaced[0],
+        replace_indices=replaced[1],
+        replace_blocks=replaced[2],
+        copy_sources=copy_sources,
+        copy_targets=copy_targets,
+        slots=slots,
+        num_tokens=num_tokens,
+    )
+    return ReceivedPlan(session, incarnation, message.origin.sent_unix_ns, plan)
+
+
+def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
+    """A penstock.v1.StepResult that answers a plan of the scheduler's `session`."""
+    message = _answer(result.step, session, incarnation, now_unix_ns)
+    message.slots = _bytes(result.slots)
+    message.counts = _bytes(result.counts)
+    message.token_ids = _bytes(result.token_ids)
+    message.step_ns = result.step_ns
+    message.idle_ns = result.idle_ns
+    if result.logprobs is not None:
+        columns = result.logprobs
+        message.logprobs.sampled = columns.sampled.astype("<f4", copy=False).tobytes()
+        message.logprobs.top_counts = _bytes(columns.top_counts)
+        message.logprobs.top_ids = _bytes(columns.top_ids)
+        message.logprobs.top_logprobs = columns.top_logprobs.astype("<f4", copy=False).tobytes()
+    return message.SerializeToString()
+
+
+def encode_failure(step: int, error: PenstockError, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
+    """A penstock.v1.StepResult that says that the epoch is over."""
+    message = _answer(step, session, incarnation, now_unix_ns)
+    message.error.code = common_pb2.ErrorCode.ValueType(error.code)
+    message.error.message = error.message
+    message.error.param = error.param or ""
+    return message.SerializeToString()
+
+
+def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int, device: str) -> results_pb2.WorkerInfo:
+    """What a worker registers."""
+    return results_pb2.WorkerInfo(
+        model=model,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        home_shard=home_shard,
+        world_size=world_size,
+        device=device,
+    )
+
+
+def memory_profile(profile: MemoryProfile) -> worker_pb2.MemoryProfile:
+    """A penstock.v1.MemoryProfile."""
+    return worker_pb2.MemoryProfile(
+        total_bytes=profile.total_bytes,
+        weights_bytes=profile.weights_bytes,
+        peak_activation_bytes=profile.activation_bytes,
+        kv_cache_bytes=profile.kv_cache_bytes,
+        block_bytes=profile.block_bytes,
+        num_blocks=profile.num_blocks,
+    )
+
+
+def _answer(step: int, session: bytes, incarnation: bytes, now_unix_ns: int) -> results_pb2.StepResult:
+    message = results_pb2.StepResult(scheduler_session=session, step=step)
+    message.origin.session = incarnation
+    message.origin.sent_unix_ns = now_unix_ns
+    return message
+
+
+def _admission(message: steps_pb2.Admission) -> Admission:
+    return Admission(
+        slot=message.slot,
+        token_ids=_column("token_ids", message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=_column("block_ids", message.block_ids),
+        sampling=_sampling(message.sampling),
+        seed=message.seed,
+        min_output_tokens=message.min_output_tokens,
+        stop_token_ids=tuple(_column("stop_token_ids", message.stop_token_ids).tolist()),
+    )
+
+
+def _sampling(message: requests_pb2.SamplingParameters) -> Sampling:
+    bias_ids, bias_values = _columns("logit_bias", message.logit_bias_ids, message.logit_bias_values)
+
+    def given(field: str, absent: float) -> float:
+        return float(getattr(message, field)) if message.HasField(field) else absent  # type: ignore[arg-type]
+
+    return Sampling(
+        temperature=given("temperature", _ABSENT.temperature),
+        top_k=message.top_k,
+        top_p=given("top_p", _ABSENT.top_p),
+        min_p=message.min_p,
+        repetition_penalty=given("repetition_penalty", _ABSENT.repetition_penalty),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(zip(bias_ids.tolist(), bias_values.view("<f4").tolist(), strict=True)),
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+    )
+
+
+def _column(name: str, data: bytes) -> U32:
+    if len(data) % 4:
+        raise PoisonMessageError(f"the column {name} has {len(data)} bytes, not a multiple of four")
+    return np.frombuffer(data, "<u4")
+
+
+def _columns(name: str, *data: bytes) -> tuple[U32, ...]:
+    columns = tuple(_column(name, each) for each in data)
+    if len({len(column) for column in columns}) > 1:
+        raise PoisonMessageError(f"the columns {name} have different lengths: {[len(column) for column in columns]}")
+    return columns
+
+
+def _bytes(column: U32) -> bytes:
+    return column.astype("<u4", copy=False).tobytes()
