@@ -18,6 +18,7 @@ class SequenceInfo:
     num_tokens: int  # prompt and output tokens known
     num_computed_tokens: int  # planned
     block_ids: tuple[int, ...]
+    ref_counts: tuple[int, ...]  # of each block: how many sequences hold it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class RequestInfo:
     priority: int
     arrival_ns: int  # Unix time, nanoseconds
     num_prompt_tokens: int
+    num_output_tokens: int  # over all sequences
+    num_preemptions: int  # of its sequences
     sequences: tuple[SequenceInfo, ...]
 
 
@@ -45,6 +48,8 @@ def describe_request(request: RequestState, workers: Mapping[str, WorkerState]) 
         priority=request.queued.priority,
         arrival_ns=request.queued.arrival_ns,
         num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=sum(len(sequence.output) for sequence in request.sequences),
+        num_preemptions=request.num_preemptions,
         sequences=describe_sequences(request, workers),
     )
 
@@ -58,4 +63,5 @@ def _describe(sequence: SequenceState, worker: WorkerState | None) -> SequenceIn
         num_tokens=sequence.num_tokens,
         num_computed_tokens=int(worker.computed[sequence.slot]) if worker else 0,
         block_ids=tuple(sequence.blocks),
+        ref_counts=tuple(worker.blocks.ref_counts[block] for block in sequence.blocks) if worker else (),
     )

@@ -137,3 +137,21 @@ def _take(logprobs: Logprobs, tokens: I64) -> Logprobs:
     starts = np.repeat(ends[tokens] - counts - (np.cumsum(counts, dtype=np.int64) - counts), counts)
     tops = starts + np.arange(int(counts.sum()))
     return Logprobs(logprobs.sampled[tokens], counts, logprobs.top_ids[tops], logprobs.top_logprobs[tops])
+
+
+def select_rows(rows: TokenRows, wanted: Mask) -> TokenRows:
+    """The rows where `wanted` bool[rows] holds, for instance those of one shard of the log."""
+    kept = np.flatnonzero(wanted)
+    tokens = np.flatnonzero(np.repeat(wanted, rows.counts))
+    return TokenRows(
+        request_ids=[rows.request_ids[row] for row in kept.tolist()],
+        sequences=rows.sequences[kept],
+        positions=rows.positions[kept],
+        chains=rows.chains[kept],
+        counts=rows.counts[kept],
+        token_ids=rows.token_ids[tokens],
+        finishes=rows.finishes[kept],
+        cached_tokens=rows.cached_tokens[kept],
+        logprobs=None if rows.logprobs is None else _take(rows.logprobs, tokens),
+        errors={new: rows.errors[old] for new, old in enumerate(kept.tolist()) if old in rows.errors},
+    )

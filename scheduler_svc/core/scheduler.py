@@ -218,6 +218,7 @@ class Scheduler:
         worker.vacate(victim)
         self._wait(victim)
         draft.has_preempted = True
+        victim.request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
     def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: _Draft) -> int:

@@ -55,6 +55,7 @@ class RequestState:
         self.root = root_hash(queued.cache_salt)
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n
+        self.num_preemptions = 0
 
     @property
     def request_id(self) -> bytes:

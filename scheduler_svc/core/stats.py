@@ -7,11 +7,15 @@ from dataclasses import dataclass, field, replace
 class WorkerStats:
     """One worker, now."""
 
+    num_slots: int
     num_running_seqs: int
+    block_size: int
+    num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int  # free, with content that can be found again
     num_free_blocks: int  # those included
     num_plans_in_flight: int
+    last_step: int  # planned
     batch_num_seqs: int  # of the last plan
     batch_num_tokens: int  # of the last plan
     round_trip_ns: int  # of the last result: from its plan to its coming

@@ -252,11 +252,15 @@ class WorkerState:
     def stats(self) -> WorkerStats:
         """A snapshot."""
         return WorkerStats(
+            num_slots=self.limits.max_num_seqs,
             num_running_seqs=self.num_running,
+            block_size=self.limits.block_size,
+            num_blocks=self.limits.num_blocks,
             num_used_blocks=self.blocks.num_used,
             num_cached_blocks=self.blocks.num_cached,
             num_free_blocks=self.blocks.num_free,
             num_plans_in_flight=len(self.in_flight),
+            last_step=self.last_step,
             batch_num_seqs=self.batch_num_seqs,
             batch_num_tokens=self.batch_num_tokens,
             round_trip_ns=self.round_trip_ns,

@@ -1,0 +1,92 @@
+"""A scheduler's stats as Prometheus metrics."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from scheduler_svc.core.stats import SchedulerStats
+from servicekit.hops import cumulative
+
+SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Sizes:
+    """How large things were: counts in powers of two. One thread observes; any thread may read."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SIZE_BOUNDS) + 1)
+        self.total = 0
+
+    def observe(self, size: int) -> None:
+        """One more of this size."""
+        self.counts[bisect_left(SIZE_BOUNDS, size)] += 1
+        self.total += size
+
+
+class SchedulerCollector(Collector):
+    """`penstock_*` of a scheduler, read at each scrape."""
+
+    def __init__(
+        self,
+        stats: Callable[[], SchedulerStats],
+        batch_sequences: Sizes,
+        step_tokens: Sizes,
+        dead_letters: Mapping[str, int],
+    ) -> None:
+        self._stats = stats
+        self._batch_sequences = batch_sequences
+        self._step_tokens = step_tokens
+        self._dead_letters = dead_letters
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at each scrape."""
+        stats = self._stats()
+        totals = stats.counters
+        for name, text, value in (
+            ("penstock_prompt_tokens", "Prompt tokens of admitted requests.", totals.num_prompt_tokens),
+            ("penstock_generated_tokens", "Output tokens.", totals.num_generated_tokens),
+            ("penstock_cached_tokens", "Prompt tokens found in the prefix cache.", totals.num_cached_tokens),
+            ("penstock_wasted_tokens", "Tokens sampled for sequences that had left.", totals.num_wasted_tokens),
+            ("penstock_preemptions", "Sequences put back for want of blocks.", totals.num_preemptions),
+            ("penstock_admitted_requests", "Requests that got their first slot.", totals.num_admitted_requests),
+            ("penstock_admission_wait_seconds", "Their time from claim to slot, summed.", totals.waiting_ns / 1e9),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        finished = CounterMetricFamily("penstock_finished_requests", "Ended here, by outcome.", labels=["outcome"])
+        for outcome, count in totals.num_finished_requests.items():
+            finished.add_metric([outcome], count)
+        yield finished
+        sequences = GaugeMetricFamily("penstock_sequences", "Sequences by state.", labels=["state"])
+        sequences.add_metric(["waiting"], stats.num_waiting_seqs)
+        sequences.add_metric(["running"], stats.num_running_seqs)
+        yield sequences
+        yield from _worker_metrics(stats)
+        yield _histogram("penstock_batch_sequences", "Sequences of a step.", self._batch_sequences)
+        yield _histogram("penstock_step_tokens", "Tokens of a step.", self._step_tokens)
+        dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
+        for stream, count in list(self._dead_letters.items()):
+            dead.add_metric([stream], count)
+        yield dead
+
+
+def _worker_metrics(stats: SchedulerStats) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily("penstock_kv_blocks", "KV blocks by state.", labels=["worker", "state"])
+    plans = GaugeMetricFamily("penstock_plans_in_flight", "Plans sent and not answered.", labels=["worker"])
+    for name, worker in stats.workers.items():
+        blocks.add_metric([name, "used"], worker.num_used_blocks)
+        blocks.add_metric([name, "cached"], worker.num_cached_blocks)
+        blocks.add_metric([name, "free"], worker.num_free_blocks - worker.num_cached_blocks)
+        plans.add_metric([name], worker.num_plans_in_flight)
+    yield blocks
+    yield plans
+
+
+def _histogram(name: str, documentation: str, sizes: Sizes) -> Metric:
+    family = HistogramMetricFamily(name, documentation)
+    family.add_metric([], cumulative(SIZE_BOUNDS, list(sizes.counts)), sizes.total)
+    return family

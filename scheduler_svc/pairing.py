@@ -1,0 +1,95 @@
+"""Which workers this scheduler is paired with, and when an epoch is over.
+
+An epoch is a pair (scheduler session, worker incarnation). It is never begun twice: a worker whose epoch this side has
+ended is sent a plan that leaves a gap, draws a new incarnation and registers again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.domain.plan import StepPlan
+from scheduler_svc.wire import WorkerOffer
+from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
+
+GAP_STEP = 2**62  # no plan of an epoch gets here, so that a worker which reads it has missed one
+_REPEAT_NS = 2 * 10**9
+
+
+@dataclass(slots=True)
+class Link:
+    """One worker in one epoch."""
+
+    worker: str
+    incarnation: bytes
+    offer: WorkerOffer
+    position: bytes  # entry of `results:{worker}` that was read last
+
+
+class Pairings:
+    """The links, and what a survey of the pool says about them."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, Link] = {}
+        self._ended: dict[bytes, int] = {}  # incarnations whose epoch is over → when they were last told
+        self.is_worker_alive = False  # whether the pool has any
+
+    def begin(self, link: Link) -> None:
+        """An epoch begins."""
+        self.links[link.worker] = link
+
+    def end(self, worker: str) -> None:
+        """An epoch is over, whatever its worker may still send."""
+        self._ended[self.links.pop(worker).incarnation] = 0
+
+    def refuse(self, incarnation: bytes) -> None:
+        """Do not pair with this incarnation: it cannot be worked with, and telling it would not change that."""
+        self._ended[incarnation] = 2**63
+
+    def has_ended(self, incarnation: bytes) -> bool:
+        """Whether the epoch of this incarnation is over."""
+        return incarnation in self._ended
+
+    def lost(self, workers: Iterable[WorkerEntry], sid: bytes) -> list[str]:
+        """The paired workers that are dead, another's, or began anew."""
+        known = {entry.worker: entry for entry in workers}
+        return [name for name, link in self.links.items() if not _belongs(known.get(name), link, sid)]
+
+    def to_end(self, workers: Iterable[WorkerEntry], sid: bytes, now_ns: int) -> list[WorkerEntry]:
+        """The workers that live on in an epoch which is over and must be told (again)."""
+        told = []
+        for entry in workers:
+            ended_ns = self._ended.get(entry.incarnation)
+            is_ours = entry.alive and entry.owner in (None, sid)
+            if is_ours and ended_ns is not None and now_ns - ended_ns >= _REPEAT_NS:
+                self._ended[entry.incarnation] = now_ns
+                told.append(entry)
+        known = {entry.incarnation for entry in workers}
+        self._ended = {incarnation: when for incarnation, when in self._ended.items() if incarnation in known}
+        return told
+
+    def to_pair(self, workers: list[WorkerEntry], sessions: list[SessionInfo], sid: bytes) -> list[str]:
+        """The free workers to pair with now: no more than this scheduler's share of all that live."""
+        living = [entry for entry in workers if entry.alive]
+        self.is_worker_alive = bool(living)
+        num_schedulers = sum(session.alive and session.kind is SessionKind.SCHEDULER for session in sessions)
+        share = -(-len(living) // max(1, num_schedulers))
+        free = [
+            entry.worker
+            for entry in living
+            if entry.worker not in self.links and entry.owner in (None, sid) and not self.has_ended(entry.incarnation)
+        ]
+        return free[: max(0, share - len(self.links))]
+
+
+def gap_plan() -> StepPlan:
+    """A plan that no epoch can have reached: it ends the epoch of the worker that reads it."""
+    return StepPlan(step=GAP_STEP)
+
+
+def dead_schedulers(sessions: list[SessionInfo], sid: bytes) -> list[bytes]:
+    """The sessions whose requests and workers can be taken over."""
+    return [s.sid for s in sessions if s.kind is SessionKind.SCHEDULER and not s.alive and s.sid != sid]
+
+
+def _belongs(entry: WorkerEntry | None, link: Link, sid: bytes) -> bool:
+    return entry is not None and entry.alive and entry.incarnation == link.incarnation and entry.owner == sid

@@ -1,0 +1,41 @@
+"""What a scheduler can be told."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import msgspec
+
+from scheduler_svc.core.scheduler import SchedulerConfig
+from servicekit.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings(ServiceSettings):
+    """Settings of `scheduler_svc`."""
+
+    policy: Literal["fcfs", "priority"] = field(
+        default="fcfs", metadata={"help": "who is served first: by arrival, or by priority and then arrival"}
+    )
+    window: Annotated[int, msgspec.Meta(ge=1, le=64)] = field(
+        default=2, metadata={"help": "plans in flight per worker"}
+    )
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=2048, metadata={"help": "tokens of one step: decoding sequences first, then chunks of prompts"}
+    )
+    enable_prefix_caching: bool = field(
+        default=True, metadata={"help": "find the KV of equal prefixes again instead of computing it"}
+    )
+    max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
+    )
+
+    @property
+    def scheduling(self) -> SchedulerConfig:
+        """The core's part."""
+        return SchedulerConfig(
+            policy=self.policy,
+            window=self.window,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_caching=self.enable_prefix_caching,
+            max_waiting=self.max_waiting_seqs,
+        )
