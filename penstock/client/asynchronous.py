@@ -52,7 +52,7 @@ class AsyncClient:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[Accepted | Delta]:
+    ) -> AsyncGenerator[Accepted | Delta, None]:
         """As `Client.generate`; `aclose` before its end, or a cancelled task, cancels the request."""
         call = encode_call(prompt, messages, params or SamplingParams(), model, priority)
         return self._events(call, timeout_s or self._timeout_s)
@@ -104,7 +104,7 @@ class AsyncClient:
 
     async def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
-    ) -> AsyncGenerator[Accepted | Delta]:
+    ) -> AsyncGenerator[Accepted | Delta, None]:
         call = self._inference.Generate(message, timeout=timeout_s)
         try:
             async for event in call:

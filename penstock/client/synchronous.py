@@ -1,6 +1,6 @@
 """The blocking client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -59,7 +59,7 @@ class Client:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
-    ) -> Iterator[Accepted | Delta]:
+    ) -> Generator[Accepted | Delta, None, None]:
         """Generates for one prompt: first `Accepted`, then a `Delta` for each step of each sample.
 
         Closing the iterator before its end cancels the request.
@@ -122,7 +122,9 @@ class Client:
         except grpc.RpcError as error:
             raise decode_error(error) from None
 
-    def _events(self, message: inference_pb2.GenerateCall, timeout_s: float | None) -> Iterator[Accepted | Delta]:
+    def _events(
+        self, message: inference_pb2.GenerateCall, timeout_s: float | None
+    ) -> Generator[Accepted | Delta, None, None]:
         call = self._inference.Generate(message, timeout=timeout_s)
         try:
             for event in call:

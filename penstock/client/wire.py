@@ -172,10 +172,9 @@ def decode_error(error: grpc.RpcError) -> PenstockError:
             with suppress(ValueError, DecodeError):  # of another version
                 told = common_pb2.Error.FromString(value)
                 return PenstockError(ErrorCode(told.code), told.message, param=told.param or None)
-    status = error.code()
-    return PenstockError(
-        _CODES.get(status.name, ErrorCode.INTERNAL), f"{error.details() or 'no details'} (gRPC status {status.name})"
-    )
+    status = error.code().name
+    what = "the gateway cannot be reached" if status == "UNAVAILABLE" else f"the call ended with gRPC status {status}"
+    return PenstockError(_CODES.get(status, ErrorCode.INTERNAL), f"{what}: {error.details() or 'no details'}")
 
 
 def _encode_message(message: Message | Mapping[str, Any]) -> requests_pb2.ChatMessage:

@@ -28,7 +28,9 @@ KINDS = (
     SessionKind.WORKER,
     SessionKind.DETOKENIZER,
 )
-_DECIDED_HERE = frozenset({"redis_url", "name", "grpc_address", "metrics_address", "http_address", "model"})
+_DECIDED_HERE = frozenset(
+    {"redis_url", "name", "grpc_address", "metrics_address", "http_address", "model", "rank", "distributed_address"}
+)
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -67,10 +69,6 @@ class LaunchSettings:
     workers: _Count = field(default=1, metadata={"help": "processes of worker_svc"})
     detokenizers: _Count = field(default=1, metadata={"help": "processes of detokenizer_svc"})
 
-    def count(self, kind: SessionKind) -> int:
-        """How many processes of a service."""
-        return int(getattr(self, f"{kind.value}s"))
-
 
 @dataclass(frozen=True, slots=True)
 class Child:
@@ -80,8 +78,8 @@ class Child:
     name: str
     flags: tuple[str, ...]
     grpc_address: str
-    http_address: str = ""  # of a gateway
-    metrics_address: str = ""
+    http_address: str  # of a gateway; empty: none
+    metrics_address: str
 
     @property
     def module(self) -> str:
@@ -97,6 +95,12 @@ class Launch:
     passed_on: Mapping[SessionKind, tuple[str, ...]]  # flags for every process of a service
     drain_timeout_s: float
     log_format: str
+    world_size: int  # processes of one worker
+
+    def count(self, kind: SessionKind) -> int:
+        """How many processes of a service."""
+        replicas: int = getattr(self.settings, f"{kind.value}s")
+        return replicas * self.world_size if kind is SessionKind.WORKER else replicas
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
@@ -105,7 +109,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
     Raises:
         SystemExit: status 2 with a message that names an unknown or malformed flag; status 0 after `--help`.
     """
-    parser = argparse.ArgumentParser(prog="penstock serve", description=LaunchSettings.__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="penstock serve",
+        usage="%(prog)s [--FLAG VALUE …]",
+        description=LaunchSettings.__doc__,
+        allow_abbrev=False,
+    )
     own = options(LaunchSettings)
     add_flags(parser, own.values(), with_variables=False)
     services = {kind: _service_options(kind) for kind in KINDS}
@@ -131,6 +140,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         passed_on={kind: _flags(known, given) for kind, known in services.items()},
         drain_timeout_s=values["drain_timeout_s"],
         log_format=values["log_format"],
+        world_size=values["world_size"] or 1,
     )
 
 
@@ -139,28 +149,35 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
     settings = launch.settings
     # A pool that others share must not see two workers of one name.
     prefix = f"{socket.gethostname()}-{os.getpid()}-" if settings.redis_url else ""
-    total = sum(settings.count(kind) for kind in KINDS)
-    free = free_ports(2 * total + 2 * settings.gateways)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    free = free_ports(2 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers)
     made = []
     for kind in KINDS:
         known = _service_options(kind)
-        for index in range(settings.count(kind)):
-            name = f"{prefix}{kind.value}-{index}"
+        meeting = ""
+        for number in range(launch.count(kind)):
+            index, rank = divmod(number, launch.world_size if kind is SessionKind.WORKER else 1)
+            name, label = f"{prefix}{kind.value}-{index}", f"{kind.value}-{index}"
             grpc_address, http_address = f"127.0.0.1:{free.pop()}", ""
             if kind is SessionKind.GATEWAY:
-                host = f"[{settings.host}]" if ":" in settings.host else settings.host
                 http_address = f"{host}:{settings.port + index if settings.port else free.pop()}"
                 grpc_address = f"{host}:{settings.grpc_port + index if settings.grpc_port else free.pop()}"
+            if kind is SessionKind.WORKER and launch.world_size > 1:
+                label = f"{label}.{rank}"
+                meeting = meeting if rank else f"tcp://127.0.0.1:{free.pop()}"
+            metrics_address = f"127.0.0.1:{free.pop()}"
             decided: dict[str, Any] = {
                 "redis_url": redis_url,
                 "name": name,
                 "grpc_address": grpc_address,
-                "metrics_address": f"127.0.0.1:{free.pop()}",
+                "metrics_address": metrics_address,
                 "http_address": http_address,
                 "model": settings.model,
+                "rank": rank,
+                "distributed_address": meeting,
             }
             flags = (*_flags(known, decided), *launch.passed_on[kind])
-            made.append(Child(kind, name, flags, grpc_address, http_address, decided["metrics_address"]))
+            made.append(Child(kind, label, flags, grpc_address, http_address, metrics_address))
     return made
 
 

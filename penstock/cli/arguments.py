@@ -1,0 +1,34 @@
+"""Flags that several commands have."""
+
+import argparse
+from typing import Any
+
+from penstock.domain.params import SamplingParams
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Where the gateway is."""
+    parser.add_argument("--address", default="127.0.0.1:50051", help="host:port of a gateway's gRPC [127.0.0.1:50051]")
+
+
+def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """How to generate."""
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"tokens at most [{max_tokens}]")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0: always the most likely token [0.7]")
+    parser.add_argument("--top-p", type=float, default=1.0, help="share of the probability to draw from [1]")
+    parser.add_argument("--top-k", type=int, default=0, help="most likely tokens to draw from; 0: all [0]")
+    parser.add_argument("--seed", type=int, help="the same seed gives the same text; none: drawn")
+    parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; may be repeated")
+    parser.add_argument("--timeout-s", type=float, help="seconds after which the request is given up; none: never")
+
+
+def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
+    """The parameters of those flags.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the one that is out of bounds.
+    """
+    given: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    }
+    return SamplingParams(**given)

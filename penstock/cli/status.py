@@ -1,0 +1,132 @@
+"""`penstock status`: the pipeline as its gateway knows it."""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from penstock.cli.arguments import add_connection
+from penstock.client import Client
+from penstock.v1 import status_pb2
+
+_ORDER = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
+_GENERATED = "generated_tokens_total"
+
+
+class Rate:
+    """How fast a count grows, between one look and the next."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def observe(self, total: float, now_s: float) -> float | None:
+        """Units a second since the last look; None at the first, or when the count began anew."""
+        last, self._last = self._last, (total, now_s)
+        if last is None or total < last[0] or now_s <= last[1]:
+            return None
+        return (total - last[0]) / (now_s - last[1])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the pipeline once, or again and again; the exit status is 1 if a service is missing or not ready."""
+    parser = argparse.ArgumentParser(prog="penstock status", description=__doc__, allow_abbrev=False)
+    add_connection(parser)
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
+    parser.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks [1]")
+    arguments = parser.parse_args(argv)
+    rate = Rate()
+    with Client(arguments.address, timeout_s=10.0) as client:
+        status = client.pipeline()
+        rate.observe(total(status, _GENERATED), time.monotonic())
+        # Two looks: one alone tells no rate.
+        time.sleep(min(arguments.interval_s, 1.0))
+        if not arguments.watch:
+            status = client.pipeline()
+            Console().print(render(status, rate.observe(total(status, _GENERATED), time.monotonic())))
+            return 0 if is_complete(status) else 1
+        with Live(screen=False, refresh_per_second=4) as live:
+            while True:
+                status = client.pipeline()
+                live.update(render(status, rate.observe(total(status, _GENERATED), time.monotonic())))
+                time.sleep(arguments.interval_s)
+
+
+def total(status: status_pb2.PipelineStatus, figure: str) -> float:
+    """A figure added up over the living sessions."""
+    return sum(session.status.figures.get(figure, 0.0) for session in status.sessions if session.alive)
+
+
+def is_complete(status: status_pb2.PipelineStatus) -> bool:
+    """Whether each of the five services has a living session that is ready."""
+    return {session.kind for session in status.sessions if session.alive and session.status.ready} >= set(_ORDER)
+
+
+def render(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> RenderableType:
+    """The tables: figures of the whole, sessions, hops."""
+    return Group(_figures(status, tokens_per_s), _sessions(status), _hops(status))
+
+
+def _figures(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> Table:
+    lengths = {stream.stream: stream.length for stream in status.streams}
+    used, cached, blocks = (total(status, f"blocks_{name}") for name in ("used", "cached", "total"))
+    share = used / blocks if blocks else 0.0
+    rows = {
+        "pool": status.pool,
+        "prompts queued": f"{lengths.get('prompts', 0)}",
+        "requests queued": f"{lengths.get('requests', 0)}",
+        "waiting": f"{total(status, 'waiting'):.0f} sequences",
+        "running": f"{total(status, 'running'):.0f} sequences",
+        "KV blocks": f"{used:.0f} used, {cached:.0f} cached of {blocks:.0f} ({share:.1%})",
+        "generated": f"{total(status, _GENERATED):.0f} tokens",
+        "speed": "–" if tokens_per_s is None else f"{tokens_per_s:,.0f} tok/s",
+        "preemptions": f"{total(status, 'preemptions_total'):.0f}",
+        "dead letters": f"{lengths.get('dead', 0)}",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(f"[dim]{name}[/dim]", value)
+    return table
+
+
+def _sessions(status: status_pb2.PipelineStatus) -> Table:
+    table = Table("service", "name", "state", "requests", "gRPC", "up", box=None, padding=(0, 2, 0, 0))
+    now_s = time.time()
+    for session in sorted(status.sessions, key=lambda each: (_rank(each.kind), each.name)):
+        told = session.status
+        state = "[red]gone[/red]"
+        if session.alive:
+            state = (
+                "draining" if told.draining else "[green]ready[/green]" if told.ready else "[yellow]not ready[/yellow]"
+            )
+        up = _duration(now_s - told.started_unix_ns * 1e-9) if told.started_unix_ns and session.alive else "–"
+        table.add_row(session.kind, session.name, state, str(session.owned_requests), session.address or "–", up)
+    return table
+
+
+def _hops(status: status_pb2.PipelineStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("hop", "read by", "messages/s", "wait p50", "wait p99", "work p50", "work p99"):
+        table.add_column(name, justify="left" if name in ("hop", "read by") else "right")
+    for session in sorted(status.sessions, key=lambda each: (_rank(each.kind), each.name)):
+        for hop in session.status.hops if session.alive else ():
+            times = (hop.wait_p50_s, hop.wait_p99_s, hop.work_p50_s, hop.work_p99_s)
+            table.add_row(hop.hop, session.name, f"{hop.rate:,.1f}", *(_duration(each) for each in times))
+    return table
+
+
+def _rank(kind: str) -> int:
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+
+def _duration(seconds: float) -> str:
+    if seconds <= 0:
+        return "–"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < size * 1000:
+            return f"{seconds / size:.3g} {unit}"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
