@@ -119,12 +119,12 @@ class Execution:
     def _launch_all(self) -> None:
         over: set[bytes] = set()  # incarnations whose epoch failed: their plans are not carried out any more
         while (item := self._plans.get()) is not None:
+            if item.epoch is not None and item.epoch.incarnation in over:
+                continue
             if isinstance(item, Failure):
                 if item.epoch is not None:
                     over.add(item.epoch.incarnation)
                 self._launched.put(item)
-                continue
-            if item.epoch.incarnation in over:
                 continue
             try:
                 pending = self._runner.launch(item.plan)

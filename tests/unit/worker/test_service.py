@@ -1,0 +1,389 @@
+"""The worker as a service on the bus in memory, with a scheduler that the test plays."""
+
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.params import Sampling
+from penstock.domain.plan import StepPlan
+from penstock.v1 import results_pb2, steps_pb2
+from servicekit.bus import MemoryBus
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Append,
+    Commit,
+    Hello,
+    Leave,
+    ListWorkers,
+    Pair,
+    Pairing,
+    Read,
+    SessionKind,
+    WorkerEntry,
+)
+from servicekit.lifecycle import Stop
+from worker_svc.core.interface import DeviceError, PendingStep, Runner
+from worker_svc.core.simulated import expected_tokens
+from worker_svc.loading import LoadedWorker, load_worker
+from worker_svc.service import WorkerService
+from worker_svc.settings import WorkerSettings
+
+PROMPT = [5, 6, 7, 8, 9]
+TIMEOUT_S = 20.0
+
+
+def column(*values: int) -> bytes:
+    return np.array(values, "<u4").tobytes()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+@dataclass
+class Failing:
+    """The simulated runner with an error in one launch or one result."""
+
+    inner: Runner
+    launch_error: Exception | None = None
+    result_error: Exception | None = None
+    at_step: int = 3
+
+    @property
+    def limits(self):
+        return self.inner.limits
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        if plan.step == self.at_step and self.launch_error is not None:
+            error, self.launch_error = self.launch_error, None
+            raise error
+        pending = self.inner.launch(plan)
+        return _FailingStep(self.result_error) if plan.step == self.at_step and self.result_error else pending
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class _FailingStep:
+    error: Exception
+
+    def result(self):
+        raise self.error
+
+
+@dataclass
+class Running:
+    """A service in a thread."""
+
+    service: WorkerService
+    bus: MemoryBus
+    stop: Stop = field(default_factory=Stop)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run(self.stop)
+        except Exception as error:  # noqa: BLE001
+            self.error = error
+
+    def registered(self) -> WorkerEntry:
+        """Waits until the worker is alive in the pool."""
+        until(lambda: any(worker.alive for worker in self.bus.connect().call(ListWorkers())))
+        return next(worker for worker in self.bus.connect().call(ListWorkers()) if worker.alive)
+
+    def end(self) -> None:
+        self.stop.drain()
+        self.thread.join(TIMEOUT_S)
+        assert not self.thread.is_alive()
+
+
+class Scheduler:
+    """Pairs with the worker and sends plans as a scheduler does."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus, self.connection, self.sid = bus, bus.connect(), secrets.token_bytes(16)
+        self.connection.call(Hello(self.sid, SessionKind.SCHEDULER, "s", "", 60_000))
+        self.position = b"0-0"
+        self.pairing: Pairing | None = None
+
+    def pair(self) -> Pairing:
+        def paired() -> bool:
+            self.pairing = self.connection.call(Pair(self.sid, "w"))
+            return self.pairing is not None
+
+        until(paired)
+        assert self.pairing is not None
+        self.position = self.pairing.results_after
+        return self.pairing
+
+    def pair_with_another_than(self, incarnation: bytes) -> None:
+        until(lambda: self.pair().incarnation != incarnation)
+
+    def send(self, step: int, num_tokens: int = 1, admit: bool = False, **changes: bytes) -> None:
+        assert self.pairing is not None
+        fields = {"slots": column(0), "num_tokens": column(num_tokens), **changes}
+        plan = steps_pb2.StepPlan(incarnation=self.pairing.incarnation, step=step, **fields)
+        plan.origin.session, plan.origin.sent_unix_ns = self.sid, time.time_ns()
+        if admit:
+            admission = plan.admissions.add(
+                slot=0, token_ids=column(*PROMPT), num_prompt_tokens=len(PROMPT), block_ids=column(*range(8))
+            )
+            admission.sampling.temperature = 0.0
+        assert self.connection.call(Commit(self.sid, worker="w", plan=plan.SerializeToString()))
+
+    def send_raw(self, payload: bytes) -> None:
+        assert self.connection.call(Commit(self.sid, worker="w", plan=payload))
+
+    def results(self, count: int) -> list[results_pb2.StepResult]:
+        stream, found = self.bus.keys.results("w"), []
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(found) < count:
+            assert time.monotonic() < deadline, f"only {len(found)} of {count} results came"
+            for entry in self.connection.call(Read({stream: self.position}, block_ms=100)).get(stream, []):
+                self.position = entry.entry_id
+                found.append(results_pb2.StepResult.FromString(entry.fields[k.PAYLOAD]))
+        assert len(found) == count
+        return found
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+def settings(**changes: object) -> WorkerSettings:
+    fields = {"model": "pretended", "name": "w", "runner": "simulated", "step_ms": 0.0, "max_num_seqs": 4}
+    return WorkerSettings(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def running(bus: MemoryBus) -> Iterator[Running]:
+    worker = Running(WorkerService(settings(), bus), bus)
+    yield worker
+    worker.end()
+    assert worker.error is None
+
+
+def expected(count: int) -> list[int]:
+    loaded = load_worker(settings())
+    return list(islice(expected_tokens(PROMPT, Sampling(temperature=0.0), 0, loaded.runner.limits), count))
+
+
+def tokens(results: list[results_pb2.StepResult]) -> list[int]:
+    assert not any(result.HasField("error") for result in results)
+    return [int(token) for result in results for token in np.frombuffer(result.token_ids, "<u4")]
+
+
+def test_it_registers_what_it_is_and_carries_out_plans(running: Running, bus: MemoryBus) -> None:
+    info = results_pb2.WorkerInfo.FromString(running.registered().info)
+    assert (info.model, info.max_num_seqs, info.device, info.world_size) == ("pretended", 4, "simulated", 1)
+    scheduler = Scheduler(bus)
+    incarnation = scheduler.pair().incarnation
+    scheduler.send(1, len(PROMPT), admit=True)
+    for step in (2, 3, 4):
+        scheduler.send(step)
+    results = scheduler.results(4)
+    assert tokens(results) == expected(4)
+    assert [result.step for result in results] == [1, 2, 3, 4]
+    assert {result.origin.session for result in results} == {incarnation}
+    assert {result.scheduler_session for result in results} == {scheduler.sid}
+    status = running.service.worker_status()
+    assert (status.step, status.plans_queued, status.incarnation) == (4, 0, incarnation)
+    assert status.service.ready
+    assert running.service.memory_profile().num_blocks == info.num_blocks
+
+
+def test_plans_that_come_twice_or_for_another_incarnation_are_dropped(running: Running, bus: MemoryBus) -> None:
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    scheduler.send(2)
+    scheduler.send(2)
+    stranger = steps_pb2.StepPlan(incarnation=b"x" * 16, step=3)
+    stranger.origin.session = scheduler.sid
+    scheduler.send_raw(stranger.SerializeToString())
+    scheduler.send(3)
+    results = scheduler.results(3)
+    assert [result.step for result in results] == [1, 2, 3]
+    assert tokens(results) == expected(3)
+
+
+@pytest.mark.parametrize("trouble", ["gap", "poison", "refused"])
+def test_an_epoch_that_breaks_is_told_and_another_incarnation_goes_on(
+    trouble: str, running: Running, bus: MemoryBus
+) -> None:
+    running.registered()
+    scheduler = Scheduler(bus)
+    first = scheduler.pair().incarnation
+    scheduler.send(1, len(PROMPT), admit=True)
+    if trouble == "gap":
+        scheduler.send(3)
+    elif trouble == "poison":
+        scheduler.send_raw(b"\xff\xff")
+    else:
+        scheduler.send(2, slots=column(3))
+    scheduler.send(4)
+    before, failed = scheduler.results(2)
+    assert tokens([before]) == expected(1)
+    assert failed.error.code == ErrorCode.INTERNAL
+    assert failed.step == (3 if trouble == "gap" else 2)
+    scheduler.pair_with_another_than(first)
+    scheduler.send(1, len(PROMPT), admit=True)
+    scheduler.send(2)
+    assert tokens(scheduler.results(2)) == expected(2)
+    dead = bus.connect().call(Read({bus.keys.dead: b"0-0"})).get(bus.keys.dead, [])
+    assert [entry.fields[k.STREAM] for entry in dead] == ([b"steps"] if trouble == "poison" else [])
+
+
+def test_poison_before_any_epoch_makes_a_new_incarnation_too(running: Running, bus: MemoryBus) -> None:
+    running.registered()
+    scheduler = Scheduler(bus)
+    first = scheduler.pair().incarnation
+    bus.connect().call(Append(bus.keys.steps("w"), {b"nothing": b""}))
+    scheduler.pair_with_another_than(first)
+    scheduler.send(1, len(PROMPT), admit=True)
+    assert tokens(scheduler.results(1)) == expected(1)
+
+
+def test_another_scheduler_begins_with_empty_slots_and_old_results_are_not_published(bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(step_ms=40.0), bus), bus)
+    running.registered()
+    first = Scheduler(bus)
+    first.pair()
+    first.send(1, len(PROMPT), admit=True)
+    first.send(2)
+    first.connection.call(Leave(first.sid))
+    second = Scheduler(bus)
+    second.pair()
+    second.send(1, len(PROMPT), admit=True)
+    assert [result.scheduler_session for result in second.results(1)] == [second.sid]
+    running.end()
+
+
+def test_a_bus_that_comes_back_finds_the_worker_again(running: Running, bus: MemoryBus) -> None:
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    scheduler.results(1)
+    scheduler.connection.call(Leave(scheduler.sid))
+    bus.stop()
+    time.sleep(0.3)
+    bus.start()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    assert tokens(scheduler.results(1)) == expected(1)
+
+
+def failing(**errors: Exception) -> Callable[[WorkerSettings], LoadedWorker]:
+    def load(each: WorkerSettings) -> LoadedWorker:
+        loaded = load_worker(each)
+        runner = Failing(loaded.runner, **errors)  # type: ignore[arg-type]
+        return LoadedWorker(runner, loaded.profile, loaded.device, loaded.broadcast, loaded.close)
+
+    return load
+
+
+def test_a_launch_that_fails_ends_the_epoch_only(bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(), bus, failing(launch_error=MemoryError("too little"))), bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    first = scheduler.pair().incarnation
+    scheduler.send(1, len(PROMPT), admit=True)
+    for step in (2, 3, 4):
+        scheduler.send(step)
+    results = scheduler.results(3)
+    assert tokens(results[:2]) == expected(2)
+    assert "MemoryError: too little" in results[2].error.message
+    scheduler.pair_with_another_than(first)
+    scheduler.send(1, len(PROMPT), admit=True)
+    assert tokens(scheduler.results(1)) == expected(1)
+    running.end()
+    assert running.error is None
+
+
+@pytest.mark.parametrize("where", ["launch_error", "result_error"])
+def test_a_device_that_fails_ends_the_service(where: str, bus: MemoryBus) -> None:
+    error = DeviceError(3, RuntimeError("gone"))
+    running = Running(WorkerService(settings(), bus, failing(**{where: error})), bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    for step in (2, 3):
+        scheduler.send(step)
+    running.thread.join(TIMEOUT_S)
+    assert running.error is error
+    assert not any(worker.alive for worker in bus.connect().call(ListWorkers()))
+
+
+def test_draining_publishes_what_was_read_and_leaves(bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(step_ms=30.0), bus), bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    for step in range(2, 6):
+        scheduler.send(step)
+    until(lambda: running.service.worker_status().step == 5)
+    running.service.drain()
+    assert not running.service.is_ready()
+    running.thread.join(TIMEOUT_S)
+    assert tokens(scheduler.results(5)) == expected(5)
+    assert not any(worker.alive for worker in bus.connect().call(ListWorkers()))
+
+
+def test_what_cannot_be_loaded_is_raised_before_it_was_ready(bus: MemoryBus) -> None:
+    service = WorkerService(settings(runner="model", model="/nowhere"), bus)
+    with pytest.raises(PenstockError, match="/nowhere is not a checkpoint directory"):
+        service.run(Stop())
+    with pytest.raises(PenstockError, match="still being loaded"):
+        service.memory_profile()
+
+
+def test_metrics_have_the_names_of_the_architecture_page(running: Running, bus: MemoryBus) -> None:
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    scheduler.results(1)
+    samples = {
+        sample.name: sample.value
+        for collector in running.service.collectors()
+        for metric in collector.collect()
+        for sample in metric.samples
+    }
+    assert samples["penstock_step_seconds_count"] == 1
+    assert samples["penstock_sampled_tokens_total"] == 1
+    assert samples["penstock_hop_wait_seconds_count"] == 1
+    assert {"penstock_device_idle_seconds_total", "penstock_plans_queued"} <= samples.keys()
+
+
+def test_a_simulated_worker_does_not_import_torch() -> None:
+    code = (
+        "import sys, worker_svc.__main__\n"
+        "from worker_svc.loading import load_worker\n"
+        "from worker_svc.settings import WorkerSettings\n"
+        "load_worker(WorkerSettings(model='m', runner='simulated')).close()\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
