@@ -242,6 +242,15 @@ class Detokenizer:
         ]
         return text_rows([row for row in rows if row is not None])
 
+    def snapshots(self) -> Iterator[tuple[bytes, TextRows]]:
+        """All of every live request, with who gets its text."""
+        for request_id, request in self._live.items():
+            yield request.sequences[0].route, self.snapshot(request_id)
+
+    def num_sequences(self, request_id: bytes) -> int:
+        """Samples of a live request."""
+        return self._live[request_id].opened.n
+
     def token_bytes(self, token_id: int) -> bytes:
         """What a token alone stands for, special tokens included; may be a part of a character."""
         data = self._token_bytes.get(token_id)

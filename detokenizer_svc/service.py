@@ -1,0 +1,387 @@
+"""The detokenizer's loop: one synchronous thread, one write a round.
+
+A round writes what the last one led to (text for each gateway, cancels, results) together with the next blocking read
+of all leased shards. A few times a second it also renews the session, confirms its leases, trims the logs and takes or
+gives back shards.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from prometheus_client.registry import Collector
+from tokenizers import Tokenizer
+
+from detokenizer_svc import leases, wire
+from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.request import Retirement
+from detokenizer_svc.core.textrows import TextRows
+from detokenizer_svc.followers import Follower, Followers
+from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
+from detokenizer_svc.settings import DetokenizerSettings
+from detokenizer_svc.shard import Shard, Taken
+from penstock import __version__
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import status_pb2
+from servicekit.bus import Bus, BusFull, BusUnavailable
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Append,
+    Call,
+    Cancel,
+    Entry,
+    Fetch,
+    LastId,
+    LeaseShard,
+    ListSessions,
+    Read,
+    ReleaseShard,
+    RequestState,
+    Retire,
+    SessionInfo,
+    SessionKind,
+    TrimLog,
+)
+from servicekit.hops import Hop, HopCollector
+from servicekit.lifecycle import Stop
+from servicekit.session import Session, Stopped
+from servicekit.settings import reachable_address, split_address
+
+READ_COUNT = 64  # entries of each stream in one read
+READ_BLOCK_MS = 200
+REBUILD_COUNT = 512  # entries in one read while a shard is rebuilt
+FULL_PAUSE_S = 0.1
+
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class DetokenizerService:
+    """One detokenizer process."""
+
+    kind = SessionKind.DETOKENIZER
+
+    def __init__(self, settings: DetokenizerSettings, bus: Bus, tokenizer: Tokenizer) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._core = Detokenizer(tokenizer)  # has no requests; every shard has a sibling of it
+        self._shards: dict[int, Shard] = {}
+        self._out: list[Call[Any]] = []  # effects, to go with the next read; all may be sent again
+        self._ttl_ms = int(settings.session_ttl_s * 1000)
+        self._keep_at_s = 0.0
+        self._gateways: set[bytes] = set()  # sessions of gateways that were seen
+        self._gone: set[bytes] = set()  # those of them that nobody reads the text of
+        self.followers = Followers()
+        self._hop = Hop("tokens")
+        self._stats = ServiceStats(self._core.stats)
+        self._started_ns = time.time_ns()
+        self._progress_ns = 0
+        self._ready = False
+        self._draining = False
+
+    @property
+    def name(self) -> str:
+        """What people call this process."""
+        return self._settings.name
+
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        return self._ready and not self._draining
+
+    def last_progress_ns(self) -> int:
+        """Of the loop's last turn."""
+        return self._progress_ns
+
+    def stats(self) -> ServiceStats:
+        """Counts of now."""
+        self._stats.num_live_requests = sum(len(shard.detokenizer) for shard in list(self._shards.values()))
+        self._stats.num_shards = len(self._shards)
+        return self._stats
+
+    def status(self) -> status_pb2.ServiceStatus:
+        """What it says of itself."""
+        stats = self.stats()
+        return status_pb2.ServiceStatus(
+            ready=self.is_ready(),
+            draining=self._draining,
+            started_unix_ns=self._started_ns,
+            version=__version__,
+            figures={
+                "live_requests": float(stats.num_live_requests),
+                "leased_shards": float(stats.num_shards),
+                "detokenized_tokens_total": float(stats.core.num_tokens),
+            },
+            hops=[self._hop.status(time.time_ns())],
+        )
+
+    def collectors(self) -> list[Collector]:
+        """Its metrics."""
+        return [DetokenizerCollector(self.stats), HopCollector([self._hop])]
+
+    def run(self, stop: Stop) -> None:
+        """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
+        address = self._settings.grpc_address
+        session = Session(
+            self._bus,
+            self.kind,
+            self.name,
+            address=reachable_address(address) if split_address(address)[1] else "",
+            ttl_ms=self._ttl_ms,
+            stop=stop.now,
+        )
+        try:
+            session.connect()
+            while not self._is_drained(session, stop):
+                self._turn(session, stop)
+            self._flush(session)
+        except Stopped:
+            _logger.warning("ended without the bus", unsent=len(self._out))
+        finally:
+            for shard in list(self._shards.values()):
+                self._forget(shard)
+            session.leave()
+
+    def _is_drained(self, session: Session, stop: Stop) -> bool:
+        if not stop.draining.is_set():
+            return False
+        self._draining = True
+        if stop.now.is_set() or not any(len(shard.detokenizer) for shard in self._shards.values()):
+            return True
+        try:
+            sessions = session.connection.call(ListSessions())
+        except BusUnavailable:
+            session.recover()
+            return False
+        return leases.has_successor(sessions, session.sid)
+
+    def _flush(self, session: Session) -> None:
+        try:
+            session.connection.execute(self._out)
+        except (BusUnavailable, BusFull) as error:
+            # A successor finds the same in the log and sends it.
+            _logger.warning("left unsent", calls=len(self._out), reason=str(error))
+
+    def _turn(self, session: Session, stop: Stop) -> None:
+        self._progress_ns = time.monotonic_ns()
+        try:
+            if time.monotonic() >= self._keep_at_s:
+                self._keep(session)
+            for follower in self.followers.take_new():
+                self._welcome(follower)
+            self._exchange(session, stop)
+        except BusUnavailable:
+            self._recover(session)
+        except BusFull:
+            # Results are written even then, and text can be asked for again; only room helps.
+            self._out = [call for call in self._out if not isinstance(call, Append)]
+            _logger.error("the Redis server is out of memory: text is held up")  # noqa: TRY400  no trace needed
+            time.sleep(FULL_PAUSE_S)
+
+    def _recover(self, session: Session) -> None:
+        recovery = session.recover()
+        self._keep_at_s = 0.0
+        if recovery.lost or recovery.new_run:
+            # What is known may be more than what the log still has, or others have it: begin anew from the log.
+            self._out.clear()
+            for shard in list(self._shards.values()):
+                self._forget(shard)
+
+    # --- the hot path -------------------------------------------------------------------------------------------------
+
+    def _exchange(self, session: Session, stop: Stop) -> None:
+        """One write: effects and the next read."""
+        calls = self._out
+        positions: dict[bytes, bytes] = {}
+        for shard in self._shards.values():
+            positions[shard.log_stream] = shard.log_position
+            positions[shard.attach_stream] = shard.attach_position
+        num_effects = len(calls)
+        answers = session.connection.execute(
+            [*calls, Read(positions, READ_COUNT, READ_BLOCK_MS)] if positions else calls
+        )
+        self._out = []
+        if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
+            self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
+        if not positions:
+            stop.wait(READ_BLOCK_MS / 1000)
+            return
+        entries: dict[bytes, list[Entry]] = answers[num_effects]
+        received_ns = time.time_ns()
+        for shard in self._shards.values():
+            for entry in entries.get(shard.log_stream, ()):
+                began_s = time.perf_counter()
+                taken = shard.take(entry)
+                self._perform(session.sid, shard, entry, taken, "tokens")
+                if taken.sent_ns:
+                    self._hop.observe(taken.sent_ns, received_ns, time.perf_counter() - began_s)
+            for entry in entries.get(shard.attach_stream, ()):
+                self._perform(session.sid, shard, entry, shard.attach(entry), "attach")
+
+    def _perform(self, sid: bytes, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
+        if taken.poison:
+            self._bury(entry, stream, taken.poison)
+        effects = taken.effects
+        sent_ns = time.time_ns()
+        for route, rows in effects.texts.items():
+            self._send_text(sid, route, rows, sent_ns)
+        self._cancel(effects, sent_ns)
+        for retirement in effects.retirements:
+            self._retire(sid, shard, retirement, retirement.rows)
+        if self.followers:
+            for row in effects.rows():
+                self.followers.deliver(row)
+            for retirement in effects.retirements:
+                self.followers.end(retirement.request_id)
+
+    def _send_text(self, sid: bytes, route: bytes, rows: TextRows, sent_ns: int) -> None:
+        if route and route not in self._gone and len(rows):
+            payload = wire.encode_text(rows, sid, sent_ns)
+            self._out.append(Append(self._bus.keys.text(route), {k.PAYLOAD: payload}, k.TEXT_CAP))
+
+    def _cancel(self, effects: Effects, sent_ns: int) -> None:
+        for cancel in effects.cancels:
+            self._out.append(Cancel(cancel.request_id, int(cancel.reason), sent_ns, sequence=cancel.sequence))
+            self._stats.num_stop_cancels += 1
+
+    def _retire(self, sid: bytes, shard: Shard, retirement: Retirement, rows: TextRows) -> None:
+        """Ends a request; `rows` are its last for who gets its text."""
+        has_reader = bool(retirement.route) and retirement.route not in self._gone
+        self._out.append(
+            Retire(
+                sid,
+                shard.number,
+                retirement.request_id,
+                wire.encode_finished(retirement.result),
+                int(self._settings.result_ttl_s * 1000),
+                retirement.route if has_reader else b"",
+                wire.encode_text(rows, sid, time.time_ns()) if has_reader else b"",
+            )
+        )
+        self._stats.num_retired += 1
+
+    def _bury(self, entry: Entry, stream: str, why: str) -> None:
+        _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
+        self._stats.dead_letters[stream] += 1
+        letter = {**entry.fields, k.STREAM: stream.encode(), k.WHY: why.encode()}
+        self._out.append(Append(self._bus.keys.dead, letter, k.DEAD_CAP))
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, session: Session) -> None:
+        """Renews, confirms what is held, trims, and moves towards the fair share."""
+        self._keep_at_s = time.monotonic() + self._ttl_ms / 3000
+        held = list(self._shards)
+        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+        calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]
+        num_before = len(calls)
+        calls += [LeaseShard(session.sid, number) for number in held]
+        calls.append(ListSessions())
+        answers = session.connection.execute(calls)
+        if renewal and not answers[len(self._out)]:
+            self._recover(session)
+            return
+        self._out = []
+        for number, has_lease in zip(held, answers[num_before:], strict=False):
+            if not has_lease:
+                _logger.warning("lost a shard", shard=number)
+                self._forget(self._shards[number])
+        sessions: list[SessionInfo] = answers[-1]
+        self._note_gateways(sessions)
+        share = leases.fair_share(self._settings.num_shards, sessions)
+        self._give_back(session, leases.surplus(self._shards, share))
+        self._trim(session)
+        if not self._draining:
+            self._take_shards(session, share)
+        self._ready = True
+
+    def _note_gateways(self, sessions: Iterable[SessionInfo]) -> None:
+        """Text for a gateway that is gone would be a stream without a reader, kept for ever."""
+        alive = {s.sid for s in sessions if s.kind is SessionKind.GATEWAY and s.alive}
+        self._gateways |= alive
+        self._gone = self._gateways - alive
+
+    def _trim(self, session: Session) -> None:
+        calls: list[TrimLog] = []
+        for shard in self._shards.values():
+            oldest = shard.oldest_needed()
+            if oldest != shard.trimmed_to:
+                shard.trimmed_to = oldest
+                calls.append(TrimLog(session.sid, shard.number, oldest))
+        session.connection.execute(calls)
+
+    def _give_back(self, session: Session, numbers: list[int]) -> None:
+        for number in numbers:
+            _logger.info("gave back a shard", shard=number)
+            self._forget(self._shards[number])
+            session.connection.call(ReleaseShard(session.sid, number))
+
+    def _take_shards(self, session: Session, share: int) -> None:
+        for number in leases.candidates(self._shards, self._settings.num_shards, session.sid):
+            if len(self._shards) >= share:
+                return
+            if session.connection.call(LeaseShard(session.sid, number)):
+                self._rebuild(session, number)
+
+    def _forget(self, shard: Shard) -> None:
+        del self._shards[shard.number]
+        for request_id in shard.detokenizer.live_requests():
+            self.followers.lose(request_id)
+
+    # --- taking a shard over ------------------------------------------------------------------------------------------
+
+    def _rebuild(self, session: Session, number: int) -> None:
+        """Reads a shard's log from its start; gateways then get all text of what lives and keep what is new to them."""
+        shard = Shard(number, self._bus.keys, self._core.sibling())
+        # Re-attachments before this moment are in the requests' own routes.
+        shard.attach_position = session.connection.call(LastId(shard.attach_stream))
+        num_entries = 0
+        while entries := self._read_log(session, shard):
+            num_entries += len(entries)
+            routes = self._routes(session, number, entries)
+            for entry in entries:
+                taken = shard.take(entry, routes)
+                if taken.poison:
+                    self._bury(entry, "tokens", taken.poison)
+                self._cancel(taken.effects, time.time_ns())
+                for retirement in taken.effects.retirements:
+                    self._retire(session.sid, shard, retirement, retirement.result.rows())
+        for route, rows in shard.detokenizer.snapshots():
+            self._send_text(session.sid, route, rows, time.time_ns())
+        self._shards[number] = shard
+        self._stats.num_rebuilds += 1
+        _logger.info("took a shard", shard=number, entries=num_entries, live_requests=len(shard.detokenizer))
+
+    def _read_log(self, session: Session, shard: Shard) -> list[Entry]:
+        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+        self._progress_ns = time.monotonic_ns()
+        read = Read({shard.log_stream: shard.log_position}, REBUILD_COUNT)
+        *before, answer = session.connection.execute([renewal, read] if renewal else [read])
+        if before and not before[0]:
+            raise BusUnavailable("the session was fenced while it took a shard")
+        entries: list[Entry] = answer.get(shard.log_stream, [])
+        return entries
+
+    def _routes(self, session: Session, number: int, entries: list[Entry]) -> dict[bytes, bytes | None]:
+        """Who gets the text of the requests that these entries open; None: it has ended."""
+        opened = [entry.fields[k.REQUEST] for entry in entries if k.REQUEST in entry.fields]
+        routes: dict[bytes, bytes | None] = {}
+        for request_id, stored in zip(
+            opened, session.connection.execute([Fetch(each) for each in opened]), strict=True
+        ):
+            lives = stored is not None and stored.state is RequestState.RUNNING and stored.shard == number
+            routes[request_id] = stored.route if lives and stored is not None else None
+        return routes
+
+    # --- who follows --------------------------------------------------------------------------------------------------
+
+    def _welcome(self, follower: Follower) -> None:
+        for shard in self._shards.values():
+            if follower.request_id in shard.detokenizer:
+                offsets = [(follower.from_offset, 0)] * shard.detokenizer.num_sequences(follower.request_id)
+                for row in shard.detokenizer.snapshot(follower.request_id, offsets).rows():
+                    follower.deliver(row)
+                self.followers.add(follower)
+                return
+        follower.deliver(
+            PenstockError(ErrorCode.NOT_FOUND, "no live request of this id is in a shard of this detokenizer")
+        )

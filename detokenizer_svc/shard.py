@@ -1,0 +1,121 @@
+"""One shard of the log: how far it is read, which requests are open in it, and what is to be done about its entries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from detokenizer_svc import wire
+from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.sequence import Offset
+from penstock.domain.errors import ErrorCode
+from penstock.domain.finish import RequestError
+from servicekit.bus import keys as k
+from servicekit.bus.calls import Entry
+from servicekit.bus.keys import Keys
+
+START = b"0-0"
+_MAX_EARLY_ATTACHMENTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one entry of the log led to."""
+
+    effects: Effects
+    sent_ns: int = 0  # when its rows were sent; 0: it had none
+    poison: str = ""  # why it could not be read
+
+
+class Shard:
+    """A leased shard. Gives out effects and leaves it to its service to perform them."""
+
+    def __init__(self, number: int, keys: Keys, detokenizer: Detokenizer) -> None:
+        self.number = number
+        self.detokenizer = detokenizer
+        self.log_stream = keys.tokens(number)
+        self.attach_stream = keys.attach(number)
+        self.log_position = START
+        self.attach_position = START
+        self.trimmed_to = START
+        self._openings: dict[bytes, bytes] = {}  # request → its entry in the log, oldest first
+        # A client may come back through another gateway before the opening of its request is read.
+        self._early: dict[bytes, tuple[bytes, list[Offset]]] = {}
+
+    def take(self, entry: Entry, routes: Mapping[bytes, bytes | None] | None = None) -> Taken:
+        """Reads the next entry of the log.
+
+        Args:
+            entry: in the log's order, each once.
+            routes: while the shard is rebuilt, who gets the text of each request that is opened now; None: it has
+                ended. Without it the opening itself says who.
+        """
+        self.log_position = entry.entry_id
+        if (payload := entry.fields.get(k.PAYLOAD)) is not None:
+            try:
+                sent_ns, rows = wire.decode_tokens(payload)
+            except wire.PoisonMessageError as error:
+                return self._poisoned(error)
+            return Taken(self._drop_ended(self.detokenizer.push(rows)), sent_ns)
+        request_id = entry.fields.get(k.REQUEST, b"")
+        if len(request_id) != 16:
+            return Taken(Effects(), poison="an entry of the log that is neither rows nor an opening")
+        route: bytes | None = entry.fields.get(k.ROUTE, b"")
+        if routes is not None:
+            route = routes.get(request_id)
+        if route is None:
+            self.detokenizer.forget(request_id)
+            return Taken(Effects())
+        return self._open(request_id, entry, route)
+
+    def attach(self, entry: Entry) -> Taken:
+        """Reads the next entry of the attachments, after all of the log that came with it."""
+        self.attach_position = entry.entry_id
+        request_id, route = entry.fields.get(k.REQUEST, b""), entry.fields.get(k.ROUTE, b"")
+        if len(request_id) != 16 or not route:
+            return Taken(Effects(), poison="an attachment without request or route")
+        try:
+            offsets = wire.decode_offsets(entry.fields.get(k.OFFSETS, b""))
+        except wire.PoisonMessageError as error:
+            return Taken(Effects(), poison=str(error))
+        if not self.detokenizer.is_known(request_id):
+            self._early[request_id] = (route, offsets)
+            if len(self._early) > _MAX_EARLY_ATTACHMENTS:
+                del self._early[next(iter(self._early))]
+        return Taken(self.detokenizer.attach(request_id, route, offsets))
+
+    def oldest_needed(self) -> bytes:
+        """The id of the first entry of the log that a live request needs; if there is none, the last one read."""
+        return next(iter(self._openings.values()), self.log_position)
+
+    def _open(self, request_id: bytes, entry: Entry, route: bytes) -> Taken:
+        offsets: list[Offset] = []
+        if request_id in self._early:
+            route, offsets = self._early.pop(request_id)
+        if not self.detokenizer.is_known(request_id):
+            self._openings[request_id] = entry.entry_id
+        try:
+            self.detokenizer.open(wire.decode_opening(entry.fields), route)
+        except wire.PoisonMessageError as error:
+            self.detokenizer.open(wire.unreadable_request(request_id), route)
+            return self._poisoned(error)
+        return Taken(self.detokenizer.attach(request_id, route, offsets) if offsets else Effects())
+
+    def _poisoned(self, error: wire.PoisonMessageError) -> Taken:
+        """The requests that an unreadable entry concerns cannot be continued: their log has a hole.
+
+        Who they are may be unreadable as well; then it may be any that is live. A successor decides the same.
+        """
+        concerned = list(self.detokenizer.live_requests()) if error.request_ids is None else error.request_ids
+        value = RequestError(
+            ErrorCode.INTERNAL, "a part of what was generated cannot be read; see the detokenizer's log"
+        )
+        effects = Effects()
+        for request_id in dict.fromkeys(concerned):
+            failed = self.detokenizer.fail(request_id, value)
+            effects.cancels += failed.cancels
+            effects.retirements += failed.retirements
+        return Taken(self._drop_ended(effects), poison=str(error))
+
+    def _drop_ended(self, effects: Effects) -> Effects:
+        for retirement in effects.retirements:
+            self._openings.pop(retirement.request_id, None)
+        return effects
