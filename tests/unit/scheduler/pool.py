@@ -1,0 +1,234 @@
+"""A pool in memory with a scheduler service in a thread; the test plays gateway, tokenizer, worker and detokenizer."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from paged_worker import PagedWorker
+
+from penstock.domain import chain
+from penstock.domain.finish import FinishReason, RequestError
+from penstock.v1 import common_pb2, requests_pb2, results_pb2
+from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.service import SchedulerService
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.wire import decode_rows
+from servicekit.bus import BusUnavailable, Connection, MemoryBus, keys
+from servicekit.bus.calls import Append, Cancel, Hello, Leave, Read, RegisterWorker, SessionKind, Submit, Tokenized
+from servicekit.lifecycle import Stop
+from worker_svc.wire import decode_plan, encode_result
+
+LIMITS = WorkerLimits(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=64)
+PATIENCE_S = 20.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain for: {what}"
+        time.sleep(0.002)
+
+
+@contextmanager
+def scheduler(bus: MemoryBus, name: str = "s", **settings: object) -> Iterator[SchedulerService]:
+    """A service that runs; at the end it is told to leave at once."""
+    service = SchedulerService(SchedulerSettings(name=name, num_shards=2, **settings), bus)  # type: ignore[arg-type]
+    stop = Stop()
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            service.run(stop)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        stop.end()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert not failures, failures
+
+
+class Client:
+    """Submits requests as gateway and tokenizer do, and reads the log as a detokenizer does."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self.bus = bus
+        self.connection: Connection = bus.connect()
+        self.connection.call(Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 60_000))
+        self.positions = {bus.keys.tokens(shard): b"0-0" for shard in range(2)}
+        self.tokens: dict[tuple[bytes, int], list[int]] = {}
+        self.chains: dict[tuple[bytes, int], int] = {}
+        self.finishes: dict[tuple[bytes, int], FinishReason] = {}
+        self.errors: dict[bytes, RequestError] = {}
+        self.shards: dict[bytes, set[bytes]] = {}
+        self.opened: list[bytes] = []
+
+    def submit(
+        self,
+        number: int,
+        prompt: list[int],
+        *,
+        n: int = 1,
+        max_tokens: int = 8,
+        deadline_ns: int = 0,
+        meta: bytes | None = None,
+        body: bytes | None = None,
+    ) -> bytes:
+        request_id = number.to_bytes(16, "big")
+        header = common_pb2.Header(
+            request_id=request_id, seed=number, arrival_unix_ns=time.time_ns(), deadline_unix_ns=deadline_ns
+        )
+        generate = requests_pb2.GenerateRequest(n=n, sampling=requests_pb2.SamplingParameters(temperature=0.5))
+        tokenized = requests_pb2.TokenizedPrompt(
+            token_ids=np.array(prompt, "<u4").tobytes(), max_tokens=max_tokens, max_model_len=64
+        )
+        body = generate.SerializeToString() if body is None else body
+        meta = tokenized.SerializeToString() if meta is None else meta
+        now_ns = time.time_ns()
+        self.connection.execute(
+            [
+                Submit(request_id, "", header.SerializeToString(), body, b"d", b"c" * 16, now_ns),
+                Tokenized(request_id, b"0-1", meta, now_ns),
+            ]
+        )
+        return request_id
+
+    def cancel(self, request_id: bytes, reason: int = 1, sequence: int = -1) -> None:
+        self.connection.call(Cancel(request_id, reason, time.time_ns(), sequence=sequence))
+
+    def read(self) -> None:
+        for stream, entries in self.connection.call(Read(self.positions, 1000)).items():
+            for entry in entries:
+                self.positions[stream] = entry.entry_id
+                if keys.PAYLOAD in entry.fields:
+                    self._take(entry.fields[keys.PAYLOAD], stream)
+                else:
+                    self.opened.append(entry.fields[keys.REQUEST])
+
+    def _take(self, payload: bytes, stream: bytes) -> None:
+        rows = decode_rows(payload)
+        starts = np.cumsum(rows.counts) - rows.counts
+        for row, request_id in enumerate(rows.request_ids):
+            assert request_id in self.opened
+            self.shards.setdefault(request_id, set()).add(stream)
+            key = request_id, int(rows.sequences[row])
+            tokens = self.tokens.setdefault(key, [])
+            before = self.chains.get(key, chain.CHAIN_START)
+            if (rows.positions[row], rows.chains[row]) != (len(tokens), before) or key in self.finishes:
+                continue  # as a detokenizer does
+            new = rows.token_ids[starts[row] : starts[row] + rows.counts[row]].tolist()
+            tokens += new
+            self.chains[key] = chain.extend(before, new)
+            if rows.finishes[row]:
+                self.finishes[key] = FinishReason(rows.finishes[row])
+            if row in rows.errors:
+                self.errors[request_id] = rows.errors[row]
+
+    def wait(self, *sequences: tuple[bytes, int]) -> None:
+        """Until these have ended."""
+
+        def have_ended() -> bool:
+            self.read()
+            return all(sequence in self.finishes for sequence in sequences)
+
+        until(have_ended, f"the end of {len(sequences)} sequences")
+
+    def dead_letters(self) -> list[dict[bytes, bytes]]:
+        found = self.connection.call(Read({self.bus.keys.dead: b"0-0"}, 1000))
+        return [entry.fields for entries in found.values() for entry in entries]
+
+
+class Worker:
+    """A worker in a thread, over the pretended paged cache."""
+
+    def __init__(self, bus: MemoryBus, name: str = "w", home_shard: int = 1, limits: WorkerLimits = LIMITS) -> None:
+        self.bus, self.name, self.limits, self.home_shard = bus, name, limits, home_shard
+        self.num_incarnations = 0
+        self.num_steps = 0
+        self.spoil: bytes | None = None  # published in place of the next result
+        self.incarnation = b""
+        self.is_held = threading.Event()  # set: plans are read but not carried out
+        self._stopped = threading.Event()
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._body, daemon=True)
+
+    def __enter__(self) -> "Worker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._failures, self._failures
+
+    def _body(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001
+            self._failures.append(error)
+
+    def _run(self) -> None:
+        connection = self.bus.connect()
+        position = self._register(connection)
+        paged, session, step = PagedWorker(self.limits), b"", 0
+        while not self._stopped.is_set():
+            try:
+                found = connection.call(Read({self.bus.keys.steps(self.name): position}, 1, 20))
+            except BusUnavailable:
+                position = self._reconnect(connection)
+                continue
+            for entry in found.get(self.bus.keys.steps(self.name), []):
+                position = entry.entry_id
+                received = decode_plan(entry.fields[keys.PAYLOAD])
+                if received.incarnation != self.incarnation:
+                    continue
+                if received.plan.step == 1:
+                    paged, session, step = PagedWorker(self.limits), received.session, 0
+                if received.session == session and received.plan.step <= step:
+                    continue
+                if received.session != session or received.plan.step != step + 1:
+                    position = self._register(connection)
+                    break
+                while self.is_held.is_set() and not self._stopped.is_set():
+                    time.sleep(0.002)
+                step = received.plan.step
+                result = paged.execute(received.plan)
+                self.num_steps += 1
+                payload = encode_result(result, session, self.incarnation, time.time_ns())
+                if self.spoil is not None:
+                    payload, self.spoil = self.spoil, None
+                fields = {keys.PAYLOAD: payload}
+                connection.call(Append(self.bus.keys.results(self.name), fields, keys.RESULTS_CAP))
+        connection.call(Leave(self.incarnation))
+
+    def _reconnect(self, connection: Connection) -> bytes:
+        while True:
+            try:
+                connection.reconnect()
+                return self._register(connection)
+            except BusUnavailable:
+                time.sleep(0.002)
+
+    def _register(self, connection: Connection) -> bytes:
+        self.num_incarnations += 1
+        self.incarnation = self.num_incarnations.to_bytes(8, "big") + self.name.encode().ljust(8, b".")
+        info = results_pb2.WorkerInfo(
+            model="m",
+            num_blocks=self.limits.num_blocks,
+            block_size=self.limits.block_size,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_model_len=self.limits.max_model_len,
+            home_shard=self.home_shard,
+        )
+        connection.call(Hello(self.incarnation, SessionKind.WORKER, self.name, "", 60_000))
+        return connection.call(RegisterWorker(self.incarnation, self.name, info.SerializeToString()))
