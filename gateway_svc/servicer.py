@@ -61,8 +61,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             await context.write(inference_pb2.GenerateEvent(accepted=accepted))
             while rows := await sink.fetch():
-                for row in rows:
-                    await context.write(wire.delta(row))
+                for event in (event for row in rows for event in wire.deltas(row)):
+                    await context.write(event)
         finally:
             is_late = header.deadline_ns and time.time_ns() >= header.deadline_ns
             self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from gateway_svc.core.streams import SequenceState
+from gateway_svc.core.streams import SequenceState, split
 from penstock.domain.chain import CHAIN_START
 from penstock.domain.errors import ErrorCode, invalid
 from penstock.domain.finish import FinishReason, RequestError, Usage
@@ -19,6 +19,8 @@ from penstock.domain.rows import REQUEST_ID_BYTES, TextRow, TokenLogprob
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2, results_pb2, text_pb2
 
 _U64 = 2**64
+_DELTA_TOKENS = 2048  # with 20 alternatives each
+_DELTA_CHARS = 2**18
 _SMALLEST = 1e-37  # of the positive numbers that a float field keeps positive
 _REASONS = tuple(FinishReason)
 _json = msgspec.json.Encoder()
@@ -340,8 +342,12 @@ def decode_finished(request_id: bytes, payload: bytes) -> list[TextRow]:
 # --- what gRPC clients see --------------------------------------------------------------------------------------------
 
 
-def delta(row: TextRow) -> inference_pb2.GenerateEvent:
-    """A row as an event of `Generate`."""
+def deltas(row: TextRow) -> list[inference_pb2.GenerateEvent]:
+    """A row as events of `Generate`: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
+    return [_delta(part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+
+
+def _delta(row: TextRow) -> inference_pb2.GenerateEvent:
     message = inference_pb2.Delta(
         sequence=row.sequence,
         token_offset=row.token_offset,

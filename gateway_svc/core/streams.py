@@ -92,6 +92,31 @@ def _behind(row: TextRow, state: SequenceState) -> TextRow | Refusal:
     )
 
 
+def split(row: TextRow, max_tokens: int, max_chars: int) -> list[TextRow]:
+    """A row as rows of at most so much, each extending the one before; only the last one ends the sequence."""
+    num_rows = max(-(-len(row.token_ids) // max_tokens), -(-len(row.text) // max_chars))
+    if num_rows <= 1:
+        return [row]
+    rows = []
+    known = row.chain
+    for index in range(num_rows):
+        first_token, first_char = index * max_tokens, index * max_chars
+        part = replace(
+            row,
+            token_offset=row.token_offset + min(first_token, len(row.token_ids)),
+            text_offset=row.text_offset + min(first_char, len(row.text)),
+            chain=known,
+            token_ids=row.token_ids[first_token : first_token + max_tokens],
+            text=row.text[first_char : first_char + max_chars],
+            logprobs=row.logprobs[first_token : first_token + max_tokens],
+        )
+        if index < num_rows - 1:
+            part = replace(part, finish=FinishReason.UNSPECIFIED, stop_reason=None, error=None, usage=None)
+        known = chain.extend(known, part.token_ids)
+        rows.append(part)
+    return rows
+
+
 def merge(rows: Sequence[TextRow]) -> TextRow:
     """Rows of one sequence, each extending the one before, as one."""
     first, last = rows[0], rows[-1]

@@ -1,0 +1,277 @@
+"""What stands behind a gateway in these tests: it takes requests from the bus and says what a script wants."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.domain import chain
+from penstock.domain.rows import TokenLogprob
+from penstock.v1 import common_pb2, requests_pb2, results_pb2, text_pb2
+from servicekit.bus import BusUnavailable, MemoryBus
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Append,
+    Call,
+    Claim,
+    Fetch,
+    Hello,
+    LeaseShard,
+    Read,
+    ReadGroup,
+    RegisterWorker,
+    Retire,
+    Revalidate,
+    SessionKind,
+    StoredRequest,
+    Tokenized,
+)
+
+SHARD = 0
+TTL_MS = 600_000
+STOP, LENGTH, CANCELLED, ERROR = 1, 2, 3, 4
+
+
+@dataclass
+class Spoken:
+    """One sample's history."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    chain: int = chain.CHAIN_START
+    end: text_pb2.SequenceEnd | None = None
+
+
+@dataclass
+class Row:
+    """One row to be sent."""
+
+    request_id: bytes
+    sequence: int
+    token_offset: int
+    text_offset: int
+    chain: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob]
+    end: text_pb2.SequenceEnd | None
+
+
+class Incoming:
+    """A request that arrived, and what was said for it."""
+
+    def __init__(self, pipeline: "ScriptedPipeline", stored: StoredRequest) -> None:
+        self.pipeline = pipeline
+        self.request_id = stored.request_id
+        self.route = stored.route
+        self.header = common_pb2.Header.FromString(stored.header)
+        self.body = requests_pb2.GenerateRequest.FromString(stored.body)
+        self.n = self.body.n
+        self.spoken = [Spoken() for _ in range(self.n)]
+
+    def row(
+        self,
+        text: str = "",
+        token_ids: list[int] | None = None,
+        *,
+        sequence: int = 0,
+        finish: int = 0,
+        stop: int | str | None = None,
+        error: common_pb2.Error | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+    ) -> Row:
+        """What comes next for a sample; usage is told with the last one's end."""
+        spoken = self.spoken[sequence]
+        ids = [len(spoken.token_ids) + 100] if token_ids is None else token_ids
+        end = None
+        if finish:
+            end = text_pb2.SequenceEnd(reason=common_pb2.FinishReason.ValueType(finish))
+            if isinstance(stop, str):
+                end.stop_string = stop
+            elif stop is not None:
+                end.stop_token_id = stop
+            if error is not None:
+                end.error.CopyFrom(error)
+        row = Row(
+            self.request_id,
+            sequence,
+            len(spoken.token_ids),
+            len(spoken.text),
+            spoken.chain,
+            ids,
+            text,
+            logprobs or [],
+            end,
+        )
+        spoken.token_ids += ids
+        spoken.text += text
+        spoken.chain = chain.extend(spoken.chain, ids)
+        spoken.end = end
+        if end is not None and all(each.end for each in self.spoken):
+            end.usage.CopyFrom(self.usage())
+        return row
+
+    def usage(self) -> common_pb2.Usage:
+        return common_pb2.Usage(
+            prompt_tokens=7, output_tokens=sum(len(each.token_ids) for each in self.spoken), cached_tokens=3
+        )
+
+    def send(self, *rows: Row) -> None:
+        """Rows in one batch."""
+        self.pipeline.append(self.pipeline.bus.keys.text(self.route), batch(rows).SerializeToString())
+
+    def say(self, *texts: str, finish: int = STOP, sequence: int = 0) -> None:
+        """One batch for each text; the last one ends the sample."""
+        for index, text in enumerate(texts):
+            last = index == len(texts) - 1
+            self.send(self.row(text, sequence=sequence, finish=finish if last else 0))
+
+    def result(self) -> text_pb2.FinishedRequest:
+        return text_pb2.FinishedRequest(
+            header=self.header,
+            sequences=[
+                text_pb2.FinishedSequence(
+                    text=each.text, token_ids=np.array(each.token_ids, "<u4").tobytes(), end=each.end
+                )
+                for each in self.spoken
+            ],
+            usage=self.usage(),
+        )
+
+    def retire(self, *rows: Row) -> bool:
+        """Ends the request on the bus; the rows are its last text."""
+        retire = Retire(
+            self.pipeline.sid,
+            SHARD,
+            self.request_id,
+            self.result().SerializeToString(),
+            TTL_MS,
+            self.route if rows else b"",
+            batch(rows).SerializeToString() if rows else b"",
+        )
+        return self.pipeline.call(retire)
+
+
+def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:
+    token_ids = [token_id for row in rows for token_id in row.token_ids]
+    message = text_pb2.TextBatch(
+        origin=common_pb2.Origin(sent_unix_ns=time.time_ns()),
+        request_ids=b"".join(row.request_id for row in rows),
+        sequences=np.array([row.sequence for row in rows], "<u4").tobytes(),
+        token_offsets=np.array([row.token_offset for row in rows], "<u4").tobytes(),
+        text_offsets=np.array([row.text_offset for row in rows], "<u4").tobytes(),
+        chains=np.array([row.chain for row in rows], "<u8").tobytes(),
+        counts=np.array([len(row.token_ids) for row in rows], "<u4").tobytes(),
+        token_ids=np.array(token_ids, "<u4").tobytes(),
+        texts=[row.text for row in rows],
+        end_rows=np.array([i for i, row in enumerate(rows) if row.end], "<u4").tobytes(),
+        ends=[row.end for row in rows if row.end],
+    )
+    if any(row.logprobs for row in rows):
+        message.logprobs.CopyFrom(_columns(rows))
+    return message
+
+
+def _columns(rows: tuple[Row, ...]) -> common_pb2.LogprobColumns:
+    entries: list[TokenLogprob] = []
+    for row in rows:
+        entries += row.logprobs or [TokenLogprob(token_id, float("nan")) for token_id in row.token_ids]
+    pieces = [entry.token_bytes for entry in entries] + [piece for entry in entries for piece in entry.top_bytes]
+    return common_pb2.LogprobColumns(
+        sampled=np.array([entry.logprob for entry in entries], "<f4").tobytes(),
+        top_counts=np.array([len(entry.top) for entry in entries], "<u4").tobytes(),
+        top_ids=np.array([token_id for entry in entries for token_id, _ in entry.top], "<u4").tobytes(),
+        top_logprobs=np.array([logprob for entry in entries for _, logprob in entry.top], "<f4").tobytes(),
+        byte_counts=np.array([len(piece) for piece in pieces], "<u4").tobytes(),
+        token_bytes=b"".join(pieces),
+    )
+
+
+R = TypeVar("R")
+Script = Callable[[Incoming], None]
+
+
+class ScriptedPipeline:
+    """Tokenizer, scheduler, worker and detokenizer in one: every request is given to `script`."""
+
+    def __init__(self, bus: MemoryBus, model: str = "tiny", max_model_len: int = 512) -> None:
+        self.bus = bus
+        self.sid = os.urandom(16)
+        self.incoming: list[Incoming] = []
+        self.script: Script = lambda request: request.say("Hello", " world", finish=STOP)
+        self._connection = bus.connect()
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition()
+        self._ending = threading.Event()
+        self.call(Hello(self.sid, SessionKind.SCHEDULER, "script", "", TTL_MS))
+        info = results_pb2.WorkerInfo(model=model, max_model_len=max_model_len)
+        self.call(RegisterWorker(self.sid, "w0", info.SerializeToString()))
+        assert self.call(LeaseShard(self.sid, SHARD))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def call(self, call: Call[R]) -> R:
+        with self._lock:
+            while True:
+                try:
+                    return self._connection.call(call)
+                except BusUnavailable:
+                    time.sleep(0.01)
+                    with contextlib.suppress(BusUnavailable):
+                        self._connection.reconnect()
+
+    def append(self, stream: bytes, payload: bytes) -> None:
+        self.call(Append(stream, {k.PAYLOAD: payload}, k.TEXT_CAP))
+
+    def wait_for(self, count: int = 1, timeout_s: float = 10) -> list[Incoming]:
+        """The requests that came, at least so many."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.incoming) >= count, timeout_s), "no request came"
+            return list(self.incoming)
+
+    def hints(self, stream: bytes, count: int = 1, timeout_s: float = 10) -> list[dict[bytes, bytes]]:
+        """The entries of a stream, once there are so many."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            entries = self.call(Read({stream: b"0-0"}, 4096)).get(stream, [])
+            if len(entries) >= count:
+                return [entry.fields for entry in entries]
+            assert time.monotonic() < deadline_s, f"{len(entries)} entries in {stream!r}"
+            time.sleep(0.005)
+
+    def cancels(self, count: int = 1) -> list[tuple[bytes, int]]:
+        """(request id, reason) of the cancels that came."""
+        found = self.hints(self.bus.keys.cancels, count)
+        return [(fields[k.REQUEST], int(fields[k.REASON])) for fields in found]
+
+    def attaches(self, count: int = 1) -> list[text_pb2.AttachOffsets]:
+        """The re-attachments that came."""
+        found = self.hints(self.bus.keys.attach(SHARD), count)
+        return [text_pb2.AttachOffsets.FromString(fields[k.OFFSETS]) for fields in found]
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            for entry in self.call(ReadGroup(self.bus.keys.prompts, k.TOKENIZERS, b"script", 64)):
+                request_id = entry.fields[k.REQUEST]
+                if self.call(Fetch(request_id)) is not None:
+                    self.call(Tokenized(request_id, entry.entry_id, b"", time.time_ns()))
+            claimed = self.call(Claim(self.sid, 64, SHARD))
+            if claimed is None:  # the bus was restarted
+                self.call(Revalidate(self.sid, TTL_MS))
+                self.call(LeaseShard(self.sid, SHARD))
+            for stored in claimed or []:
+                request = Incoming(self, stored)
+                with self._arrived:
+                    self.incoming.append(request)
+                    self._arrived.notify_all()
+                self.script(request)
+            time.sleep(0.002)

@@ -1,0 +1,143 @@
+"""What operators ask a gateway, and how it ends."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from conftest import RunningGateway
+from scripted_pipeline import ScriptedPipeline
+
+from gateway_svc.service import GatewayService
+from gateway_svc.settings import GatewaySettings
+from penstock import __version__
+from penstock.domain.errors import PenstockError
+from servicekit.bus import MemoryBus
+from servicekit.bus.calls import Leave, Length, ListSessions
+from servicekit.lifecycle import Stop
+
+BODY = {"model": "tiny", "prompt": "x"}
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_health_ready_version(http: httpx.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok", "reason": ""}
+    assert http.get("/ready").json() == {"ready": True}
+    assert http.get("/version").json() == {"version": __version__}
+
+
+def test_health_fails_when_the_reader_stops(gateway: RunningGateway, http: httpx.Client) -> None:
+    gateway.service.last_progress_ns()
+    assert gateway.service.trouble() == ""
+    gateway.service._answered_s -= 60
+    reply = http.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (503, "stalled")
+    assert "Redis server has not answered" in reply.json()["reason"]
+
+
+def test_metrics_tell_what_was_served(gateway: RunningGateway, http: httpx.Client) -> None:
+    http.post("/v1/completions", json=BODY).raise_for_status()
+    http.post("/v1/completions", json={**BODY, "temperature": -1})
+    text = http.get("/metrics").text
+    assert 'penstock_requests_total{outcome="stop"} 1.0' in text
+    assert 'penstock_requests_total{outcome="rejected"} 1.0' in text
+    assert "penstock_time_to_first_token_seconds_count 1.0" in text
+    assert "penstock_inter_token_seconds_count 1.0" in text
+    assert "penstock_request_seconds_count 1.0" in text
+    assert 'penstock_hop_wait_seconds_count{hop="text"} 2.0' in text
+    assert 'penstock_queue_depth{stream="prompts"}' in text
+    assert "penstock_open_streams 0.0" in text
+
+
+def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, http: httpx.Client) -> None:
+    gateway.pipeline.script = lambda request: None
+    client = threading.Thread(target=lambda: http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]}))
+    client.start()
+    first, second = gateway.pipeline.wait_for(2)
+    assert http.delete(f"/v1/requests/cmpl-{first.request_id.hex()}").json()["cancelled"] is True
+    ids = {request_id for request_id, reason in gateway.pipeline.cancels(2) if reason == 1}
+    assert ids == {first.request_id, second.request_id}
+    assert http.delete("/v1/requests/cmpl-" + "0" * 32).status_code == 404
+    assert http.delete("/v1/requests/nonsense").status_code == 400
+    first.send(first.row("", [], finish=3))
+    client.join(10)
+    assert not client.is_alive()
+
+
+def test_a_name_can_be_given_to_the_model(launch: Callable[..., RunningGateway]) -> None:
+    gateway = launch(served_model_name=("story", "tale"))
+    with httpx.Client(base_url=gateway.url) as http:
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["story", "tale"]
+        assert http.get("/v1/models/tale").json()["max_model_len"] == 512
+        assert http.post("/v1/completions", json={"prompt": "x"}).json()["model"] == "story"
+        assert http.post("/v1/completions", json={"prompt": "x", "model": "tale"}).json()["model"] == "tale"
+        assert http.post("/v1/completions", json=BODY).status_code == 404
+
+
+def test_without_a_worker_the_gateway_is_not_ready_and_says_why() -> None:
+    bus = MemoryBus()
+    settings = GatewaySettings(http_address="127.0.0.1:0")
+    gateway = RunningGateway(bus, ScriptedPipeline(bus), GatewayService(settings, bus))
+    gateway.start()
+    try:
+        gateway.pipeline.call(Leave(gateway.pipeline.sid))
+        eventually(lambda: not gateway.service.is_ready())
+        with httpx.Client(base_url=gateway.url) as http:
+            assert http.get("/ready").status_code == 503
+            reply = http.post("/v1/completions", json=BODY)
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        assert "no worker has registered" in reply.json()["error"]["message"]
+    finally:
+        gateway.close()
+        gateway.pipeline.close()
+
+
+def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("first"))
+    with (
+        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply_stream,
+    ):
+        gateway.stop.drain()
+        eventually(lambda: not gateway.service.is_ready())
+        with httpx.Client(base_url=gateway.url) as other:
+            assert other.get("/ready").status_code == 503
+            reply = other.post("/v1/completions", json=BODY)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+        gateway.pipeline.incoming[0].say(" last")
+        assert reply_stream.read().endswith(b"data: [DONE]\n\n")
+    assert gateway.thread is not None
+    gateway.thread.join(10)
+    assert not gateway.thread.is_alive()
+    sessions = gateway.pipeline.call(ListSessions())
+    assert [each.name for each in sessions if each.alive] == ["script"]
+    route = gateway.pipeline.incoming[0].route
+    assert gateway.pipeline.call(Length(gateway.bus.keys.text(route))) == 0
+
+
+def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("first"))
+    with (
+        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
+    ):
+        gateway.stop.end()
+        text = reply.read()
+    assert b'"code":"unavailable"' in text
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 4)]
+
+
+def test_an_address_in_use_is_told_to_the_operator(gateway: RunningGateway) -> None:
+    settings = GatewaySettings(http_address=f"127.0.0.1:{gateway.service.http_port}")
+    service = GatewayService(settings, MemoryBus())
+    import asyncio
+
+    with pytest.raises(PenstockError, match="choose another http_address"):
+        asyncio.run(service.run(Stop()))
