@@ -1,0 +1,171 @@
+"""The server's edge: errors become statuses with a trailer, health and reflection answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import (
+    common_pb2,
+    detokenizer_pb2,
+    detokenizer_pb2_grpc,
+    inference_pb2,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
+from servicekit.rpc import ERROR_TRAILER, LIVENESS, RpcServer, RpcService
+
+
+class Tokenizer(tokenizer_pb2_grpc.TokenizerServicer):
+    async def Tokenize(self, request: Any, context: Any) -> Any:
+        if request.text == "wrong":
+            raise PenstockError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long: send less", param="text")
+        if request.text == "broken":
+            raise ZeroDivisionError
+        return tokenizer_pb2.TokenizeReply(token_ids=request.text.encode())
+
+
+class Yielding(detokenizer_pb2_grpc.DetokenizerServicer):
+    async def Stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        yield inference_pb2.Delta(text="a")
+        if request.request_id == "wrong":
+            raise PenstockError(ErrorCode.NOT_FOUND, "no such request")
+
+
+class Writing(detokenizer_pb2_grpc.DetokenizerServicer):
+    async def Stream(self, request: Any, context: Any) -> None:
+        await context.write(inference_pb2.Delta(text="a"))
+        if request.request_id == "wrong":
+            raise PenstockError(ErrorCode.NOT_FOUND, "no such request")
+
+
+def served(test: Callable[[RpcServer, aio.Channel], Awaitable[None]], streamer: Any = None) -> None:
+    async def run() -> None:
+        server = RpcServer(
+            [
+                RpcService("penstock.v1.Tokenizer", tokenizer_pb2_grpc.add_TokenizerServicer_to_server, Tokenizer()),
+                RpcService(
+                    "penstock.v1.Detokenizer",
+                    detokenizer_pb2_grpc.add_DetokenizerServicer_to_server,
+                    streamer or Yielding(),
+                ),
+            ]
+        )
+        port = await server.start("127.0.0.1:0")
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await test(server, channel)
+        await server.stop(0)
+
+    asyncio.run(run())
+
+
+def test_a_reply_passes() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        reply = await tokenizer_pb2_grpc.TokenizerStub(channel).Tokenize(tokenizer_pb2.TokenizeCall(text="hi"))
+        assert reply.token_ids == b"hi"
+
+    served(test)
+
+
+def told(error: aio.AioRpcError) -> common_pb2.Error:
+    trailers = {key: value for key, value in error.trailing_metadata()}
+    return common_pb2.Error.FromString(trailers[ERROR_TRAILER])
+
+
+def test_an_error_becomes_a_status_and_a_trailer_that_names_the_field() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await tokenizer_pb2_grpc.TokenizerStub(channel).Tokenize(tokenizer_pb2.TokenizeCall(text="wrong"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "too long: send less"
+        error = told(caught.value)
+        assert (error.code, error.param) == (common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, "text")
+
+    served(test)
+
+
+def test_a_defect_is_internal_and_shows_no_inner_words() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await tokenizer_pb2_grpc.TokenizerStub(channel).Tokenize(tokenizer_pb2.TokenizeCall(text="broken"))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "ZeroDivisionError" in told(caught.value).message
+
+    served(test)
+
+
+def test_a_method_that_is_not_there_says_so() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await tokenizer_pb2_grpc.TokenizerStub(channel).Detokenize(tokenizer_pb2.DetokenizeCall())
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "Detokenize" in told(caught.value).message
+
+    served(test)
+
+
+@pytest.mark.parametrize("streamer", [Yielding(), Writing()], ids=["yields", "writes to its context"])
+@pytest.mark.parametrize("request_id", ["right", "wrong"])
+def test_a_stream_ends_well_or_with_its_error_behind_what_came_before(streamer: Any, request_id: str) -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        call = detokenizer_pb2_grpc.DetokenizerStub(channel).Stream(
+            detokenizer_pb2.DetokenizerStreamCall(request_id=request_id)
+        )
+        texts = []
+        try:
+            async for delta in call:
+                texts.append(delta.text)
+        except aio.AioRpcError as error:
+            assert request_id == "wrong"
+            assert error.code() is grpc.StatusCode.NOT_FOUND
+            assert told(error).message == "no such request"
+        assert texts == ["a"]
+        assert (await call.code() is grpc.StatusCode.OK) == (request_id == "right")
+
+    served(test, streamer)
+
+
+def test_health_of_the_whole_of_each_service_and_of_the_loop() -> None:
+    async def test(server: RpcServer, channel: aio.Channel) -> None:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def health(name: str) -> bool:
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+        for ready, alive in ((True, True), (False, True), (False, False)):
+            await server.set_health(ready=ready, alive=alive)
+            assert await health("") == ready
+            assert await health("penstock.v1.Tokenizer") == ready
+            assert await health(LIVENESS) == alive
+
+    served(test)
+
+
+def test_reflection_lists_the_services() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        reply = await call.read()
+        names = {service.name for service in reply.list_services_response.service}
+        assert names >= {"penstock.v1.Tokenizer", "penstock.v1.Detokenizer", "grpc.health.v1.Health"}
+
+    served(test)
+
+
+def test_a_taken_address_is_named() -> None:
+    async def test(_: RpcServer, channel: aio.Channel) -> None:
+        server, other = RpcServer([]), RpcServer([])
+        port = await server.start("127.0.0.1:0")
+        with pytest.raises(PenstockError, match=f"127.0.0.1:{port}.*choose another grpc_address"):
+            await other.start(f"127.0.0.1:{port}")
+        await server.stop(0)
+        await other.stop(0)
+
+    served(test)
