@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.params import Sampling, Stopping
+from penstock.domain.params import MAX_N, Sampling, Stopping
 from penstock.domain.plan import F32, U32, Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.rows import REQUEST_ID_BYTES, TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, tokens_pb2
@@ -42,10 +42,12 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
         generate = requests_pb2.GenerateRequest.FromString(body)
         prompt = requests_pb2.TokenizedPrompt.FromString(meta)
         stopping = generate.stopping
+        if generate.n > MAX_N:
+            raise ValueError(f"{generate.n} samples")
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=_u32(prompt.token_ids),
-            n=generate.n if generate.HasField("n") else 1,
+            n=max(1, generate.n),
             sampling=_sampling(generate.sampling),
             stopping=Stopping(
                 max_tokens=prompt.max_tokens or (stopping.max_tokens if stopping.HasField("max_tokens") else None),
@@ -65,12 +67,12 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
 
 
 def num_samples(body: bytes) -> int:
-    """How many sequences a request has whose other parts may be unreadable; 1 if this one is too."""
+    """How many sequences a request has whose other parts may be unreadable; 1 if this part cannot be right either."""
     try:
         generate = requests_pb2.GenerateRequest.FromString(body)
     except DecodeError:
         return 1
-    return max(1, generate.n)
+    return generate.n if 0 < generate.n <= MAX_N else 1
 
 
 def _sampling(message: requests_pb2.SamplingParameters) -> Sampling:

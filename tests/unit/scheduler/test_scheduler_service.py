@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 from paged_worker import reference
-from pool import LIMITS, Client, Worker, scheduler, until
+from scheduler_pool import LIMITS, Client, Worker, scheduler, until
 
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode
