@@ -32,8 +32,8 @@ class KVCache:
         self.values = torch.zeros(size, dtype=shape.dtype, device=device)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer by cell: each [num_blocks * block_size, num_kv_heads, head_dim], views."""
-        return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
+        """Keys and values of a layer, each [num_blocks, block_size, num_kv_heads, head_dim], views."""
+        return self.keys[layer], self.values[layer]
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks in all layers; all sources are read before a target is written."""

@@ -24,8 +24,8 @@ class _Group:
     num_seqs: int
     query_len: int
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
-    cells: Tensor  # i64[num_seqs * context]: where their KV stands, padded with any cell
-    mask: Tensor  # bool[num_seqs, 1, query_len, context]: which of it each query sees
+    blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
+    mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
 
 
 class TorchAttention:
@@ -44,15 +44,19 @@ class TorchAttention:
         device = block_tables.device
         block_size = self._cache.shape.block_size
         query_len = int(batch.query_lens[rows[0]])
-        context = int(batch.context_lens[rows].max())
+        num_blocks = -(-int(batch.context_lens[rows].max()) // block_size)
         tokens = (batch.query_starts[rows][:, None] + np.arange(query_len)).ravel()
         slots, first, tokens_on_device = upload(device, batch.slots[rows], batch.context_lens[rows] - query_len, tokens)
-        blocks = block_tables[slots, : -(-context // block_size)]
-        offsets = torch.arange(block_size, device=device)
-        cells = (blocks.unsqueeze(-1) * block_size + offsets).flatten(1)[:, :context]
         seen = first.unsqueeze(1) + torch.arange(query_len, device=device)
-        mask = torch.arange(context, device=device) <= seen.unsqueeze(-1)
-        return _Group(len(rows), query_len, tokens_on_device, cells.flatten(), mask.unsqueeze(1))
+        mask = torch.arange(num_blocks * block_size, device=device) <= seen.unsqueeze(-1)
+        queries_per_kv_head = self._num_heads // self._cache.shape.num_kv_heads
+        return _Group(
+            num_seqs=len(rows),
+            query_len=query_len,
+            tokens=tokens_on_device,
+            blocks=block_tables[slots, :num_blocks].flatten(),
+            mask=mask.repeat(1, queries_per_kv_head, 1).unsqueeze(1),
+        )
 
 
 def _group_rows(batch: Batch) -> list[I64]:
@@ -83,8 +87,8 @@ class TorchStepAttention:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `StepAttention.attend`."""
         keys, values = self._cache.layer(layer)
-        keys.index_copy_(0, self._slot_mapping, key)
-        values.index_copy_(0, self._slot_mapping, value)
+        keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
+        values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
         out = torch.empty_like(query)
         for group in self._groups:
             out.index_copy_(0, group.tokens, self._attend_group(group, query, keys, values))
@@ -100,12 +104,12 @@ class TorchStepAttention:
             .permute(0, 2, 3, 1, 4)
             .reshape(seqs, self._num_kv_heads, per_head * query_len, head_dim)
         )
-        gathered_keys = keys.index_select(0, group.cells).view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
-        gathered_values = (
-            values.index_select(0, group.cells).view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
+        # Whole blocks are gathered: far fewer and longer pieces than single cells.
+        gathered_keys, gathered_values = (
+            cells.index_select(0, group.blocks).view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
+            for cells in (keys, values)
         )
-        mask = group.mask.repeat(1, 1, per_head, 1)
-        attended = F.scaled_dot_product_attention(folded, gathered_keys, gathered_values, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(folded, gathered_keys, gathered_values, attn_mask=group.mask)
         return (
             attended.reshape(seqs, self._num_kv_heads, per_head, query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
