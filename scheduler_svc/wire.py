@@ -42,12 +42,10 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
         generate = requests_pb2.GenerateRequest.FromString(body)
         prompt = requests_pb2.TokenizedPrompt.FromString(meta)
         stopping = generate.stopping
-        if generate.n > MAX_N:
-            raise ValueError(f"{generate.n} samples")
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=_u32(prompt.token_ids),
-            n=max(1, generate.n),
+            n=_checked_samples(generate.n),
             sampling=_sampling(generate.sampling),
             stopping=Stopping(
                 max_tokens=prompt.max_tokens or (stopping.max_tokens if stopping.HasField("max_tokens") else None),
@@ -73,6 +71,12 @@ def num_samples(body: bytes) -> int:
     except DecodeError:
         return 1
     return generate.n if 0 < generate.n <= MAX_N else 1
+
+
+def _checked_samples(number: int) -> int:
+    if number > MAX_N:
+        raise ValueError(f"{number} samples")
+    return max(1, number)
 
 
 def _sampling(message: requests_pb2.SamplingParameters) -> Sampling:
