@@ -21,19 +21,19 @@ _TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio")
 def configure(
     level: str, log_format: Literal["auto", "json", "console"], *, stream: TextIO | None = None, **bound: str
 ) -> None:
-    """Sends all logs of this process, from `level` on, to `stream` (standard error); `bound` is on every line."""
+    """Sends all logs of this process, from `level` on, to `stream` (standard error); `bound` is on every JSON line."""
     stream = stream or sys.stderr
-    structlog.contextvars.bind_contextvars(**bound)
+    readable = log_format == "console" or (log_format == "auto" and stream.isatty())
+    stamp = {"fmt": "%H:%M:%S", "utc": False} if readable else {"fmt": "iso", "utc": True}
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        _with(bound),
+        # Who reads along knows which process it is.
+        _with({} if readable else bound),
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(**stamp),
         structlog.stdlib.ExtraAdder(),
     ]
-    readable = log_format == "console" or (log_format == "auto" and stream.isatty())
     if readable:
-        shared[3] = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
         colors = stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
         last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False)]
     else:

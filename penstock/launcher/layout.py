@@ -18,6 +18,7 @@ from servicekit.bus.calls import SessionKind
 from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options
 
 BUNDLED_MODEL = Path(penstock.__file__).parent / "bundled_model"
+BUNDLED_NAME = "penstock-bundled"  # what clients call it
 DRAIN_TIMEOUT_S = 10.0  # someone waits at the terminal
 
 # In the order in which they are stopped: who feeds the others goes first.
@@ -125,9 +126,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
     for kind, known in services.items():
         _offer(parser.add_argument_group(f"{kind.value}_svc"), known.values(), offered)
     given = {name: value for name, value in vars(parser.parse_args(list(argv))).items() if value is not None}
-    # What the launcher itself must know of the services' settings.
-    for name, default in (("drain_timeout_s", str(DRAIN_TIMEOUT_S)), ("log_format", "console")):
-        given.setdefault(name, environ.get(shared[name].variable, default))
+    # Defaults that differ from those of a service that runs alone.
+    for name, default in (
+        ("drain_timeout_s", str(DRAIN_TIMEOUT_S)),
+        ("log_format", "console"),
+        ("served_model_name", _served_name(given.get("model", str(BUNDLED_MODEL)))),
+    ):
+        given.setdefault(name, environ.get(offered[name].variable, default))
     values: dict[str, Any] = {}
     for option in (*own.values(), *offered.values()):
         text = given.get(option.name)
@@ -179,6 +184,13 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
             flags = (*_flags(known, decided), *launch.passed_on[kind])
             made.append(Child(kind, label, flags, grpc_address, http_address, metrics_address))
     return made
+
+
+def _served_name(model: str) -> str:
+    """What clients call a model: a hub id as it is, a directory by its name."""
+    if model == str(BUNDLED_MODEL):
+        return BUNDLED_NAME
+    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def callable_address(address: str) -> str:

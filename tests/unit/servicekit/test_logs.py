@@ -57,11 +57,11 @@ def test_a_traceback_and_any_value_fit_into_one_json_line() -> None:
     stream = io.StringIO()
     logs.configure("info", "json", stream=stream)
     try:
-        raise ValueError("broken")
+        int("broken")
     except ValueError:
         structlog.stdlib.get_logger("x").exception("failed", value=object)
     (line,) = lines(stream)
-    assert "ValueError: broken" in str(line["exception"])
+    assert "invalid literal for int() with base 10: 'broken'" in str(line["exception"])
     assert line["value"] == "<class 'object'>"
 
 
