@@ -1,0 +1,78 @@
+"""The two services as processes know them: gRPC, metrics, and what they do not import."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc import aio
+from text_pipeline import Pool
+
+from detokenizer_svc.tokenizer_file import load_tokenizer
+from penstock.domain.errors import Fault, PenstockError
+from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from servicekit.metrics import make_registry
+from servicekit.rpc import RpcServer, RpcService
+from tokenizer_svc.servicer import TokenizerServicer
+
+
+@pytest.mark.parametrize("service", ["tokenizer_svc", "detokenizer_svc"])
+def test_neither_service_imports_torch_or_transformers(service: str) -> None:
+    program = (
+        f"import sys, {service}.__main__; "
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_tokenizers_grpc_service_uses_the_pipelines_core(pool: Pool) -> None:
+    servicer = TokenizerServicer(pool.tokenizer_service().prompts)
+    service = RpcService("penstock.v1.Tokenizer", tokenizer_pb2_grpc.add_TokenizerServicer_to_server, servicer)
+
+    async def calls() -> None:
+        server = RpcServer([service])
+        port = await server.start("127.0.0.1:0")
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = tokenizer_pb2_grpc.TokenizerStub(channel)
+            tokens = await stub.Tokenize(tokenizer_pb2.TokenizeCall(text="the mill"))
+            assert np.frombuffer(tokens.token_ids, "<u4").tolist() == pool.ids("the mill")
+            text = await stub.Detokenize(tokenizer_pb2.DetokenizeCall(token_ids=tokens.token_ids))
+            assert text.text == "the mill"
+            for wrong in (b"\x01", np.array([5_000], "<u4").tobytes()):
+                with pytest.raises(grpc.RpcError) as caught:
+                    await stub.Detokenize(tokenizer_pb2.DetokenizeCall(token_ids=wrong))
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            call = tokenizer_pb2.ApplyChatTemplateCall()
+            call.messages.messages.add(role="user", content="hi")
+            with pytest.raises(grpc.RpcError) as caught:
+                await stub.ApplyChatTemplate(call)
+            assert "no chat template" in caught.value.details()
+        await server.stop(0)
+
+    asyncio.run(calls())
+
+
+def test_metrics_can_be_scraped(pool: Pool) -> None:
+    for service in (pool.tokenizer_service(), pool.detokenizer_service()):
+        names = {metric.name for metric in make_registry(service.collectors()).collect()}
+        assert {"penstock_hop_wait_seconds", "penstock_hop_work_seconds", "penstock_dead_letters"} <= names
+    assert {"penstock_detokenized_tokens", "penstock_live_requests", "penstock_rejected_rows"} <= names
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./neither"])
+def test_a_missing_tokenizer_is_the_operators_to_mend(model: str) -> None:
+    with pytest.raises(PenstockError, match=r"tokenizer\.json") as caught:
+        load_tokenizer(model)
+    assert caught.value.fault is Fault.OPERATOR
+
+
+def test_a_broken_tokenizer_is_the_operators_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(PenstockError, match="cannot be read") as caught:
+        load_tokenizer(str(tmp_path))
+    assert caught.value.fault is Fault.OPERATOR
