@@ -1,6 +1,5 @@
 """The worker as a service on the bus in memory, with a scheduler that the test plays."""
 
-import secrets
 import subprocess
 import sys
 import threading
@@ -9,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
 import pytest
+from played_scheduler import PROMPT, TIMEOUT_S, Scheduler, column, tokens, until
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import Sampling
@@ -20,14 +19,9 @@ from servicekit.bus import MemoryBus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
-    Commit,
-    Hello,
     Leave,
     ListWorkers,
-    Pair,
-    Pairing,
     Read,
-    SessionKind,
     WorkerEntry,
 )
 from servicekit.lifecycle import Stop
@@ -36,20 +30,6 @@ from worker_svc.core.simulated import expected_tokens
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
-
-PROMPT = [5, 6, 7, 8, 9]
-TIMEOUT_S = 20.0
-
-
-def column(*values: int) -> bytes:
-    return np.array(values, "<u4").tobytes()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
 
 
 @dataclass
@@ -114,55 +94,6 @@ class Running:
         assert not self.thread.is_alive()
 
 
-class Scheduler:
-    """Pairs with the worker and sends plans as a scheduler does."""
-
-    def __init__(self, bus: MemoryBus) -> None:
-        self.bus, self.connection, self.sid = bus, bus.connect(), secrets.token_bytes(16)
-        self.connection.call(Hello(self.sid, SessionKind.SCHEDULER, "s", "", 60_000))
-        self.position = b"0-0"
-        self.pairing: Pairing | None = None
-
-    def pair(self) -> Pairing:
-        def paired() -> bool:
-            self.pairing = self.connection.call(Pair(self.sid, "w"))
-            return self.pairing is not None
-
-        until(paired)
-        assert self.pairing is not None
-        self.position = self.pairing.results_after
-        return self.pairing
-
-    def pair_with_another_than(self, incarnation: bytes) -> None:
-        until(lambda: self.pair().incarnation != incarnation)
-
-    def send(self, step: int, num_tokens: int = 1, admit: bool = False, **changes: bytes) -> None:
-        assert self.pairing is not None
-        fields = {"slots": column(0), "num_tokens": column(num_tokens), **changes}
-        plan = steps_pb2.StepPlan(incarnation=self.pairing.incarnation, step=step, **fields)
-        plan.origin.session, plan.origin.sent_unix_ns = self.sid, time.time_ns()
-        if admit:
-            admission = plan.admissions.add(
-                slot=0, token_ids=column(*PROMPT), num_prompt_tokens=len(PROMPT), block_ids=column(*range(8))
-            )
-            admission.sampling.temperature = 0.0
-        assert self.connection.call(Commit(self.sid, worker="w", plan=plan.SerializeToString()))
-
-    def send_raw(self, payload: bytes) -> None:
-        assert self.connection.call(Commit(self.sid, worker="w", plan=payload))
-
-    def results(self, count: int) -> list[results_pb2.StepResult]:
-        stream, found = self.bus.keys.results("w"), []
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(found) < count:
-            assert time.monotonic() < deadline, f"only {len(found)} of {count} results came"
-            for entry in self.connection.call(Read({stream: self.position}, block_ms=100)).get(stream, []):
-                self.position = entry.entry_id
-                found.append(results_pb2.StepResult.FromString(entry.fields[k.PAYLOAD]))
-        assert len(found) == count
-        return found
-
-
 @pytest.fixture
 def bus() -> MemoryBus:
     return MemoryBus()
@@ -184,11 +115,6 @@ def running(bus: MemoryBus) -> Iterator[Running]:
 def expected(count: int) -> list[int]:
     loaded = load_worker(settings())
     return list(islice(expected_tokens(PROMPT, Sampling(temperature=0.0), 0, loaded.runner.limits), count))
-
-
-def tokens(results: list[results_pb2.StepResult]) -> list[int]:
-    assert not any(result.HasField("error") for result in results)
-    return [int(token) for result in results for token in np.frombuffer(result.token_ids, "<u4")]
 
 
 def test_it_registers_what_it_is_and_carries_out_plans(running: Running, bus: MemoryBus) -> None:
