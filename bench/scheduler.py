@@ -1,9 +1,10 @@
-"""CPU time of the scheduler's core for one step: `schedule` and `apply`, all sequences decoding.
+"""CPU time of a scheduler for one step in which all sequences decode: `schedule`, `apply`, and the wire.
 
     python bench/scheduler.py [--running 256] [--waiting 0 10000] [--steps 2000] [--window 2]
 
-Prints microseconds a step: the median and the 99th percentile over all steps, in which every 16th token of a sequence
-needs a new block and fills an old one. The worker is replaced by ready-made results.
+Prints microseconds of the thread's CPU time a step: median and 99th percentile over all steps, in which every 16th
+token of a sequence needs a new block and fills an old one. The wire is: encode the plan, decode the result, encode the
+rows. The worker is replaced by ready-made results.
 """
 
 import argparse
@@ -11,11 +12,21 @@ import time
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.domain.params import Stopping
 from penstock.domain.plan import StepPlan, StepResult
+from penstock.v1 import results_pb2
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig, WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
+from scheduler_svc.wire import decode_result, encode_plan, encode_rows
+
+SESSION, INCARNATION = b"s" * 16, b"i" * 16
+
+
+def encode_result(result: StepResult) -> bytes:
+    columns = {name: getattr(result, name).astype("<u4").tobytes() for name in ("slots", "counts", "token_ids")}
+    return results_pb2.StepResult(step=result.step, **columns).SerializeToString()
 
 
 def request(number: int, generator: np.random.Generator) -> QueuedRequest:
@@ -29,7 +40,7 @@ def answer(plan: StepPlan, generator: np.random.Generator) -> StepResult:
     return StepResult(plan.step, plan.slots, np.ones(len(plan.slots), np.uint32), tokens)
 
 
-def measure(num_running: int, num_waiting: int, num_steps: int, window: int) -> tuple[list[int], list[int]]:
+def measure(num_running: int, num_waiting: int, num_steps: int, window: int) -> npt.NDArray[np.int64]:
     generator = np.random.default_rng(0)
     config = SchedulerConfig(window=window, max_num_batched_tokens=1 << 20, max_waiting=1 << 20)
     scheduler = Scheduler(config)
@@ -46,20 +57,27 @@ def measure(num_running: int, num_waiting: int, num_steps: int, window: int) -> 
         plan = scheduler.schedule("w", 0)
         assert plan is not None
         in_flight.append(plan)
-    schedule_ns, apply_ns = [], []
+    spent: list[tuple[int, int, int]] = []
     for _ in range(num_steps):
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         plan = scheduler.schedule("w", 0)
-        planned = time.perf_counter_ns()
+        planned = time.thread_time_ns()
         assert plan is not None
         assert len(plan.slots) == num_running
+        encode_plan(plan, SESSION, INCARNATION, 0)
+        plan_encoded = time.thread_time_ns()
         in_flight.append(plan)
-        result = answer(in_flight.popleft(), generator)
-        before = time.perf_counter_ns()
-        scheduler.apply("w", result, 0)
-        apply_ns.append(time.perf_counter_ns() - before)
-        schedule_ns.append(planned - start)
-    return schedule_ns, apply_ns
+        payload = encode_result(answer(in_flight.popleft(), generator))
+        begun = time.thread_time_ns()
+        received = decode_result(payload)
+        decoded = time.thread_time_ns()
+        rows = scheduler.apply("w", received.result, 0)
+        applied = time.thread_time_ns()
+        encode_rows(rows, SESSION, INCARNATION, plan.step, 0)
+        end = time.thread_time_ns()
+        wire_ns = plan_encoded - planned + decoded - begun + end - applied
+        spent.append((planned - start, applied - decoded, wire_ns))
+    return np.array(spent)
 
 
 def main() -> None:
@@ -69,12 +87,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--window", type=int, default=2)
     options = parser.parse_args()
-    print("running waiting | schedule p50 p99 | apply p50 p99 | both p50 p99   (microseconds a step)")
+    print("                |        schedule |           apply |            wire |             all")
+    print(
+        "running waiting |     p50     p99 |     p50     p99 |     p50     p99 |     p50     p99  microseconds a step"
+    )
     for num_running in options.running:
         for num_waiting in options.waiting:
-            schedule_ns, apply_ns = measure(num_running, num_waiting, options.steps, options.window)
-            both = np.array(schedule_ns) + np.array(apply_ns)
-            columns = [np.percentile(values, (50, 99)) / 1e3 for values in (schedule_ns, apply_ns, both)]
+            spent = measure(num_running, num_waiting, options.steps, options.window)
+            columns = [np.percentile(values, (50, 99)) / 1e3 for values in (*spent.T, spent.sum(axis=1))]
             figures = " | ".join(f"{median:7.0f} {tail:7.0f}" for median, tail in columns)
             print(f"{num_running:7d} {num_waiting:7d} | {figures}")
 

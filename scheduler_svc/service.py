@@ -441,11 +441,11 @@ class SchedulerService:
             self._outbox.append(_Pending(Commit(sid, (), entry.worker, plan)))
         for name in self._pairings.to_pair(workers, sessions, sid):
             self._outbox.append(_Pending(Pair(sid, name), partial(self._paired, name)))
-        for dead in dead_schedulers(sessions, sid):
-            self._outbox.append(_Pending(Take(sid, dead), self._taken))
-        if self._pairings.links or not self._scheduler.requests or not _serves_elsewhere(workers, sid):
+        if self._pairings.links or not _serves_elsewhere(workers, sid):
             self._linked_ns = now_ns
-        elif now_ns - self._linked_ns > HAND_OVER_NS:
+            for dead in dead_schedulers(sessions, sid):
+                self._outbox.append(_Pending(Take(sid, dead), self._taken))
+        elif self._scheduler.requests and now_ns - self._linked_ns > HAND_OVER_NS:
             _log.warning("no worker is left for this scheduler: handing its requests to others")
             self._is_leaving = True
 

@@ -12,7 +12,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason
 from penstock.v1 import results_pb2
 from servicekit.bus import MemoryBus, keys
-from servicekit.bus.calls import Append, Leave, ListSessions, SessionKind
+from servicekit.bus.calls import Append, Hello, Leave, ListSessions, Pair, RegisterWorker, SessionKind, Take
 
 
 def expected(number: int, prompt: list[int], max_tokens: int = 8, sequence: int = 0) -> list[int]:
@@ -218,6 +218,31 @@ def test_two_schedulers_share_the_workers() -> None:
             client = Client(bus)
             ids = [client.submit(number, prompt(number)) for number in range(1, 20)]
             client.wait(*((request_id, 0) for request_id in ids))
+
+
+def test_a_scheduler_without_a_worker_hands_its_requests_to_one_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.service.HAND_OVER_NS", 100_000_000)
+    bus = MemoryBus()
+    other = b"o" * 16
+    with scheduler(bus, "s1") as service:
+        client = Client(bus)
+        request_id = client.submit(1, prompt(1))
+        until(lambda: service.stats().num_waiting_seqs == 1, "the claim")
+        first = session_of(bus, "s1")
+        info = results_pb2.WorkerInfo(num_blocks=1, block_size=1, max_num_seqs=1, max_model_len=1)
+        client.connection.execute(
+            [
+                Hello(other, SessionKind.SCHEDULER, "other", "", 60_000),
+                Hello(b"w" * 16, SessionKind.WORKER, "w", "", 60_000),
+                RegisterWorker(b"w" * 16, "w", info.SerializeToString()),
+                Pair(other, "w"),
+            ]
+        )
+        taken: list[bytes] = []
+        until(lambda: bool(taken.extend(client.connection.call(Take(other, first)) or ()) or taken), "the hand-over")
+        assert taken == [request_id]
+        until(lambda: session_of(bus, "s1") != first, "the new session")
+        assert service.stats().num_requests == 0
 
 
 def test_a_bus_that_goes_away_and_comes_back_is_a_pause() -> None:
