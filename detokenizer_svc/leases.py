@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from penstock.v1 import status_pb2
+from detokenizer_svc import wire
 from servicekit.bus.calls import SessionInfo, SessionKind
 
 
@@ -27,9 +27,6 @@ def candidates(held: Collection[int], num_shards: int, sid: bytes) -> list[int]:
 def has_successor(sessions: Iterable[SessionInfo], sid: bytes) -> bool:
     """Whether another detokenizer is there that stays."""
     return any(
-        each.alive
-        and each.kind is SessionKind.DETOKENIZER
-        and each.sid != sid
-        and not status_pb2.ServiceStatus.FromString(each.status).draining
+        each.alive and each.kind is SessionKind.DETOKENIZER and each.sid != sid and not wire.is_draining(each.status)
         for each in sessions
     )

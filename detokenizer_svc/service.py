@@ -21,9 +21,7 @@ from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
-from penstock import __version__
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import status_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -98,20 +96,19 @@ class DetokenizerService:
         self._stats.num_shards = len(self._shards)
         return self._stats
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> wire.ServiceStatus:
         """What it says of itself."""
         stats = self.stats()
-        return status_pb2.ServiceStatus(
+        return wire.service_status(
             ready=self.is_ready(),
             draining=self._draining,
-            started_unix_ns=self._started_ns,
-            version=__version__,
+            started_ns=self._started_ns,
             figures={
                 "live_requests": float(stats.num_live_requests),
                 "leased_shards": float(stats.num_shards),
                 "detokenized_tokens_total": float(stats.core.num_tokens),
             },
-            hops=[self._hop.status(time.time_ns())],
+            hop=self._hop.status(time.time_ns()),
         )
 
     def collectors(self) -> list[Collector]:

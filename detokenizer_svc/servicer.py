@@ -9,6 +9,7 @@ from detokenizer_svc.followers import Follower, Followers, Item
 from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.request import parse_request_id
 from penstock.v1 import detokenizer_pb2, detokenizer_pb2_grpc, inference_pb2
+from servicekit.rpc import RpcService
 
 
 class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServicer):
@@ -41,3 +42,12 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServicer):
                 yield wire.delta(item)
         finally:
             self._followers.leave(follower)
+
+
+def rpc_service(followers: Followers) -> RpcService:
+    """`penstock.v1.Detokenizer` for the process's gRPC server."""
+    return RpcService(
+        "penstock.v1.Detokenizer",
+        detokenizer_pb2_grpc.add_DetokenizerServicer_to_server,
+        DetokenizerServicer(followers),
+    )

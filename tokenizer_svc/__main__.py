@@ -4,14 +4,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.v1 import tokenizer_pb2_grpc
 from servicekit import lifecycle
 from servicekit.bus import open_bus
-from servicekit.rpc import RpcService
 from servicekit.settings import load
 from tokenizer_svc.core.vocabulary import load_vocabulary
 from tokenizer_svc.service import TokenizerService
-from tokenizer_svc.servicer import TokenizerServicer
+from tokenizer_svc.servicer import rpc_service
 from tokenizer_svc.settings import TokenizerSettings
 
 
@@ -20,12 +18,7 @@ def main(argv: Sequence[str]) -> int:
     settings = load(TokenizerSettings, argv, os.environ)
     vocabulary = load_vocabulary(settings.model, revision=settings.revision, max_model_len=settings.max_model_len)
     service = TokenizerService(settings, open_bus(settings.redis_url, settings.pool), vocabulary)
-    rpc = RpcService(
-        "penstock.v1.Tokenizer",
-        tokenizer_pb2_grpc.add_TokenizerServicer_to_server,
-        TokenizerServicer(service.prompts),
-    )
-    return lifecycle.serve(service, settings, [rpc], service.collectors())
+    return lifecycle.serve(service, settings, [rpc_service(service.prompts)], service.collectors())
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ from typing import Any
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock import __version__
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.request import Header, format_request_id
-from penstock.v1 import requests_pb2, status_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -105,19 +103,18 @@ class TokenizerService:
         """Of the loop's last turn."""
         return self._progress_ns
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> wire.ServiceStatus:
         """What it says of itself."""
-        return status_pb2.ServiceStatus(
+        return wire.service_status(
             ready=self.is_ready(),
             draining=self._draining,
-            started_unix_ns=self._started_ns,
-            version=__version__,
+            started_ns=self._started_ns,
             figures={
                 "tokenizer_prompts_total": float(self._stats.num_tokenized + self._stats.num_rejected),
                 "tokenizer_tokens_total": float(self._stats.num_tokens),
                 "tokenizer_long_prompts": float(self._stats.num_long_prompts),
             },
-            hops=[self._hop.status(time.time_ns())],
+            hop=self._hop.status(time.time_ns()),
         )
 
     def collectors(self) -> list[Collector]:
@@ -246,7 +243,7 @@ class TokenizerService:
             self._stats.num_rejected += 1
         self._hop.observe(job.sent_ns, job.received_ns, outcome.work_s)
 
-    def _tokenize(self, sid: bytes, job: _Job, header: Header, message: requests_pb2.GenerateRequest) -> _Outcome:
+    def _tokenize(self, sid: bytes, job: _Job, header: Header, message: wire.GenerateRequest) -> _Outcome:
         """In the loop or in a thread: whatever happens becomes an outcome."""
         began_s = time.perf_counter()
         num_tokens = 0

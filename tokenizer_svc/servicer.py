@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from servicekit.rpc import RpcService
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
 
@@ -37,3 +38,12 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         prompt = wire.chat_prompt(request.messages)
         text, ids = await asyncio.to_thread(self._prompts.render_chat, prompt)
         return tokenizer_pb2.ApplyChatTemplateReply(prompt=text, token_ids=wire.pack(np.asarray(ids)))
+
+
+def rpc_service(prompts: PromptTokenizer) -> RpcService:
+    """`penstock.v1.Tokenizer` for the process's gRPC server."""
+    return RpcService(
+        "penstock.v1.Tokenizer",
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server,
+        TokenizerServicer(prompts),
+    )

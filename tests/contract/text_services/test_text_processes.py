@@ -16,8 +16,8 @@ from detokenizer_svc.tokenizer_file import load_tokenizer
 from penstock.domain.errors import Fault, PenstockError
 from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from servicekit.metrics import make_registry
-from servicekit.rpc import RpcServer, RpcService
-from tokenizer_svc.servicer import TokenizerServicer
+from servicekit.rpc import RpcServer
+from tokenizer_svc.servicer import rpc_service
 
 
 @pytest.mark.parametrize("service", ["tokenizer_svc", "detokenizer_svc"])
@@ -31,8 +31,7 @@ def test_neither_service_imports_torch_or_transformers(service: str) -> None:
 
 
 def test_the_tokenizers_grpc_service_uses_the_pipelines_core(pool: Pool) -> None:
-    servicer = TokenizerServicer(pool.tokenizer_service().prompts)
-    service = RpcService("penstock.v1.Tokenizer", tokenizer_pb2_grpc.add_TokenizerServicer_to_server, servicer)
+    service = rpc_service(pool.tokenizer_service().prompts)
 
     async def calls() -> None:
         server = RpcServer([service])
