@@ -506,7 +506,7 @@ local function trim_log(keys, args)
   return 1
 end
 
--- Everything but `submit` may go over `maxmemory`: it lets requests end, and so makes room.
+-- All may go over `maxmemory`: they let requests end, and so make room. `submit` looks for itself.
 local function register(name, callback, flag)
   redis.register_function { function_name = name .. '_@VERSION@', callback = callback, flags = { flag } }
 end
@@ -516,7 +516,7 @@ register('revalidate', revalidate, 'allow-oom')
 register('renew', renew, 'allow-oom')
 register('leave', leave, 'allow-oom')
 register('list_sessions', list_sessions, 'allow-oom')
-register('submit', submit)
+register('submit', submit, 'allow-oom')
 register('fetch', fetch, 'no-writes')
 register('tokenized', tokenized, 'allow-oom')
 register('reject', reject, 'allow-oom')

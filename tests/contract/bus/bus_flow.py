@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from itertools import count
 
+import hiredis
+
 from servicekit.bus import Bus, Connection
 from servicekit.bus.calls import (
     Claim,
@@ -19,7 +21,9 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Tokenized,
 )
+from servicekit.bus.commands import pack
 from servicekit.bus.keys import REQUEST, TOKENIZERS
+from servicekit.bus.redis_address import parse_address
 
 # No byte is special: line ends, RESP's own markers, zero, high bytes, separators of keys.
 AWKWARD = bytes(range(256)) + b"\r\n$-1\r\n*0\r\n:{}"
@@ -35,6 +39,16 @@ def sid_of(number: int) -> bytes:
 def id_of(number: int) -> bytes:
     """A request id whose bytes are awkward."""
     return bytes([255, number, 0, 10]) * 4
+
+
+def ask(url: str, *command: str) -> str:
+    """A server's reply to a command that is not part of the bus."""
+    reader = hiredis.Reader(encoding="utf-8")
+    with parse_address(url).open_socket() as sock:
+        sock.sendall(pack(command))
+        while (reply := reader.gets()) is False:
+            reader.feed(sock.recv(1 << 16))
+    return " ".join(reply) if isinstance(reply, list) else str(reply)
 
 
 @dataclass

@@ -52,6 +52,8 @@ class Side:
         keys = self.bus.keys
         answer = self.connection.call(call)
         match call:
+            case c.DropStream() | c.ListSessions():  # a stream that begins again in the same millisecond reuses its ids
+                self._numbers.clear()
             case c.Append() | c.LastId():
                 answer = self._number(call.stream, answer)
             case c.RegisterWorker() if answer:

@@ -25,6 +25,7 @@ from servicekit.bus.calls import (
     SessionKind,
     SubmitOutcome,
     Take,
+    TrimLog,
 )
 from servicekit.session import Recovery, Session, Stopped
 
@@ -88,6 +89,8 @@ def test_a_new_run_drops_shard_leases_and_gives_sessions_their_time_anew(outage:
     flow.connection.call(_hello(other))
     assert flow.connection.call(Revalidate(other, LONG_MS))
     assert flow.connection.call(Take(other, holder)) is None, "the outage was not its fault"
+    assert flow.connection.call(Revalidate(holder, LONG_MS))
+    assert not flow.connection.call(TrimLog(holder, 0, b"0-1")), "its lease is gone, and nobody else has it yet"
     assert flow.connection.call(LeaseShard(other, 0))
     assert flow.connection.execute([Take(other, left), Revalidate(left, LONG_MS)]) == [[], False]
     flow.connection.close()

@@ -421,6 +421,16 @@ def test_a_cancel_mark_counts_once_and_only_for_its_tenant(flow: Flow) -> None:
     assert [request.cancel_reason for request in stored] == [0, 6, 0]
 
 
+def test_a_cancel_mark_is_used_up_by_its_request(flow: Flow) -> None:
+    detokenizer = flow.session()
+    flow.connection.execute([Cancel(id_of(1), 5, 9), submit(id_of(1)), Reject(id_of(1), b"", 0, b"finish")])
+    flow.connection.execute([LeaseShard(detokenizer, 0), Retire(detokenizer, 0, id_of(1), b"result", ttl_ms=0)])
+    assert flow.connection.call(submit(id_of(1))) is SubmitOutcome.CREATED
+    stored = flow.connection.call(Fetch(id_of(1)))
+    assert stored is not None
+    assert stored.cancel_reason == 0
+
+
 def test_cancel_of_another_tenants_request_finds_nothing(flow: Flow) -> None:
     request_id = flow.running(flow.session())
     assert not flow.connection.call(Cancel(request_id, 3, 9, "other"))
