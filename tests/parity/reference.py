@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB_SIZE
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedModel
+from byte_tokenizer import write_tokenizer
+from checkpoints import VARIANTS, save_checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import penstock
 from penstock.domain.params import SamplingParams
 from penstock.domain.rows import TokenLogprob
 
+BUNDLED = "bundled"
 NUM_PROMPTS = 32
 MAX_TOKENS = 8
 NUM_TOP = 5
@@ -44,31 +46,33 @@ class Reference:
     answers: list[Answer]
 
 
-def write_tokenizer(directory: Path) -> None:
-    """A tokenizer of bytes for a checkpoint that has none; the model's further ids have no text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    tokenizer.save(str(directory / "tokenizer.json"))
+def make_reference(name: str, directory: Path) -> Reference:
+    """The bundled model, or a variant of `checkpoints` that is saved into `directory`, with its answers."""
+    if name == BUNDLED:
+        directory = Path(penstock.__file__).parent / "bundled_model"
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    else:
+        (variant,) = (variant for variant in VARIANTS if variant.name == name)
+        model = save_checkpoint(directory, variant)
+        write_tokenizer(directory)
+    return Reference(directory, _answers(model))
 
 
-def make_reference(directory: Path, model: PreTrainedModel, vocab_size: int = VOCAB_SIZE) -> Reference:
-    """32 prompts of 1 to 300 tokens, a third of them with beginnings that they share with others."""
+def _answers(model: PreTrainedModel) -> list[Answer]:
+    """Of 32 prompts of 1 to 300 tokens, a third of them with beginnings that they share with others."""
     rng = np.random.default_rng(11)
     lengths = [1, 2, 15, 16, 17, 300, *rng.integers(1, 301, NUM_PROMPTS - 6).tolist()]
     answers: list[Answer] = []
     for index, length in enumerate(lengths):
         answer = None
         while answer is None:
-            prompt = rng.integers(3, vocab_size, length).tolist()
+            prompt = rng.integers(3, model.config.vocab_size, length).tolist()
             if index % 3 == 2:
                 shared = answers[5].prompt[: max(0, length - 5)] if index > 5 else []
                 prompt[: len(shared)] = shared
             answer = _answer(model, prompt)
         answers.append(answer)
-    return Reference(directory, answers)
+    return answers
 
 
 @torch.inference_mode()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from byte_tokenizer import write_tokenizer
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
-from reference import write_tokenizer
 
 from penstock import LLM, SamplingParams
 from penstock.domain import chain

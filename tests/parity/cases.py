@@ -1,0 +1,58 @@
+"""What the parity tests switch on and off, and the proof that it was on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from recorder import Recorder
+from reference import BUNDLED
+
+from scheduler_svc.core.stats import Counters
+
+BLOCK_SIZE = 4
+FEW_BLOCKS = 84  # the longest prompt and its output need 77
+MANY_BLOCKS = 2048
+
+# Together they have all that a family may do.
+CHECKPOINTS = ("llama_llama3_rope_tied", "llama_biases", "qwen2_tied", "qwen3_biases", BUNDLED)
+WINDOWS = (1, 2, 4)
+BUDGETS = (16, 512)
+PREFIX_CACHING = (True, False)
+NUM_BLOCKS = (FEW_BLOCKS, MANY_BLOCKS)
+
+
+@dataclass(frozen=True)
+class Case:
+    window: int
+    budget: int
+    enable_prefix_caching: bool
+    num_blocks: int
+
+    def __str__(self) -> str:
+        cached = "cached" if self.enable_prefix_caching else "uncached"
+        return f"w{self.window}-{self.budget}-{cached}-{self.num_blocks}"
+
+
+CASES = [Case(*values) for values in product(WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS)]
+
+
+def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> None:
+    """Plans were in flight, prompts were cut, sequences preempted and blocks found again where the case wants it."""
+    assert recorder.most_in_flight == case.window
+    assert 16 < recorder.most_batched_tokens <= 512 if case.budget == 512 else recorder.most_batched_tokens == 16
+    # A pool of few blocks holds fewer tokens than the large budget, which then cuts nothing.
+    assert (recorder.num_chunks > recorder.num_admissions) == (case.budget == 16 or case.num_blocks == MANY_BLOCKS)
+    assert (counters.num_preemptions > 0) == (case.num_blocks == FEW_BLOCKS)
+    assert (counters.num_cached_tokens > 0) == case.enable_prefix_caching
+
+
+def pairwise(names: Sequence[str]) -> list[tuple[str, Case]]:
+    """Few of all combinations, in which any two values of any two dimensions meet; greedy, always the same."""
+    rows = list(product(names, WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS))
+    missing = {pair for row in rows for pair in combinations(enumerate(row), 2)}
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(missing.intersection(combinations(enumerate(row), 2))))
+        missing.difference_update(combinations(enumerate(best), 2))
+        chosen.append((str(best[0]), Case(*best[1:])))
+    return chosen

@@ -1,0 +1,64 @@
+"""All five services on a bus in memory: 32 clients at once get what transformers gives one by one."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+
+import pytest
+from cases import BLOCK_SIZE, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, pairwise
+from in_memory import Pipeline, wait_until
+from recorder import Recorder
+from reference import NUM_PROMPTS, PARAMS, Reference, assert_equal
+
+from penstock.client import Accepted, Delta, Generation
+from worker_svc.loading import LoadedWorker, load_worker
+from worker_svc.settings import WorkerSettings
+
+
+@pytest.mark.parametrize(("name", "case"), pairwise(CHECKPOINTS), ids=str)
+def test_clients_of_the_pipeline_get_what_transformers_says(
+    reference: Callable[[str], Reference], name: str, case: Case
+) -> None:
+    expected = reference(name)
+    gate = threading.Event()
+    recorders: list[Recorder] = []
+
+    def load_recorded(settings: WorkerSettings) -> LoadedWorker:
+        loaded = load_worker(settings)
+        recorders.append(Recorder(loaded.runner, gate))
+        return dataclasses.replace(loaded, runner=recorders[0])
+
+    pipeline = Pipeline(
+        expected.directory,
+        scheduler={
+            "window": case.window,
+            "max_num_batched_tokens": case.budget,
+            "enable_prefix_caching": case.enable_prefix_caching,
+        },
+        worker={
+            "dtype": "float32",
+            "block_size": BLOCK_SIZE,
+            "num_blocks": case.num_blocks,
+            "max_model_len": FEW_BLOCKS * BLOCK_SIZE,
+            "max_num_seqs": NUM_PROMPTS,
+            "num_threads": 1,
+        },
+        load=load_recorded,
+    )
+    with pipeline:
+        # One after the other, so that they are served in this order; the worker begins when all are there.
+        streams = [pipeline.client.generate(answer.prompt, PARAMS) for answer in expected.answers]
+        accepted = [next(stream) for stream in streams]
+        wait_until(lambda: pipeline.scheduler.stats().num_requests == NUM_PROMPTS)
+        gate.set()
+        generations = []
+        for stream, first in zip(streams, accepted, strict=True):
+            assert isinstance(first, Accepted)
+            generations.append(Generation.begin(first, PARAMS))
+            for event in stream:
+                assert isinstance(event, Delta)
+                generations[-1].extend(event)
+        counters = pipeline.scheduler.stats().counters
+    for answer, generation in zip(expected.answers, generations, strict=True):
+        assert_equal(answer, generation.outputs[0].token_ids, generation.outputs[0].logprobs or [])
+    assert_switched_on(case, recorders[0], counters)
