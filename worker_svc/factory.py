@@ -84,7 +84,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
             f"max_model_len {max_model_len} exceeds the model's context of {config.max_position_embeddings} tokens",
             "max_model_len",
         )
-    group = connect(options.rank, options.world_size, options.distributed_address, device.type)
+    group = connect(options.rank, options.world_size, options.distributed_address, device)
     placement = Placement(device, dtype, group)
     model = build_model(config, placement, max_model_len)
     load_weights(directory, placement.shards, tied=config.tie_word_embeddings)

@@ -52,13 +52,19 @@ class Group:
             dist.destroy_process_group(self.process_group)
 
 
-def connect(rank: int, world_size: int, address: str, device_type: str) -> Group:
+def connect(rank: int, world_size: int, address: str, device: torch.device) -> Group:
     """Join the ranks that meet at `address` (`tcp://host:port`, or `file://path` on one host); waits for all of them.
 
-    The exchange goes over NCCL where the device is "cuda", else over gloo.
+    The exchange goes over NCCL where the device is a GPU, else over gloo.
     """
     if world_size == 1:
         return Group()
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
+    is_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if is_cuda else "gloo",
+        init_method=address,
+        rank=rank,
+        world_size=world_size,
+        device_id=device if is_cuda else None,
+    )
     return Group(rank, world_size, dist.group.WORLD)

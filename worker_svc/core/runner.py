@@ -80,6 +80,9 @@ class ModelRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
+        if self._device.type == "cuda":
+            # Events are recorded on the current device's stream, and which device is current is up to each thread.
+            torch.cuda.set_device(self._device)
         try:
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)

@@ -160,7 +160,8 @@ class SimulatedRunner:
         """The next token of slots whose tokens are all computed, entered into their histories."""
         state = self._slots
         positions = state.num_tokens[slots]
-        hashes = self._cache.context_hashes(state.block_tables[slots], positions)
+        num_blocks = int(positions.max(initial=0)) // self._limits.block_size + 1
+        hashes = self._cache.context_hashes(state.block_tables[slots, :num_blocks], positions)
         drawn = mix(mix(hashes ^ positions.astype(np.uint64)) ^ self._salts[slots])
         token_ids = _choose(drawn, self._limits, self._config.eos_every)
         for row in np.flatnonzero(positions < self._min_tokens[slots]).tolist():
