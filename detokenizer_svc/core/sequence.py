@@ -84,6 +84,9 @@ class Sequence:
 
     def step(self, token_id: int) -> str | None:
         """The text that a next token adds where that is all that there is to it; None: it needs `extend`."""
+        if self._stops is not None and self._state is None and self.logprobs is None and self.end is None:
+            text = self._decoder.pieces.get(token_id)
+            return text if text is not None and self._stops.passes(text) else None
         if not self._is_plain or token_id < 0:
             return None
         text, state = self._decoder.step(self._state, token_id)

@@ -8,12 +8,17 @@ class StopStrings:
     the outcome does not depend on how the text is cut into pieces.
     """
 
-    __slots__ = ("_include", "_stops", "_tail")
+    __slots__ = ("_firsts", "_include", "_stops", "_tail")
 
     def __init__(self, stops: tuple[str, ...], *, include_in_output: bool) -> None:
         self._stops = stops
+        self._firsts = frozenset(stop[0] for stop in stops)
         self._include = include_in_output
         self._tail = ""  # the longest end of the text so far that a stop string begins with
+
+    def passes(self, piece: str) -> bool:
+        """Whether no stop string can begin or end in a piece, so that it is output and changes nothing here."""
+        return not self._tail and self._firsts.isdisjoint(piece)
 
     def feed(self, piece: str, *, search: bool = True) -> tuple[str, str | None]:
         """Adds a piece of text.

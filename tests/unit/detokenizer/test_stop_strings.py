@@ -92,3 +92,17 @@ def test_a_text_kept_whole_is_not_held_back() -> None:
     matcher = StopStrings(("abc",), include_in_output=True)
     assert matcher.feed("xab") == ("xab", None)
     assert matcher.feed("cd") == ("c", "abc")
+
+
+@settings(deadline=None, max_examples=300)
+@given(pieces=st.lists(_TEXT, max_size=6), stops=_STOPS, include=st.booleans())
+def test_a_piece_that_passes_is_output_as_it_is(pieces: list[str], stops: tuple[str, ...], include: bool) -> None:
+    fed, skipping = (StopStrings(stops, include_in_output=include) for _ in range(2))
+    for piece in pieces:
+        expected = fed.feed(piece)
+        if skipping.passes(piece):
+            assert expected == (piece, None)
+        else:
+            assert skipping.feed(piece) == expected
+        if expected[1] is not None:
+            return

@@ -1,0 +1,85 @@
+"""Prompts of 4,000 characters a second through the tokenizer's hop, against `encode_batch_fast` alone.
+
+    penstock bench tokenizer [--model DIR] [--chars 4000] [--texts 200] [--repeats 5]
+
+The hop is what the service does with a prompt between reading and writing: decode the stored request, check it,
+tokenize, encode the tokens. The reference encodes the same texts, one call each, on the same thread; tokens become the
+same number of ids in both. Threads of the tokenizer library are off, as they are for single texts.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.machine import describe_machine
+from bench.prose import prose, write_checkpoint
+from penstock.v1 import common_pb2, requests_pb2
+from tokenizer_svc import wire
+from tokenizer_svc.core.tokenize import PromptTokenizer
+from tokenizer_svc.core.vocabulary import load_vocabulary
+
+
+def texts(num_texts: int, num_chars: int) -> list[str]:
+    source = prose()
+    return [source[(start := i * 997 % (len(source) - num_chars)) : start + num_chars] for i in range(num_texts)]
+
+
+def measure(work: Callable[[], int], repeats: int) -> tuple[float, float, int]:
+    """Best wall seconds, best CPU seconds, and the number of tokens."""
+    spent = []
+    num_tokens = 0
+    for _ in range(repeats):
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        num_tokens = work()
+        spent.append((time.perf_counter() - wall_s, time.process_time() - cpu_s))
+    return min(wall for wall, _ in spent), min(cpu for _, cpu in spent), num_tokens
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="checkpoint whose tokenizer is used; without it one is trained first")
+    parser.add_argument("--chars", type=int, default=4000)
+    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or str(write_checkpoint(Path(folder)))
+        prompts = PromptTokenizer(load_vocabulary(model))
+    tokenizer = prompts.vocabulary.tokenizer
+    wanted = texts(options.texts, options.chars)
+    header = common_pb2.Header(request_id=b"r" * 16).SerializeToString()
+    bodies = [requests_pb2.GenerateRequest(text=text).SerializeToString() for text in wanted]
+
+    def reference() -> int:
+        return sum(len(tokenizer.encode_batch_fast([text])[0].ids) for text in wanted)
+
+    def hop() -> int:
+        num_tokens = 0
+        for body in bodies:
+            request = wire.decode_request(wire.decode_header(header), wire.decode_body(body))
+            prompt = prompts.tokenize(request)
+            wire.encode_tokenized(prompt, prompts.vocabulary.context_length)
+            num_tokens += len(prompt.token_ids)
+        return num_tokens
+
+    reference_wall_s, reference_cpu_s, num_tokens = measure(reference, options.repeats)
+    hop_wall_s, hop_cpu_s, same = measure(hop, options.repeats)
+    assert same == num_tokens
+    print(describe_machine())
+    print(f"{options.texts} texts of {options.chars} characters, {num_tokens} tokens; best of {options.repeats}\n")
+    print(f"{'':<20} {'texts/s':>10} {'tokens/s':>12} {'CPU µs/token':>14}")
+    for name, wall_s, cpu_s in (
+        ("encode_batch_fast", reference_wall_s, reference_cpu_s),
+        ("whole hop", hop_wall_s, hop_cpu_s),
+    ):
+        per_token_us = cpu_s / num_tokens * 1e6
+        print(f"{name:<20} {options.texts / wall_s:>10,.0f} {num_tokens / wall_s:>12,.0f} {per_token_us:>14.2f}")
+    print(f"\nratio {reference_wall_s / hop_wall_s:.2f}")
+
+
+if __name__ == "__main__":
+    main()
