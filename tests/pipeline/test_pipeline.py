@@ -1,0 +1,153 @@
+"""All five services on a bus in memory: what a client asks for comes out, and nothing is left behind."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from byte_tokenizer import write_tokenizer
+from in_memory import Pipeline, wait_until
+
+from penstock.client import Accepted, Delta, Generation
+from penstock.domain import chain
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.params import SamplingParams
+from worker_svc.core.interface import Limits
+from worker_svc.core.simulated import expected_tokens
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 257,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 256,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("simulated")
+    write_tokenizer(directory)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def pipeline(checkpoint: Path) -> Iterator[Pipeline]:
+    worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 32}
+    with Pipeline(checkpoint, worker=worker) as pipeline:
+        yield pipeline
+
+
+def expected(prompt: list[int], count: int, params: SamplingParams = GREEDY, seed: int = 0) -> list[int]:
+    limits = Limits(0, 0, 0, 0, 0, vocab_size=257, eos_token_ids=(256,))
+    return list(islice(expected_tokens(prompt, params.sampling, seed, limits), count))
+
+
+def used_blocks(pipeline: Pipeline) -> int:
+    return pipeline.scheduler.stats().workers["worker"].num_used_blocks
+
+
+def test_many_at_once_get_the_tokens_of_each_alone(pipeline: Pipeline) -> None:
+    prompts = [[(7 * i + j) % 256 for j in range(1 + 13 * i % 90)] for i in range(24)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        generations: list[Generation] = list(pool.map(lambda p: pipeline.client.complete(p, GREEDY), prompts))
+    for prompt, generation in zip(prompts, generations, strict=True):
+        assert generation.outputs[0].token_ids == expected(prompt, 12)
+        assert generation.outputs[0].finish_reason == "length"
+        assert generation.usage is not None
+        assert (generation.usage.num_prompt_tokens, generation.usage.num_output_tokens) == (len(prompt), 12)
+    wait_until(lambda: used_blocks(pipeline) == 0)
+
+
+def test_seeded_samples_are_those_of_requests_with_the_derived_seeds(pipeline: Pipeline) -> None:
+    params = SamplingParams(n=3, seed=41, max_tokens=10)
+    generation = pipeline.client.complete([9, 8, 7], params)
+    assert generation.accepted.seed == 41
+    for output in generation.outputs:
+        assert output.token_ids == expected([9, 8, 7], 10, params, chain.sequence_seed(41, output.index))
+
+
+def test_a_preempted_request_is_delivered_as_if_nothing_had_happened(checkpoint: Path) -> None:
+    worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 60, "max_num_seqs": 32}
+    prompts = [[i, *range(40 + i)] for i in range(12)]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    with Pipeline(checkpoint, worker=worker) as small, ThreadPoolExecutor(len(prompts)) as pool:
+        generations = list(pool.map(lambda prompt: small.client.complete(prompt, params), prompts))
+        assert small.scheduler.stats().counters.num_preemptions > 0
+    for prompt, generation in zip(prompts, generations, strict=True):
+        assert generation.outputs[0].token_ids == expected(prompt, 60)
+
+
+def test_a_stop_string_ends_the_text_and_its_sequence(pipeline: Pipeline) -> None:
+    text = pipeline.client.complete([5, 6], GREEDY).text
+    params = SamplingParams(temperature=0, max_tokens=400, stop=text[3:6])
+    output = pipeline.client.complete([5, 6], params).outputs[0]
+    assert output.text == text[: text.index(text[3:6])]
+    assert (output.finish_reason, output.stop_reason) == ("stop", text[3:6])
+    wait_until(lambda: used_blocks(pipeline) == 0)
+
+
+def test_deltas_extend_each_other_and_the_last_one_tells_the_usage(pipeline: Pipeline) -> None:
+    events = list(pipeline.client.generate([1, 2, 3, 4], GREEDY))
+    assert isinstance(events[0], Accepted)
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert len(deltas) == len(events) - 1
+    tokens: list[int] = []
+    for delta in deltas:
+        tokens.extend(delta.token_ids)
+    assert tokens == expected([1, 2, 3, 4], 12)
+    assert [delta.usage is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_a_client_that_leaves_frees_its_blocks(pipeline: Pipeline) -> None:
+    events = pipeline.client.generate([3, 1, 4], SamplingParams(temperature=0, max_tokens=500))
+    assert [type(next(events)) for _ in range(5)] == [Accepted, Delta, Delta, Delta, Delta]
+    assert used_blocks(pipeline) > 0
+    events.close()
+    wait_until(lambda: used_blocks(pipeline) == 0 and not pipeline.scheduler.stats().num_requests)
+
+
+def test_a_deadline_ends_a_request_with_its_error(pipeline: Pipeline) -> None:
+    with pytest.raises(PenstockError) as raised:
+        pipeline.client.complete([3, 1, 4], SamplingParams(temperature=0, max_tokens=500), timeout_s=0.1)
+    assert raised.value.code is ErrorCode.DEADLINE_EXCEEDED
+    wait_until(lambda: used_blocks(pipeline) == 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "code"),
+    [
+        ("", GREEDY, ErrorCode.INVALID_ARGUMENT),
+        ([], GREEDY, ErrorCode.INVALID_ARGUMENT),
+        ([257], GREEDY, ErrorCode.INVALID_ARGUMENT),
+        ([1] * 512, GREEDY, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        ([1], SamplingParams(max_tokens=512), ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        ([1], SamplingParams(stop_token_ids=[300]), ErrorCode.INVALID_ARGUMENT),
+    ],
+)
+def test_a_wrong_request_ends_with_its_error_and_the_next_one_is_served(
+    pipeline: Pipeline, prompt: str | list[int], params: SamplingParams, code: ErrorCode
+) -> None:
+    with pytest.raises(PenstockError) as raised:
+        pipeline.client.complete(prompt, params)
+    assert raised.value.code is code
+    assert pipeline.client.complete([1], GREEDY).outputs[0].token_ids == expected([1], 12)
+
+
+def test_the_pipeline_shows_all_services_and_their_hops(pipeline: Pipeline) -> None:
+    pipeline.client.complete([1], GREEDY)
+    wait_until(
+        lambda: (
+            {hop.hop for each in pipeline.client.pipeline().sessions for hop in each.status.hops if hop.rate}
+            >= {"prompts", "requests", "steps", "results", "tokens", "text"}
+        )
+    )
+    kinds = {session.kind for session in pipeline.client.pipeline().sessions}
+    assert kinds == {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
