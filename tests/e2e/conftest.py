@@ -1,0 +1,35 @@
+"""Real pipelines, started once for all tests that only call them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served, write_checkpoint
+
+from penstock.launcher.layout import BUNDLED_MODEL
+
+SIMULATED = ("--runner=simulated", "--num-blocks=2048", "--max-num-seqs=64")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for the simulated runner."""
+    directory = tmp_path_factory.mktemp("byte-model")
+    write_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def simulated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Everything but a real model."""
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--step-ms=1", *SIMULATED)
+    with Served(tmp_path_factory.mktemp("simulated"), *flags) as served:
+        yield served.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """What `make run` starts."""
+    assert BUNDLED_MODEL.is_dir(), "the bundled model is part of the repository"
+    with Served(tmp_path_factory.mktemp("bundled"), "--num-threads=1") as served:
+        yield served.wait_ready()

@@ -1,0 +1,137 @@
+"""`penstock serve` as a process of its own, as users start it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+
+from byte_tokenizer import write_tokenizer
+
+from penstock.client import Client
+from penstock.domain.params import SamplingParams
+from worker_svc.core.interface import Limits
+from worker_svc.core.simulated import expected_tokens
+
+ROOT = Path(__file__).parents[2]
+READY_TIMEOUT_S = 90.0
+VOCAB_SIZE = 300
+EOS = 256
+SERVER = "server"  # what the launcher calls the embedded Valkey
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 4096,
+    "eos_token_id": EOS,
+}
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def write_checkpoint(directory: Path) -> None:
+    """A model for the simulated runner: a token for each byte, and a chat template."""
+    write_tokenizer(directory)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "<eos>"}))
+
+
+def expected(prompt_ids: list[int], count: int) -> list[int]:
+    """What the simulated runner answers greedily, whatever happens meanwhile."""
+    limits = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    return list(islice(expected_tokens(prompt_ids, SamplingParams(temperature=0).sampling, 0, limits), count))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        # A zombie has ended; who should reap it may be gone or busy.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Served:
+    """A running pipeline; ends with the `with`."""
+
+    def __init__(self, directory: Path, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+        self._out, self._err = directory / "out", directory / "err"
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0", *flags]
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=os.environ | dict(environ or {}),
+            )
+
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()  # children die with it
+                self.process.wait()
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> "Served":
+        def ready() -> bool:
+            assert self.process.poll() is None, self.err
+            return "penstock status" in self.out
+
+        try:
+            wait_until(ready, timeout_s, "ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.err}") from None
+        return self
+
+    @property
+    def http_url(self) -> str:
+        return self._found(r"OpenAI HTTP +(\S+)/v1")
+
+    @property
+    def grpc_address(self) -> str:
+        return self._found(r"gRPC +(\S+)")
+
+    @property
+    def model(self) -> str:
+        return self._found(r"Penstock serves (\S+)")
+
+    def client(self) -> Client:
+        return Client(self.grpc_address)
+
+    def pids(self) -> dict[str, int]:
+        """The process that each child is now, the server too, by name."""
+        return {name: int(pid) for name, pid in re.findall(r"^(\S+) started \(pid (\d+)\)", self.err, re.MULTILINE)}
+
+    def _found(self, pattern: str) -> str:
+        match = re.search(pattern, self.out)
+        assert match, self.out
+        return match[1]

@@ -1,0 +1,86 @@
+"""kill -9 of each process under load: what was in flight goes on or ends with a typed error, and new requests work."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import SIMULATED
+from served import Served, expected, wait_until
+
+from penstock.client import Delta
+from penstock.domain.errors import Fault, PenstockError
+from penstock.domain.params import SamplingParams
+
+NUM_CLIENTS = 8
+NUM_TOKENS = 400
+END_TIMEOUT_S = 60.0
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    flags = (f"--model={checkpoint}", "--step-ms=5", "--session-ttl-s=1", "--reclaim-after-s=1", *SIMULATED)
+    with Served(tmp_path_factory.mktemp("deaths"), *flags) as served:
+        yield served.wait_ready()
+
+
+@dataclass
+class Story:
+    """What one client saw."""
+
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    gaps: int = 0
+    error: PenstockError | None = None
+
+
+def watch(served: Served, prompt_ids: list[int]) -> Story:
+    story = Story(prompt_ids)
+    with served.client() as client:
+        try:
+            for event in client.generate(prompt_ids, PARAMS, timeout_s=END_TIMEOUT_S):
+                if isinstance(event, Delta):
+                    story.gaps += event.token_offset != len(story.token_ids)
+                    story.token_ids.extend(event.token_ids)
+        except PenstockError as error:
+            story.error = error
+    return story
+
+
+def works_again(served: Served) -> bool:
+    try:
+        with served.client() as client:
+            generation = client.complete([1, 2, 3], SamplingParams(temperature=0, max_tokens=5), timeout_s=5.0)
+    except PenstockError as error:
+        if error.fault is not Fault.NOBODY:
+            raise
+        return False
+    return generation.outputs[0].token_ids == expected([1, 2, 3], 5)
+
+
+@pytest.mark.parametrize("victim", ["gateway-0", "tokenizer-0", "scheduler-0", "worker-0", "detokenizer-0", "server"])
+def test_a_killed_process_costs_at_most_a_typed_error_within_seconds(served: Served, victim: str) -> None:
+    wait_until(lambda: works_again(served), 60, "works before")
+    pid = served.pids()[victim]
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        stories = [pool.submit(watch, served, [index + 1, 7, 9]) for index in range(NUM_CLIENTS)]
+        time.sleep(0.5)
+        assert not any(story.done() for story in stories)
+        os.kill(pid, signal.SIGKILL)
+        ended = [story.result() for story in stories]
+    for story in ended:
+        assert story.gaps == 0
+        assert story.token_ids == expected(story.prompt_ids, NUM_TOKENS)[: len(story.token_ids)]
+        if story.error is None:
+            assert len(story.token_ids) == NUM_TOKENS
+        else:
+            # Not the deadline of this test: that would be a request that hung.
+            assert story.error.code.name != "DEADLINE_EXCEEDED"
+            assert story.error.fault is Fault.NOBODY, story.error.message
+    wait_until(lambda: served.pids()[victim] != pid, 30, "restarted")
+    wait_until(lambda: works_again(served), 60, "works again")

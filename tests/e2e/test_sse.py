@@ -1,0 +1,53 @@
+"""The bytes of a stream, as `curl -N` shows them."""
+
+import json
+
+import httpx
+from served import Served, wait_until
+
+
+def test_events_are_lines_of_json_and_the_last_says_done(simulated: Served) -> None:
+    body = {"model": "simulated", "prompt": "abc", "max_tokens": 5, "stream": True, "temperature": 0}
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=30) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None:
+    body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=30) as reply:
+        lines = reply.iter_lines()
+        first = next(line for line in lines if line.startswith("data: "))
+        with simulated.client() as client:
+            running = [session.owned_requests for session in client.pipeline().sessions if session.kind == "scheduler"]
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["finish_reason"] is None
+        assert sum(running) >= 1
+
+
+def test_a_client_that_leaves_frees_what_its_request_held(simulated: Served) -> None:
+    body = {"model": "simulated", "prompt": "abc", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{simulated.http_url}/v1/completions", json=body, timeout=30) as reply:
+        next(reply.iter_lines())
+
+    with simulated.client() as client:
+
+        def all_is_free() -> bool:
+            sessions = client.pipeline().sessions
+            return not any(
+                session.owned_requests + session.status.figures.get("blocks_used", 0.0)
+                for session in sessions
+                if session.kind == "scheduler"
+            )
+
+        wait_until(all_is_free, 10, "blocks free")
+
+
+def test_health_metrics_and_version_answer(simulated: Served) -> None:
+    assert httpx.get(f"{simulated.http_url}/health").json()["status"] == "ok"
+    assert "penstock_requests_total" in httpx.get(f"{simulated.http_url}/metrics").text
+    assert httpx.get(f"{simulated.http_url}/version").json()["version"]
