@@ -135,9 +135,7 @@ def test_a_restarted_server_means_beginning_anew_from_the_log(pool: Pool) -> Non
     with running(service):
         pool.commit(pool.rows(request_id, ids[:3]))
         eventually(lambda: client.take(pool.read_text()) or client.text)
-        pool.bus.stop()
-        pool.bus.start()
-        pool.connection.reconnect()
+        pool.restart()
         for sid, kind in ((SCHEDULER, SessionKind.SCHEDULER), (GATEWAY, SessionKind.GATEWAY)):
             pool.connection.call(Hello(sid, kind, kind.value, "", 60_000))
             assert pool.connection.call(Revalidate(sid, 60_000))

@@ -1,8 +1,11 @@
 """The two services as processes know them: gRPC, metrics, and what they do not import."""
 
 import asyncio
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,16 @@ import grpc
 import numpy as np
 import pytest
 from grpc import aio
-from text_pipeline import Pool
+from text_pipeline import SCHEDULER, Pool, eventually, text_of
 
 from detokenizer_svc.tokenizer_file import load_tokenizer
-from penstock.domain.errors import Fault, PenstockError
+from penstock.domain.errors import ErrorCode, Fault, PenstockError
+from penstock.domain.request import Prompt
 from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from servicekit.bus import open_bus
+from servicekit.bus.calls import Claim, RequestState
+from servicekit.bus.embedded import EmbeddedServer, find_server
+from servicekit.lifecycle import EXIT_CANNOT_START
 from servicekit.metrics import make_registry
 from servicekit.rpc import RpcServer
 from tokenizer_svc.servicer import rpc_service
@@ -75,3 +83,48 @@ def test_a_broken_tokenizer_is_the_operators_to_mend(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match="cannot be read") as caught:
         load_tokenizer(str(tmp_path))
     assert caught.value.fault is Fault.OPERATOR
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[str]:
+    server = EmbeddedServer(tmp_path / "data", server=find_server())
+    server.start()
+    yield server.url
+    server.close()
+
+
+@contextmanager
+def process(service: str, *flags: str) -> Iterator[None]:
+    """A service in a process of its own, which ends in order."""
+    started = subprocess.Popen([sys.executable, "-m", service, *flags])
+    try:
+        yield
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(20) == 0
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_two_processes_on_a_server_bring_a_prompt_to_its_end(model: Path, valkey: str) -> None:
+    pool = Pool(model, open_bus(valkey))
+    flags = ("--model", str(model), "--redis-url", valkey, "--log-level", "warning")
+    with closing(pool.connection), process("tokenizer_svc", *flags), process("detokenizer_svc", *flags):
+        good = pool.submit(1, Prompt(text="the old mill"), stop=["brook"])
+        wrong = pool.submit(2, Prompt(token_ids=(9_999,)))
+        eventually(lambda: pool.fetch(good).state is RequestState.READY)
+        assert pool.connection.call(Claim(SCHEDULER, 1, 0))
+        pool.generate(good, "stands by the brook", end=0)
+        assert text_of(pool.read_until_end(good)) == "stands by the "
+        (ended,) = pool.result(wrong)
+        assert ended.error is not None
+        assert ended.error.code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("service", ["tokenizer_svc", "detokenizer_svc"])
+def test_a_missing_model_is_said_in_a_sentence(service: str) -> None:
+    command = [sys.executable, "-m", service, "--model", "/no/such/model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_CANNOT_START
+    assert "/no/such/model" in done.stderr
+    assert "Traceback" not in done.stderr

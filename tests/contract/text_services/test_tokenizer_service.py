@@ -130,9 +130,7 @@ def test_a_hint_that_leads_nowhere_is_deleted(pool: Pool) -> None:
 def test_a_restarted_server_is_waited_for(pool: Pool) -> None:
     with running(pool.tokenizer_service(reclaim_after_s=0.2)):
         assert _tokens(pool, pool.submit(1, Prompt(text="the"))).token_ids
-        pool.bus.stop()
-        pool.bus.start()
-        pool.connection.reconnect()
+        pool.restart()
         assert _tokens(pool, pool.submit(2, Prompt(text="the"))).token_ids
 
 

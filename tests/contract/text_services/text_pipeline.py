@@ -20,7 +20,7 @@ from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Prompt, Request
 from penstock.domain.rows import TextRow
 from penstock.v1 import common_pb2, requests_pb2, tokens_pb2
-from servicekit.bus import MemoryBus
+from servicekit.bus import Bus, MemoryBus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Attach,
@@ -101,9 +101,9 @@ def running(service: Service) -> Iterator[Stop]:
 class Pool:
     """Gateway and scheduler of a pool, as far as text is concerned."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, bus: Bus | None = None) -> None:
         self.model = str(model)
-        self.bus = MemoryBus()
+        self.bus: Bus = bus or MemoryBus()
         self.connection = self.bus.connect()
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._position = b"0-0"
@@ -212,6 +212,13 @@ class Pool:
         attachment = self.connection.call(Attach(request_id, "tenant", GATEWAY, b""))
         assert attachment.result is not None
         return gateway_wire.decode_finished(request_id, attachment.result)
+
+    def restart(self) -> None:
+        """As if the server had died and come back with everything it had."""
+        assert isinstance(self.bus, MemoryBus)
+        self.bus.stop()
+        self.bus.start()
+        self.connection.reconnect()
 
     def sessions(self, kind: SessionKind) -> list[bytes]:
         return [each.sid for each in self.connection.call(ListSessions()) if each.kind is kind and each.alive]
