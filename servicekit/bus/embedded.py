@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from penstock.domain.errors import ErrorCode, PenstockError
@@ -52,7 +54,7 @@ class EmbeddedServer:
     """One server with its data in a directory: what was acknowledged a second ago survives a crash of the host.
 
     It listens on a Unix socket in that directory, or on 127.0.0.1 if a port is asked for. It leaves Ctrl-C in a
-    terminal to its parent, and ends with it (on Linux: with the thread that called `start`).
+    terminal to its parent, and on Linux ends with it, however that ends.
     """
 
     def __init__(
@@ -99,13 +101,13 @@ class EmbeddedServer:
         """
         if self._process and self._process.poll() is None:
             return
+        if self._answers():
+            raise PenstockError(
+                ErrorCode.INTERNAL, f"another server already answers at {self.url}: stop it, or choose another place"
+            )
         self._data_dir.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _EXEC_WITH_PARENT, str(os.getpid()), self._server, *self._options()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        self._process = _spawn_with_lasting_thread(
+            [sys.executable, "-I", "-S", "-c", _EXEC_WITH_PARENT, str(os.getpid()), str(self._server), *self._options()]
         )
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
@@ -172,6 +174,29 @@ class EmbeddedServer:
             return " | ".join(self._log_path.read_text(errors="replace").splitlines()[-3:])
         except OSError as error:
             return str(error)
+
+
+def _spawn_with_lasting_thread(command: list[str]) -> subprocess.Popen[bytes]:
+    """A child whose creating thread lives as long as it does: to the kernel, that thread is the parent that may die."""
+    spawned: Future[subprocess.Popen[bytes]] = Future()
+
+    def spawn_and_wait() -> None:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            spawned.set_exception(error)
+        else:
+            spawned.set_result(process)
+            process.wait()
+
+    threading.Thread(target=spawn_and_wait, name="embedded-server", daemon=True).start()
+    return spawned.result()
 
 
 def _free_port() -> int:

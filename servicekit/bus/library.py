@@ -1,4 +1,4 @@
-"""The server-side function library: `functions.lua` with the names and caps of `keys.py` filled in."""
+"""The server-side function library: the files of `functions/` with the names and caps of `keys.py` filled in."""
 
 import hashlib
 import re
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from servicekit.bus import keys
+
+_FILES = ("basics", "sessions", "requests", "workers", "register")  # each uses what stands before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,9 @@ def _fill_in(word: re.Match[str]) -> str:
 
 def read_library() -> Library:
     """The library that belongs to this version of the code."""
-    template = files("servicekit.bus").joinpath("functions.lua").read_text(encoding="utf-8")
+    folder = files("servicekit.bus").joinpath("functions")
+    template = "\n".join(folder.joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in _FILES)
     source = re.sub(r"@(?!VERSION@)([A-Z_]+)@", _fill_in, template)
     version = hashlib.sha256(source.encode()).hexdigest()[:12]
-    return Library(version, source.replace("@VERSION@", version).encode())
+    library = f"#!lua name=penstock_{version}\n" + source.replace("@VERSION@", version)
+    return Library(version, library.encode())

@@ -1,4 +1,4 @@
-"""The state of one pool in memory, and every operation on it: what `functions.lua` does, in Python.
+"""The state of one pool in memory, and every operation on it: what `functions/` does, in Python.
 
 Nothing here locks or waits: `memory_bus` does. All values are bytes, copied where a container crosses the border.
 """

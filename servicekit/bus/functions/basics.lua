@@ -1,0 +1,31 @@
+-- Every change of a request's or a session's state, each one atomic. The same operations in Python: memory_pool.py.
+--
+-- KEYS[1] is the pool's prefix, hash tag included, so that a call goes to the pool's slot; other names are made from it
+-- as keys.py lists them. Session ids come in hexadecimal, request ids and routes as 16 bytes. Every function checks
+-- before it writes, and may be called again. Words between @ signs are filled in from keys.py by library.py.
+
+local HEX = {}
+
+local function hex(bytes)
+  if not HEX.a then -- filled at the first call: a library has no standard functions while it loads
+    for byte = 0, 255 do
+      HEX[string.char(byte)] = string.format('%02x', byte)
+    end
+  end
+  return (string.gsub(bytes, '.', HEX))
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+local function sorted_members(key)
+  local members = redis.call('SMEMBERS', key)
+  table.sort(members)
+  return members
+end

@@ -1,0 +1,263 @@
+-- A request's way: PROMPT, READY, RUNNING, ENDED, and what is asked about it.
+
+local MARK_TTL_S = '60' -- how long a cancel waits for its request
+local MEMORY_SHARE = 0.8 -- of maxmemory; submit refuses above it
+
+local function is_short_of_memory()
+  local info = redis.call('INFO', 'memory')
+  local limit = tonumber(string.match(info, 'maxmemory:(%d+)'))
+  return limit > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > MEMORY_SHARE * limit
+end
+
+local function request_key(prefix, id)
+  return prefix .. 'req:' .. hex(id)
+end
+
+local function stored(key, id)
+  local request =
+    redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'attempts')
+  table.insert(request, 1, id)
+  return request
+end
+
+local function acknowledge(stream, group, entry_id)
+  redis.call('XACK', stream, group, entry_id)
+  redis.call('XDEL', stream, entry_id)
+end
+
+local function delete_hint(prefix, entry_id)
+  if entry_id ~= '' then
+    acknowledge(prefix .. 'prompts', '@TOKENIZERS@', entry_id)
+  end
+end
+
+local function open(prefix, key, id, shard)
+  local request = redis.call('HMGET', key, 'route', 'header', 'body', 'meta')
+  redis.call('HSET', key, 'state', 'RUNNING', 'shard', shard)
+  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@REQUEST@', id, '@ROUTE@', request[1],
+    '@HEADER@', request[2], '@BODY@', request[3], '@META@', request[4] or '')
+end
+
+local function submit(keys, args)
+  local prefix, id, tenant, header, body, digest, route, sent_ns, max_waiting = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  local known = redis.call('HMGET', key, 'digest', 'tenant')
+  if known[1] then
+    return (known[1] == digest and known[2] == tenant) and 1 or 2
+  end
+  local bound = tonumber(max_waiting)
+  if bound > 0 and redis.call('XLEN', prefix .. 'prompts') + redis.call('XLEN', prefix .. 'requests') >= bound then
+    return 3
+  end
+  if is_short_of_memory() then
+    return 4
+  end
+  local reason = '0'
+  local mark_key = prefix .. 'mark:' .. hex(id)
+  local mark = redis.call('HMGET', mark_key, 'reason', 'tenant')
+  if mark[1] then
+    if not mark[2] or mark[2] == tenant then
+      reason = mark[1]
+    end
+    redis.call('DEL', mark_key)
+  end
+  redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
+    'route', route, 'cancel', reason, 'attempts', '0')
+  redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
+  return 0
+end
+
+local function fetch(keys, args)
+  local key = request_key(keys[1], args[1])
+  return redis.call('EXISTS', key) == 1 and stored(key, args[1])
+end
+
+local function tokenized(keys, args)
+  local prefix, id, entry_id, meta, sent_ns = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  delete_hint(prefix, entry_id)
+  if redis.call('HGET', key, 'state') ~= 'PROMPT' then
+    return 0
+  end
+  redis.call('HSET', key, 'state', 'READY', 'meta', meta)
+  redis.call('XADD', prefix .. 'requests', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
+  return 1
+end
+
+local function reject(keys, args)
+  local prefix, id, entry_id, shard, row = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  delete_hint(prefix, entry_id)
+  local state = redis.call('HGET', key, 'state')
+  if state ~= 'PROMPT' and state ~= 'READY' then
+    return 0
+  end
+  open(prefix, key, id, shard)
+  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@PAYLOAD@', row)
+  return 1
+end
+
+local function claim(keys, args)
+  local prefix, sid, count, shard = keys[1], unpack(args)
+  if not is_active(prefix, sid) then
+    return false
+  end
+  local stream, wanted, claimed = prefix .. 'requests', tonumber(count), {}
+  while #claimed < wanted do
+    local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(wanted - #claimed))
+    if #head == 0 then
+      break
+    end
+    for _, entry in ipairs(head) do
+      redis.call('XDEL', stream, entry[1])
+      local id = entry[2][2]
+      local key = request_key(prefix, id)
+      if redis.call('HGET', key, 'state') == 'READY' then
+        redis.call('HSET', key, 'owner', sid)
+        redis.call('SADD', prefix .. 'own:' .. sid, hex(id))
+        open(prefix, key, id, shard)
+        claimed[#claimed + 1] = stored(key, id)
+      end
+    end
+  end
+  return claimed
+end
+
+local function take(keys, args)
+  local prefix, sid, dead = keys[1], unpack(args)
+  if sid == dead or not is_active(prefix, sid) then
+    return false
+  end
+  local deadline = redis.call('HGET', prefix .. 'sess:' .. dead, 'until')
+  if deadline then
+    if tonumber(deadline) > now_ms() then
+      return false
+    end
+    forget_session(prefix, dead)
+  end
+  local moved = sorted_members(prefix .. 'own:' .. dead)
+  for _, id in ipairs(moved) do
+    redis.call('HSET', prefix .. 'req:' .. id, 'owner', sid)
+    redis.call('HINCRBY', prefix .. 'req:' .. id, 'attempts', 1)
+    redis.call('SADD', prefix .. 'own:' .. sid, id)
+  end
+  redis.call('DEL', prefix .. 'own:' .. dead)
+  return moved
+end
+
+local function owned(keys, args)
+  local prefix, sid = keys[1], args[1]
+  return is_active(prefix, sid) and sorted_members(prefix .. 'own:' .. sid)
+end
+
+local function load(keys, args)
+  local prefix, sid = keys[1], args[1]
+  if not is_active(prefix, sid) then
+    return false
+  end
+  local requests, logs, seen = {}, {}, {}
+  for i = 2, #args do
+    local key = request_key(prefix, args[i])
+    local request = redis.call('HMGET', key, 'owner', 'shard')
+    local shard = request[2]
+    if request[1] == sid then
+      requests[#requests + 1] = stored(key, args[i])
+      if not seen[shard] then
+        seen[shard] = true
+        logs[#logs + 1] = { shard, redis.call('XRANGE', prefix .. 'tokens:' .. shard, '-', '+') }
+      end
+    end
+  end
+  return { requests, logs }
+end
+
+-- The hot one: sid, worker, plan, then shard and row in turn.
+local function commit(keys, args)
+  local prefix = keys[1]
+  if redis.call('HGET', prefix .. 'sess:' .. args[1], 'state') ~= 'active' then
+    return 0
+  end
+  for i = 4, #args, 2 do
+    redis.call('XADD', prefix .. 'tokens:' .. args[i], '*', '@PAYLOAD@', args[i + 1])
+  end
+  if args[3] ~= '' then
+    redis.call('XADD', prefix .. 'steps:' .. args[2], 'MAXLEN', '~', '@STEPS_CAP@', '*', '@PAYLOAD@', args[3])
+  end
+  return 1
+end
+
+local function leases_shard(prefix, sid, shard)
+  return redis.call('HGET', prefix .. 'shards', shard) == sid and is_active(prefix, sid)
+end
+
+local function retire(keys, args)
+  local prefix, sid, shard, id, result, ttl, route, text = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  local request = redis.call('HMGET', key, 'state', 'shard', 'owner')
+  if not leases_shard(prefix, sid, shard) or request[1] ~= 'RUNNING' or request[2] ~= shard then
+    return 0
+  end
+  if tonumber(ttl) > 0 then
+    redis.call('SET', prefix .. 'out:' .. hex(id), result, 'PX', ttl)
+  end
+  if request[3] then
+    redis.call('SREM', prefix .. 'own:' .. request[3], hex(id))
+  end
+  redis.call('HDEL', key, 'owner', 'header', 'body', 'meta')
+  redis.call('HSET', key, 'state', 'ENDED')
+  redis.call('PEXPIRE', key, ttl)
+  if route ~= '' then
+    redis.call('XADD', prefix .. 'text:' .. hex(route), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@PAYLOAD@', text)
+  end
+  return 1
+end
+
+local function attach(keys, args)
+  local prefix, id, tenant, route, offsets = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  local request = redis.call('HMGET', key, 'tenant', 'state', 'shard')
+  if request[1] ~= tenant then
+    return false
+  end
+  if request[2] == 'ENDED' then
+    return { request[2], redis.call('GET', prefix .. 'out:' .. hex(id)) }
+  end
+  redis.call('HSET', key, 'route', route)
+  if request[3] then
+    redis.call('XADD', prefix .. 'attach:' .. request[3], 'MAXLEN', '~', '@ATTACH_CAP@', '*', '@REQUEST@', id,
+      '@ROUTE@', route, '@OFFSETS@', offsets)
+  end
+  return { request[2], false }
+end
+
+-- A fifth argument is the tenant.
+local function cancel(keys, args)
+  local prefix, id, reason, sent_ns, sequence, tenant = keys[1], unpack(args)
+  local key = request_key(prefix, id)
+  local request = redis.call('HMGET', key, 'tenant', 'state', 'cancel')
+  local for_all = tonumber(sequence) < 0
+  if not request[1] then
+    if for_all then
+      local mark_key = prefix .. 'mark:' .. hex(id)
+      redis.call('DEL', mark_key)
+      redis.call('HSET', mark_key, 'reason', reason)
+      if tenant then
+        redis.call('HSET', mark_key, 'tenant', tenant)
+      end
+      redis.call('EXPIRE', mark_key, MARK_TTL_S)
+    end
+    return 0
+  end
+  if tenant and request[1] ~= tenant then
+    return 0
+  end
+  if request[2] == 'ENDED' then
+    return 1
+  end
+  if for_all and request[3] == '0' then
+    redis.call('HSET', key, 'cancel', reason)
+  end
+  redis.call('XADD', prefix .. 'cancels', 'MAXLEN', '~', '@CANCELS_CAP@', '*', '@REQUEST@', id, '@SEQUENCE@', sequence,
+    '@REASON@', reason, '@SENT_NS@', sent_ns)
+  return 1
+end

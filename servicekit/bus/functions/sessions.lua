@@ -1,0 +1,131 @@
+-- Sessions: who is alive, who is fenced, and what is freed when one goes.
+
+local FORGET_MS = 60000 -- how long a dead session is shown
+
+local function is_active(prefix, sid)
+  return redis.call('HGET', prefix .. 'sess:' .. sid, 'state') == 'active'
+end
+
+local function lives(prefix, sid, now)
+  if not sid then
+    return false
+  end
+  local session = redis.call('HMGET', prefix .. 'sess:' .. sid, 'state', 'until')
+  return session[1] == 'active' and tonumber(session[2]) > now
+end
+
+local function free(prefix, sid)
+  local leases = redis.call('HGETALL', prefix .. 'shards')
+  for i = 1, #leases, 2 do
+    if leases[i + 1] == sid then
+      redis.call('HDEL', prefix .. 'shards', leases[i])
+    end
+  end
+  for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
+    if redis.call('HGET', prefix .. 'worker:' .. worker, 'owner') == sid then
+      redis.call('HDEL', prefix .. 'worker:' .. worker, 'owner')
+    end
+  end
+end
+
+local function forget_session(prefix, sid)
+  free(prefix, sid)
+  redis.call('DEL', prefix .. 'sess:' .. sid)
+  redis.call('SREM', prefix .. 'sessions', sid)
+end
+
+local function suspend_all(prefix, now)
+  redis.call('DEL', prefix .. 'shards')
+  for _, sid in ipairs(redis.call('SMEMBERS', prefix .. 'sessions')) do
+    local key = prefix .. 'sess:' .. sid
+    local session = redis.call('HMGET', key, 'state', 'until', 'ttl')
+    if session[1] ~= 'left' then
+      local deadline = math.max(tonumber(session[2]), now + tonumber(session[3]))
+      redis.call('HSET', key, 'state', 'suspended', 'until', whole(deadline))
+    end
+  end
+end
+
+local function hello(keys, args)
+  local prefix, sid, kind, name, address, ttl, create = keys[1], unpack(args)
+  local now = now_ms()
+  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+  local run_seen = redis.call('GET', prefix .. 'run')
+  local is_new_run = run_seen and run_seen ~= run
+  if run_seen ~= run then
+    redis.call('SET', prefix .. 'run', run)
+  end
+  if is_new_run then
+    suspend_all(prefix, now)
+  end
+  local key = prefix .. 'sess:' .. sid
+  local state = redis.call('HGET', key, 'state')
+  if not state and create == '1' then
+    state = 'active'
+    redis.call('SADD', prefix .. 'sessions', sid)
+    redis.call('HSET', key, 'state', state, 'kind', kind)
+  end
+  if state == 'active' then
+    redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl))
+  end
+  return { is_new_run and 1 or 0, state == 'active' and 1 or 0 }
+end
+
+local function revalidate(keys, args)
+  local key, ttl = keys[1] .. 'sess:' .. args[1], args[2]
+  local state = redis.call('HGET', key, 'state')
+  if not state or state == 'left' then
+    return 0
+  end
+  redis.call('HSET', key, 'state', 'active', 'until', whole(now_ms() + ttl))
+  return 1
+end
+
+local function renew(keys, args)
+  local prefix, sid, ttl, status = keys[1], unpack(args)
+  if not is_active(prefix, sid) then
+    return 0
+  end
+  redis.call('HSET', prefix .. 'sess:' .. sid, 'until', whole(now_ms() + ttl))
+  if status ~= '' then
+    redis.call('HSET', prefix .. 'sess:' .. sid, 'status', status)
+  end
+  return 1
+end
+
+local function leave(keys, args)
+  local prefix, sid = keys[1], args[1]
+  local key = prefix .. 'sess:' .. sid
+  local deadline = redis.call('HGET', key, 'until')
+  if deadline then
+    redis.call('HSET', key, 'state', 'left', 'until', whole(math.min(tonumber(deadline), now_ms())))
+    free(prefix, sid)
+  end
+  return 1
+end
+
+local function list_sessions(keys)
+  local prefix, now, listed = keys[1], now_ms(), {}
+  for _, sid in ipairs(sorted_members(prefix .. 'sessions')) do
+    local key = prefix .. 'sess:' .. sid
+    local session = redis.call('HMGET', key, 'kind', 'name', 'address', 'status', 'state', 'until')
+    local num_owned = redis.call('SCARD', prefix .. 'own:' .. sid)
+    local deadline = tonumber(session[6])
+    if num_owned == 0 and deadline <= now - FORGET_MS then
+      forget_session(prefix, sid)
+      redis.call('DEL', prefix .. 'text:' .. sid)
+    else
+      local alive = session[5] == 'active' and deadline > now
+      listed[#listed + 1] =
+        { sid, session[1], session[2], session[3], alive and 1 or 0, num_owned, session[4] or '' }
+    end
+  end
+  for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
+    local incarnation = redis.call('HGET', prefix .. 'worker:' .. worker, 'incarnation')
+    if redis.call('EXISTS', prefix .. 'sess:' .. incarnation) == 0 then
+      redis.call('SREM', prefix .. 'workers', worker)
+      redis.call('DEL', prefix .. 'worker:' .. worker, prefix .. 'steps:' .. worker, prefix .. 'results:' .. worker)
+    end
+  end
+  return listed
+end

@@ -1,0 +1,69 @@
+"""Bus URLs: what they mean, and what is refused."""
+
+import pytest
+
+from penstock.domain.errors import Fault, PenstockError
+from servicekit.bus import MemoryBus, RedisBus, open_bus
+from servicekit.bus.calls import Append, Length
+from servicekit.bus.redis_address import RedisAddress, parse_address
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://", RedisAddress("localhost")),
+        ("redis://cache.example:7000", RedisAddress("cache.example", 7000)),
+        ("valkey://cache.example/2", RedisAddress("cache.example", database=2)),
+        ("redis://cache.example?db=3", RedisAddress("cache.example", database=3)),
+        ("redis://:p%40ss@cache.example", RedisAddress("cache.example", password="p@ss")),
+        ("redis://me:p%2Fss@[::1]:7000/1", RedisAddress("::1", 7000, username="me", password="p/ss", database=1)),
+        ("unix:///run/penstock%20a.sock?db=4", RedisAddress(path="/run/penstock a.sock", database=4)),
+        ("unix://:pass@/run/a.sock", RedisAddress(path="/run/a.sock", password="pass")),
+    ],
+)
+def test_a_url_names_a_server(url: str, address: RedisAddress) -> None:
+    assert parse_address(url) == address
+
+
+def test_rediss_checks_certificates_unless_told_otherwise() -> None:
+    strict, lax = parse_address("rediss://cache.example").tls, parse_address("rediss://h?ssl_cert_reqs=none").tls
+    assert strict is not None
+    assert lax is not None
+    assert (strict.check_hostname, lax.check_hostname) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://secret@cache.example", "scheme 'http'"),
+        ("cache.example:6379", "scheme"),
+        ("redis://:secret@cache.example:port", "port"),
+        ("redis://:secret@cache.example/zero", "zero"),
+        ("redis://:secret@cache.example?timeout=3", "unknown parameter 'timeout'"),
+        ("redis://:secret@cache.example?ssl_ca_certs=/a.pem", "unknown parameter 'ssl_ca_certs'"),
+        ("rediss://:secret@cache.example?ssl_cert_reqs=perhaps", "'required' or 'none'"),
+        ("rediss://:secret@cache.example?ssl_ca_certs=/does/not/exist.pem", "cannot be read"),
+        ("unix://", "path"),
+    ],
+)
+def test_a_malformed_url_is_refused_without_showing_its_password(url: str, reason: str) -> None:
+    with pytest.raises(PenstockError, match=reason) as refused:
+        open_bus(url)
+    assert refused.value.param == "bus_url"
+    assert refused.value.fault is Fault.CALLER
+    assert "secret" not in str(refused.value)
+
+
+def test_a_bus_connects_only_when_asked_to() -> None:
+    assert isinstance(open_bus("redis://does-not-exist.invalid"), RedisBus)
+
+
+def test_memory_buses_of_one_name_and_pool_are_one() -> None:
+    first, second = open_bus("memory://urls", "pool").connect(), open_bus("memory://urls", "pool").connect()
+    first.call(Append(b"s", {b"n": b"1"}))
+    assert second.call(Length(b"s")) == 1
+    for url, pool in (("memory://urls", "other"), ("memory://elsewhere", "pool")):
+        bus = open_bus(url, pool)
+        assert isinstance(bus, MemoryBus)
+        assert bus.keys.pool == pool
+        assert bus.connect().call(Length(b"s")) == 0
