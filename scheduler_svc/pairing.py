@@ -31,7 +31,7 @@ class Pairings:
     def __init__(self) -> None:
         self.links: dict[str, Link] = {}
         self._ended: dict[bytes, int] = {}  # incarnations whose epoch is over → when they were last told
-        self.is_worker_alive = False  # whether the pool has any
+        self.is_worker_alive = True  # whether the pool has any; until it was surveyed, it may
 
     def begin(self, link: Link) -> None:
         """An epoch begins."""

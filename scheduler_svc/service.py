@@ -251,6 +251,7 @@ class SchedulerService:
             return
         except BusFull:
             _log.error("the bus is out of memory: sending again")
+            self._send_again()
             stop.wait(FULL_PAUSE_S)
             return
         *answers, entries = answers
@@ -276,6 +277,10 @@ class SchedulerService:
             with self._lock:
                 self._reset()
             return
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
         repeated = (Commit, Append)
         self._outbox = [each for each in self._outbox if isinstance(each.call, repeated)]
         self._outbox.append(_Pending(Owned(self._session.sid), self._found_owned))

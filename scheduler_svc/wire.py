@@ -277,6 +277,14 @@ class History:
     chain: int = chain.CHAIN_START
     has_ended: bool = False
 
+    def take(self, position: int, before: int, finish: int, token_ids: U32) -> None:
+        """A row of the log, if it extends what came before."""
+        if (position, before) == (len(self.token_ids), self.chain) and not self.has_ended:
+            tokens = token_ids.tolist()
+            self.token_ids += tokens
+            self.chain = chain.extend(self.chain, tokens)
+            self.has_ended = finish != FinishReason.UNSPECIFIED
+
 
 def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> dict[bytes, list[History]]:
     """The histories of the sequences of `wanted` (request id → how many), from TokenBatches in the log's order.
@@ -290,19 +298,12 @@ def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> di
             rows = decode_rows(payload)
         except PoisonMessageError:
             continue
-        starts = np.cumsum(rows.counts, dtype=np.int64) - rows.counts
-        for row, request_id in enumerate(rows.request_ids):
-            of_request = histories.get(request_id, [])
-            sequence = int(rows.sequences[row])
-            if sequence >= len(of_request):
-                continue
-            history = of_request[sequence]
-            extends = (rows.positions[row], rows.chains[row]) == (len(history.token_ids), history.chain)
-            if extends and not history.has_ended:
-                tokens = rows.token_ids[starts[row] : starts[row] + rows.counts[row]].tolist()
-                history.token_ids += tokens
-                history.chain = chain.extend(history.chain, tokens)
-                history.has_ended = bool(rows.finishes[row])
+        ends = np.cumsum(rows.counts, dtype=np.int64)
+        columns = (rows.sequences, rows.positions, rows.chains, rows.finishes, ends - rows.counts, ends)
+        for request_id, *row in zip(rows.request_ids, *(column.tolist() for column in columns), strict=True):
+            of_request = histories.get(request_id)
+            if of_request is not None and row[0] < len(of_request):
+                of_request[row[0]].take(*row[1:4], rows.token_ids[row[4] : row[5]])
     return histories
 
 

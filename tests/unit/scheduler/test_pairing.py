@@ -1,0 +1,86 @@
+"""Which workers are paired with, and which epochs are over."""
+
+from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.pairing import GAP_STEP, Link, Pairings, dead_schedulers, gap_plan
+from scheduler_svc.wire import WorkerOffer
+from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
+
+ME, OTHER = b"m" * 16, b"o" * 16
+OFFER = WorkerOffer("m", WorkerLimits(1, 1, 1, 1), 0)
+SECOND = 10**9
+
+
+def worker(name: str, incarnation: bytes = b"1", owner: bytes | None = None, alive: bool = True) -> WorkerEntry:
+    return WorkerEntry(name, incarnation, alive, b"", owner)
+
+
+def session(sid: bytes, kind: SessionKind = SessionKind.SCHEDULER, alive: bool = True) -> SessionInfo:
+    return SessionInfo(sid, kind, "n", "", alive, 0, b"")
+
+
+def paired(*names: str) -> Pairings:
+    pairings = Pairings()
+    for name in names:
+        pairings.begin(Link(name, b"1", OFFER, b"0-0"))
+    return pairings
+
+
+def test_a_scheduler_takes_its_share_of_the_living_workers() -> None:
+    workers = [worker(name) for name in "abcde"] + [worker("dead", alive=False)]
+    sessions = [session(ME), session(OTHER), session(b"x" * 16, alive=False), session(b"g", SessionKind.GATEWAY)]
+    assert paired().to_pair(workers, sessions, ME) == ["a", "b", "c"]
+    assert paired("a", "b").to_pair(workers, sessions, ME) == ["c"]
+    assert paired("a", "b", "c").to_pair(workers, sessions, ME) == []
+    assert paired().to_pair(workers, [session(ME)], ME) == ["a", "b", "c", "d", "e"]
+
+
+def test_workers_of_another_living_scheduler_are_left_alone() -> None:
+    assert paired().to_pair([worker("a", owner=OTHER), worker("b", owner=ME)], [session(ME)], ME) == ["b"]
+
+
+def test_a_worker_is_lost_when_it_is_dead_gone_anothers_or_begun_anew() -> None:
+    pairings = paired("a", "b", "c", "d", "e")
+    now = [
+        worker("a", owner=ME),
+        worker("b", owner=ME, alive=False),
+        worker("c", owner=OTHER),
+        worker("d", b"2", owner=ME),
+    ]
+    assert pairings.lost(now, ME) == ["b", "c", "d", "e"]
+
+
+def test_an_epoch_that_is_over_never_begins_again() -> None:
+    pairings = paired("a")
+    pairings.end("a")
+    assert pairings.has_ended(b"1")
+    assert pairings.to_pair([worker("a", owner=ME)], [session(ME)], ME) == []
+    assert pairings.to_pair([worker("a", b"2")], [session(ME)], ME) == ["a"]
+
+
+def test_a_worker_in_an_epoch_that_is_over_is_told_now_and_then_until_it_begins_anew() -> None:
+    pairings = paired("a")
+    pairings.end("a")
+    now = [worker("a", owner=ME)]
+    assert pairings.to_end(now, ME, 10 * SECOND) == now
+    assert pairings.to_end(now, ME, 11 * SECOND) == []
+    assert pairings.to_end(now, ME, 13 * SECOND) == now
+    assert pairings.to_end([worker("a", b"2")], ME, 20 * SECOND) == []
+    assert not pairings.has_ended(b"1"), "incarnations that are gone are forgotten"
+
+
+def test_a_refused_worker_is_neither_paired_with_nor_told() -> None:
+    pairings = paired()
+    pairings.refuse(b"1")
+    assert pairings.to_pair([worker("a")], [session(ME)], ME) == []
+    assert pairings.to_end([worker("a")], ME, 100 * SECOND) == []
+
+
+def test_what_a_dead_scheduler_had_can_be_taken() -> None:
+    sessions = [session(ME, alive=False), session(OTHER, alive=False), session(b"w", SessionKind.WORKER, alive=False)]
+    assert dead_schedulers([*sessions, session(b"l")], ME) == [OTHER]
+
+
+def test_no_epoch_reaches_the_step_that_ends_it() -> None:
+    plan = gap_plan()
+    assert plan.step == GAP_STEP > 10**15
+    assert not len(plan.slots)
