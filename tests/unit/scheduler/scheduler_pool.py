@@ -1,9 +1,11 @@
 """A pool in memory with a scheduler service in a thread; the test plays gateway, tokenizer, worker and detokenizer."""
 
+import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from paged_worker import PagedWorker
@@ -15,13 +17,73 @@ from scheduler_svc.core.scheduler import WorkerLimits
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import decode_rows
-from servicekit.bus import BusUnavailable, Connection, MemoryBus, keys
-from servicekit.bus.calls import Append, Cancel, Hello, Leave, Read, RegisterWorker, SessionKind, Submit, Tokenized
+from servicekit.bus import BusFull, BusUnavailable, Connection, MemoryBus, keys
+from servicekit.bus.calls import (
+    Append,
+    Call,
+    Cancel,
+    Hello,
+    Leave,
+    Read,
+    RegisterWorker,
+    Revalidate,
+    SessionKind,
+    Submit,
+    Tokenized,
+)
 from servicekit.lifecycle import Stop
 from worker_svc.wire import decode_plan, encode_result
 
 LIMITS = WorkerLimits(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=64)
 PATIENCE_S = 20.0
+
+
+class LossyBus(MemoryBus):
+    """Carries calls out and then, now and then, says that it could not; sometimes it really does not."""
+
+    def __init__(self, seed: int, share: float) -> None:
+        super().__init__()
+        self.dice = random.Random(seed)
+        self.share = share
+        self.num_losses = 0
+
+    def lossy(self) -> "LossyBus":
+        """This bus for the one who is to suffer; the bus itself is reliable."""
+        return _LossyView(self)  # type: ignore[return-value]
+
+
+class _LossyView:
+    def __init__(self, bus: LossyBus) -> None:
+        self.bus, self.keys = bus, bus.keys
+
+    def connect(self) -> "_LossyConnection":
+        return _LossyConnection(self.bus)
+
+
+class _LossyConnection:
+    def __init__(self, bus: LossyBus) -> None:
+        self._bus, self._connection = bus, bus.connect()
+
+    def call(self, call: Call[Any]) -> Any:
+        return self.execute([call])[0]
+
+    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        if self._bus.dice.random() < self._bus.share / 2:
+            self._bus.num_losses += 1
+            raise BusUnavailable("lost before")
+        answers = self._connection.execute(calls)
+        # Saying hello does not run out of memory: its part of the contract is with BusUnavailable.
+        kinds = [BusUnavailable] if isinstance(calls[0], Hello | Revalidate | Leave) else [BusUnavailable, BusFull]
+        if self._bus.dice.random() < self._bus.share:
+            self._bus.num_losses += 1
+            raise self._bus.dice.choice(kinds)("lost behind")
+        return answers
+
+    def reconnect(self) -> None:
+        self._connection.reconnect()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 from paged_worker import reference
-from scheduler_pool import LIMITS, Client, Worker, scheduler, until
+from scheduler_pool import LIMITS, Client, LossyBus, Worker, scheduler, until
 
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode
@@ -190,6 +190,21 @@ def test_a_fenced_scheduler_starts_over_and_what_it_held_goes_on_elsewhere() -> 
         for number, request_id in enumerate(ids, 1):
             for sequence in range(2):
                 assert client.tokens[request_id, sequence] == expected(number, prompt(number), 20, sequence)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_answers_and_repeated_calls_change_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.service.FULL_PAUSE_S", 0.001)
+    bus = LossyBus(seed, share=0.2)
+    with scheduler(bus.lossy(), session_ttl_s=60.0) as service, Worker(bus):
+        client = Client(bus)
+        ids = [client.submit(number, prompt(number), n=2, max_tokens=12) for number in range(1, 16)]
+        client.wait(*((request_id, sequence) for request_id in ids for sequence in range(2)))
+        for number, request_id in enumerate(ids, 1):
+            for sequence in range(2):
+                assert client.tokens[request_id, sequence] == expected(number, prompt(number), 12, sequence)
+        until(lambda: service.stats().num_requests == 0, "the end")
+    assert bus.num_losses > 10
 
 
 def test_another_scheduler_takes_over_behind_the_tokens_in_the_log() -> None:
