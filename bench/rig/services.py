@@ -1,0 +1,130 @@
+"""Services as processes on an embedded server, as `penstock serve` starts them."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from bench.rig.checkpoint import write_checkpoint
+from servicekit.bus import Bus, open_bus
+from servicekit.bus.embedded import EmbeddedServer
+
+POOL = "bench"
+READY_TIMEOUT_S = 30.0
+
+
+class Services:
+    """A server and any of the five services; all end with the `with`.
+
+    Args:
+        step_s: device time of a simulated step, seconds.
+        max_num_seqs: slots of the worker.
+        max_model_len: tokens of the longest sequence.
+        window: plans in flight.
+    """
+
+    def __init__(self, step_s: float, max_num_seqs: int, max_model_len: int, window: int) -> None:
+        self._exits = ExitStack()
+        self._processes: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+        self.http_port, self.grpc_port = _free_ports(2)
+        num_blocks = max_num_seqs * -(-max_model_len // 16)
+        self._directory = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
+        write_checkpoint(self._directory)
+        model = ["--model", str(self._directory)]
+        self._arguments = {
+            "gateway": [f"--http-address=127.0.0.1:{self.http_port}", f"--grpc-address=127.0.0.1:{self.grpc_port}"],
+            "tokenizer": [*model, f"--max-model-len={max_model_len}"],
+            "scheduler": [f"--window={window}", f"--max-num-batched-tokens={max(2048, max_num_seqs)}"],
+            "worker": [
+                *model,
+                "--runner=simulated",
+                f"--step-ms={step_s * 1e3:g}",
+                f"--max-num-seqs={max_num_seqs}",
+                f"--max-num-batched-tokens={max(2048, max_num_seqs)}",
+                f"--max-model-len={max_model_len}",
+                f"--num-blocks={num_blocks}",
+                "--home-shard=0",
+            ],
+            "detokenizer": model,
+        }
+
+    def __enter__(self) -> "Services":
+        self._server = EmbeddedServer(self._directory / "data")
+        self._exits.callback(self._server.close)
+        self._server.start()
+        self._url = self._server.url
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for _, process, _ in self._processes:
+            process.terminate()
+        for _, process, _ in self._processes:
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._exits.close()
+
+    @property
+    def bus(self) -> Bus:
+        """The pool."""
+        return open_bus(self._url, POOL)
+
+    def start(self, *kinds: str) -> None:
+        """Starts services; they need not be ready when this returns."""
+        for kind in kinds:
+            log = self._directory / f"{kind}.log"
+            command = [sys.executable, "-m", f"{kind}_svc", *self._arguments[kind]]
+            common = [f"--redis-url={self._url}", f"--pool={POOL}", f"--name={kind}", "--log-level=warning"]
+            with log.open("wb") as output:
+                process = subprocess.Popen(command + common, stdout=output, stderr=subprocess.STDOUT)
+            self._processes.append((kind, process, log))
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds that each process has used so far, the server's among them; empty where there is no /proc."""
+        pids = {kind: process.pid for kind, process, _ in self._processes} | {"server": self._server.pid}
+        return {kind: _cpu_s(pid) for kind, pid in pids.items() if pid and Path(f"/proc/{pid}/stat").exists()}
+
+    def check(self) -> None:
+        """Raises SystemExit with the end of its log if a service has ended."""
+        for kind, process, log in self._processes:
+            if process.poll() is not None:
+                raise SystemExit(f"{kind} ended with {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
+
+    def wait_ready(self) -> None:
+        """Until the gateway answers a completion: then all five work."""
+        body = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
+        url = f"http://127.0.0.1:{self.http_port}/v1/completions"
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            self.check()
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=READY_TIMEOUT_S):
+                    return
+            except (urllib.error.URLError, ConnectionError) as error:
+                if time.monotonic() > deadline_s:
+                    raise SystemExit(f"the pipeline does not answer: {error}") from error
+                time.sleep(0.05)
+
+
+def _cpu_s(pid: int) -> float:
+    # Fields 14 and 15 of proc(5)'s stat, counted behind the name, which may hold anything.
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
