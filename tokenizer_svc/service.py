@@ -22,6 +22,7 @@ from servicekit.bus.calls import (
     ReadGroup,
     Reclaim,
     Reject,
+    Renew,
     RequestState,
     SessionKind,
     StoredRequest,
@@ -84,6 +85,7 @@ class TokenizerService:
         self._long: dict[Future[_Outcome], _Job] = {}
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
         self._reclaim_at_s = 0.0
+        self._renew_at_s = 0.0
 
     @property
     def name(self) -> str:
@@ -152,11 +154,15 @@ class TokenizerService:
             jobs = self._exchange(session, may_read=may_read)
             self._take(session.sid, jobs)
         except BusUnavailable:
-            session.recover()
+            self._recover(session)
         except BusFull:
             # What was refused is sent again; the server has to get room first.
             _logger.error("the Redis server is out of memory: prompts wait")  # noqa: TRY400  no trace needed
             time.sleep(FULL_PAUSE_S)
+
+    def _recover(self, session: Session) -> None:
+        session.recover()
+        self._renew_at_s = 0.0
 
     def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
         """One write and one read: outcomes out, hints in; then the requests that the hints name."""
@@ -164,7 +170,7 @@ class TokenizerService:
         prompts, consumer = self._bus.keys.prompts, self.name.encode()
         calls: list[Call[Any]] = list(self._unsent)
         num_sent = len(calls)
-        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+        renewal = self._renewal(session)
         if renewal is not None:
             calls.append(renewal)
         num_reads = 0
@@ -180,13 +186,21 @@ class TokenizerService:
         answers = session.connection.execute(calls) if calls else []
         del self._unsent[:num_sent]
         if renewal is not None and not answers[num_sent]:
-            session.recover()
+            self._recover(session)
         read: list[list[Entry]] = answers[len(answers) - num_reads :]
         if num_reads == 2:
             working = {job.entry_id for job in self._long.values()}
             read[0] = [entry for entry in read[0] if entry.entry_id not in working]
             self._stats.num_reclaimed += len(read[0])
         return self._fetch(session, [entry for entries in read for entry in entries])
+
+    def _renewal(self, session: Session) -> Renew | None:
+        # Putting the status together costs more than a prompt: only when it may be due.
+        now_s = time.monotonic()
+        if now_s < self._renew_at_s:
+            return None
+        self._renew_at_s = now_s + self._settings.session_ttl_s / 4
+        return session.tick(now_s, self.status().SerializeToString())
 
     def _fetch(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:
         received_ns = time.time_ns()
