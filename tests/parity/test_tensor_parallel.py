@@ -36,7 +36,7 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
         **common,
         "world_size": 2,
         "distributed_address": f"file://{tmp_path}/rendezvous",
-        "kv_bytes": (4_000_000, 3_000_000),
+        "kv_bytes": (1_400_000, 1_000_000),
     }
     ranks = [context.Process(target=run_rank, args=(rank, options, sequences(), queue)) for rank in range(2)]
     for rank in ranks:
@@ -51,7 +51,7 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     assert results[0] == results[1]
     num_blocks, outputs = results[0]
     kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
-    assert num_blocks == 3_000_000 // (2 * 3 * 16 * kv_heads_each * 16 * 4)
+    assert num_blocks == 1_000_000 // (2 * 3 * 16 * kv_heads_each * 16 * 4)
     for sequence, (output, logprobs) in zip(expected, outputs, strict=True):
         assert output == sequence.output
         assert logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
