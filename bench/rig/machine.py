@@ -58,6 +58,6 @@ def _server() -> str:
         shown = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
     except (PenstockError, OSError, subprocess.CalledProcessError):
         return "no server"
-    # "Valkey server v=9.1.2 sha=…", "Redis server v=7.0.15 sha=…"
+    # Both write NAME server v=NUMBER and more.
     name, _, number = shown.partition(" server v=")
     return f"{name} {number.split()[0]}" if number else shown.strip()
