@@ -231,7 +231,8 @@ class Reject(Call[bool]):
 class Claim(Call[list[StoredRequest] | None]):
     """Takes up to `count` requests from the head of `requests`: READY → RUNNING, owned by `sid`, in `shard`.
 
-    Each is opened in the log of its shard in the same moment. Entries that lead nowhere are deleted. None: fenced.
+    Each is opened in the log of its shard in the same moment. Entries that lead nowhere are deleted, those that hold
+    no request id move to `dead`. None: fenced.
     """
 
     sid: bytes

@@ -18,6 +18,7 @@ SENT_NS = b"t"  # Unix nanoseconds in decimal: when a hint was written
 ROUTE = b"route"  # 16 bytes: gateway session
 STREAM = b"stream"  # of a dead letter: where it was read
 WHY = b"why"  # of a dead letter: what is wrong with it
+NO_REQUEST = b"no request id of 16 bytes"  # a WHY: what `claim` cannot use
 OFFSETS = b"off"  # penstock.v1.AttachOffsets
 # An entry of the log that opens a request for its shard (written by `claim` and `reject`): REQUEST, ROUTE and
 HEADER = b"h"  # penstock.v1.Header
@@ -31,6 +32,7 @@ CANCELS_CAP = 4096
 TEXT_CAP = 4096
 ATTACH_CAP = 1024
 DEAD_CAP = 1024
+MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Streams in memory: entries in order of their ids, consumer groups with what they have not acknowledged yet."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from servicekit.bus.calls import Entry
+from servicekit.bus import calls as c
 
 EntryId = tuple[int, int]  # milliseconds, sequence number
 
@@ -59,7 +60,7 @@ class MemoryStream:
             self._drop_first(len(self._ids) - cap)
         return format_id(self._last)
 
-    def read(self, behind: bytes, count: int) -> list[Entry]:
+    def read(self, behind: bytes, count: int) -> list[c.Entry]:
         """Up to `count` entries behind an id; 0: all."""
         first = bisect_right(self._ids, parse_id(behind))
         return self._entries(self._ids[first : first + count if count else None])
@@ -74,7 +75,7 @@ class MemoryStream:
         """Deletes what lies before `min_id`."""
         self._drop_first(bisect_left(self._ids, parse_id(min_id)))
 
-    def read_group(self, group: bytes, consumer: bytes, count: int, now_ms: int) -> list[Entry]:
+    def read_group(self, group: bytes, consumer: bytes, count: int, now_ms: int) -> list[c.Entry]:
         """Up to `count` entries that the group has not seen; they are pending until acknowledged."""
         state = self._groups.setdefault(group, _Group())
         first = bisect_right(self._ids, state.last_delivered)
@@ -84,7 +85,7 @@ class MemoryStream:
             state.last_delivered = entry_id
         return self._entries(ids)
 
-    def reclaim(self, group: bytes, consumer: bytes, min_idle_ms: int, count: int, now_ms: int) -> list[Entry]:
+    def reclaim(self, group: bytes, consumer: bytes, min_idle_ms: int, count: int, now_ms: int) -> list[c.Entry]:
         """Hands long pending entries to `consumer` and forgets deleted ones, `count` of both together."""
         pending = self._groups.setdefault(group, _Group()).pending
         ids: list[EntryId] = []
@@ -111,5 +112,57 @@ class MemoryStream:
             del self._fields[entry_id]
         del self._ids[:num_entries]
 
-    def _entries(self, ids: Iterable[EntryId]) -> list[Entry]:
-        return [Entry(format_id(entry_id), dict(self._fields[entry_id])) for entry_id in ids]
+    def _entries(self, ids: Iterable[EntryId]) -> list[c.Entry]:
+        return [c.Entry(format_id(entry_id), dict(self._fields[entry_id])) for entry_id in ids]
+
+
+class MemoryStreams:
+    """All streams of one pool. `now_ms` is the server's clock, for entry ids."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._streams: dict[bytes, MemoryStream] = {}
+
+    def operations(self) -> dict[type[c.Call[Any]], Callable[[Any], Any]]:
+        """What is done here, by call."""
+        return {
+            c.Append: lambda call: self.add(call.stream, call.fields, call.cap),
+            c.Read: self._read,
+            c.ReadGroup: self._read_group,
+            c.Reclaim: self._reclaim,
+            c.Acknowledge: lambda call: self.acknowledge(call.stream, call.group, call.entry_id),
+            c.LastId: lambda call: self.get(call.stream).last_id,
+            c.Length: lambda call: len(self.get(call.stream)),
+            c.DropStream: lambda call: self.drop(call.stream),
+        }
+
+    def get(self, name: bytes) -> MemoryStream:
+        """The stream of a name, made when missing."""
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[bytes(name)] = MemoryStream()
+        return stream
+
+    def add(self, name: bytes, fields: Mapping[bytes, bytes], cap: int = 0) -> bytes:
+        """Adds an entry to a stream and answers its id."""
+        return self.get(name).add(fields, self._now_ms(), cap)
+
+    def acknowledge(self, name: bytes, group: bytes, entry_id: bytes) -> None:
+        """Acknowledges and deletes an entry."""
+        self.get(name).acknowledge(group, entry_id)
+        self.get(name).delete(entry_id)
+
+    def drop(self, name: bytes) -> None:
+        """Forgets a stream with its groups."""
+        self._streams.pop(name, None)
+
+    def _read(self, call: c.Read) -> dict[bytes, list[c.Entry]]:
+        found = {bytes(name): self.get(name).read(behind, call.count) for name, behind in call.streams.items()}
+        return {name: entries for name, entries in found.items() if entries}
+
+    def _read_group(self, call: c.ReadGroup) -> list[c.Entry]:
+        return self.get(call.stream).read_group(call.group, call.consumer, call.count, self._now_ms())
+
+    def _reclaim(self, call: c.Reclaim) -> list[c.Entry]:
+        stream = self.get(call.stream)
+        return stream.reclaim(call.group, call.consumer, call.min_idle_ms, call.count, self._now_ms())

@@ -97,6 +97,19 @@ local function reject(keys, args)
   return 1
 end
 
+local function request_id(fields)
+  for i = 1, #fields, 2 do
+    if fields[i] == '@REQUEST@' and #fields[i + 1] == 16 then
+      return fields[i + 1]
+    end
+  end
+end
+
+local function bury(prefix, stream, fields)
+  redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', '@DEAD_CAP@', '*', '@STREAM@', stream, '@WHY@', '@NO_REQUEST@',
+    unpack(fields, 1, math.min(#fields, 2 * @MAX_DEAD_FIELDS@)))
+end
+
 local function claim(keys, args)
   local prefix, sid, count, shard = keys[1], unpack(args)
   if not is_active(prefix, sid) then
@@ -110,9 +123,11 @@ local function claim(keys, args)
     end
     for _, entry in ipairs(head) do
       redis.call('XDEL', stream, entry[1])
-      local id = entry[2][2]
-      local key = request_key(prefix, id)
-      if redis.call('HGET', key, 'state') == 'READY' then
+      local id = request_id(entry[2])
+      local key = id and request_key(prefix, id)
+      if not id then
+        bury(prefix, stream, entry[2])
+      elseif redis.call('HGET', key, 'state') == 'READY' then
         redis.call('HSET', key, 'owner', sid)
         redis.call('SADD', prefix .. 'own:' .. sid, hex(id))
         open(prefix, key, id, shard)

@@ -208,6 +208,26 @@ def test_claim_passes_hints_that_lead_nowhere(flow: Flow) -> None:
     assert flow.connection.call(Length(flow.bus.keys.requests)) == 0
 
 
+def test_claim_buries_hints_that_hold_no_request(flow: Flow) -> None:
+    scheduler, keys = flow.session(), flow.bus.keys
+    poison: list[dict[bytes, bytes]] = [
+        {b"junk": AWKWARD},
+        {k.REQUEST: b"short", k.SENT_NS: b"1"},
+        {b"%d" % number: b"many fields" for number in range(9000)},
+    ]
+    flow.connection.execute([Append(keys.requests, fields) for fields in poison])
+    request_id = flow.ready()
+    flow.connection.call(Append(keys.requests, {k.SENT_NS: b"1", k.REQUEST: request_id}))
+    claimed = flow.connection.call(Claim(scheduler, 10, 0))
+    assert claimed is not None
+    assert ids(claimed) == [request_id]
+    assert flow.connection.call(Length(keys.requests)) == 0
+    buried = flow.fields(keys.dead)
+    head = {k.STREAM: keys.requests, k.WHY: k.NO_REQUEST}
+    assert buried[:2] == [head | poison[0], head | poison[1]]
+    assert (len(buried), len(buried[2])) == (3, len(head) + k.MAX_DEAD_FIELDS)
+
+
 def test_load_reads_requests_and_the_logs_of_their_shards(flow: Flow) -> None:
     scheduler, other = flow.session(), flow.session()
     first, second = flow.running(scheduler, shard=0), flow.running(scheduler, shard=11)
