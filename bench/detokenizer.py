@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from bench.machine import describe_machine
-from bench.prose import prose, train_tokenizer
+from bench.rig.machine import describe_machine
+from bench.rig.prose import prose, train_tokenizer
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
 from detokenizer_svc.shard import Shard

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.machine import describe_machine
-from bench.prose import prose, write_checkpoint
+from bench.rig.machine import describe_machine
+from bench.rig.prose import prose, write_checkpoint
 from penstock.v1 import common_pb2, requests_pb2
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer

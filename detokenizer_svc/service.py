@@ -266,7 +266,7 @@ class DetokenizerService:
 
     def _keep(self, session: Session) -> None:
         """Renews, confirms what is held, trims, and moves towards the fair share."""
-        self._keep_at_s = time.monotonic() + self._ttl_ms / 3000
+        self._keep_at_s = time.monotonic() + self._ttl_ms / 4000
         held = list(self._shards)
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]
