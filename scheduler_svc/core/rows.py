@@ -112,13 +112,14 @@ def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_id
     """
     taken = np.zeros(len(slots), np.int64)
     finishes = np.zeros(len(slots), np.uint8)
+    outputs = [worker.sequence_in(slot).output for slot in slots.tolist()]
     active = np.arange(len(slots))
     for depth in range(int(counts.max(initial=0))):
         active = active[(counts[active] > depth) & (finishes[active] == FinishReason.UNSPECIFIED)]
         here = slots[active]
         tokens = token_ids[offsets[active] + depth]
-        for slot, token_id in zip(here.tolist(), tokens.tolist(), strict=True):
-            worker.sequence_in(slot).output.append(token_id)
+        for row, token_id in zip(active.tolist(), tokens.tolist(), strict=True):
+            outputs[row].append(token_id)
         taken[active] += 1
         worker.chains[here] = chain.extend_columns(worker.chains[here], tokens)
         worker.received[here] += 1
