@@ -16,6 +16,7 @@ class Output:
         """Without prefixes the lines of children go through as they are: for JSON, which names its service itself."""
         self._stream = stream or sys.stderr
         self._prefixed = prefixed
+        self._is_heard = True
         self._width = 0
         self._prefixes: dict[str, str] = {}
         self.colored = (self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))) and "NO_COLOR" not in os.environ
@@ -38,9 +39,11 @@ class Output:
         self._write(f"{_BOLD}{line}{_PLAIN}" if self.colored else line)
 
     def _write(self, line: str) -> None:
+        if not self._is_heard:
+            return
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
         except BrokenPipeError:
             # Nobody reads any more; the pipeline goes on without being watched.
-            self._stream = open(os.devnull, "w")  # noqa: SIM115, PTH123
+            self._is_heard = False

@@ -94,29 +94,37 @@ class Replica:
     async def _live(self) -> int:
         """One life of the process; its exit status."""
         environ = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"FORCE_COLOR": "1"} if self._output.colored else {})
-        self._process = await asyncio.create_subprocess_exec(
-            *python_command(self.child),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environ,
-            # Ctrl-C in the terminal is the launcher's, which then stops its children in order.
-            start_new_session=True,
-        )
+        # A pipe of our own: asyncio's would let `wait` return only when whatever the process started has closed it too.
+        read_end, write_end = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *python_command(self.child),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environ,
+                # Ctrl-C in the terminal is the launcher's, which then stops its children in order.
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
         self._output.say(f"{self.child.name} started (pid {self._process.pid})")
         if self._stopping.is_set():  # meanwhile
             self.kill()
-        reader = asyncio.create_task(self._relay(self._process.stdout))
+        relaying = asyncio.create_task(self._relay(read_end))
         status = await self._process.wait()
-        # What it started itself must not outlive it, nor hold its output open.
+        # What it started itself must not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await reader
+        await relaying
         return status
 
-    async def _relay(self, stream: asyncio.StreamReader | None) -> None:
-        if stream is None:
-            return
+    async def _relay(self, read_end: int) -> None:
+        """Passes on lines until nobody holds the other end of the pipe."""
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", 0)
+        )
         rest = b""
         while chunk := await stream.read(_CHUNK_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -126,6 +134,7 @@ class Replica:
                 self._output.relay(self.child.name, line.decode(errors="replace").rstrip("\r"))
         if rest:
             self._output.relay(self.child.name, rest.decode(errors="replace"))
+        transport.close()
 
 
 def _cause(status: int) -> str:

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from penstock import __version__
+from penstock.cli import bench, main
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    for name in (
+        *("serve", "gateway", "tokenizer", "scheduler", "worker", "detokenizer"),
+        *("chat", "complete", "status", "bench"),
+    ):
+        assert f"\n  {name} " in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"penstock {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["frob"], ["status", "--frob"], ["gateway", "--frob"], ["chat", "--max-tokens=x"]]
+)
+def test_what_is_unknown_is_refused(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize("service", ["gateway", "tokenizer", "scheduler", "worker", "detokenizer"])
+def test_every_service_can_be_run_by_its_name(service: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([service, "--help"])
+    assert end.value.code == 0
+    assert f"usage: {service}_svc" in capsys.readouterr().out
+
+
+def test_bench_lists_and_runs_what_the_repository_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "speed.py").write_text(
+        '"""How fast.\n\nMore."""\nimport sys\nif __name__ == "__main__":\n    print(sys.argv[1:])\n    sys.exit(3)\n'
+    )
+    (tmp_path / "shared.py").write_text('"""Not a benchmark."""\n')
+    monkeypatch.setattr(bench, "FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", [])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["bench"]) == 0
+    shown = capsys.readouterr().out
+    assert "speed            How fast.\n" in shown
+    assert "shared" not in shown
+    assert main(["bench", "speed", "--steps", "5"]) == 3
+    assert capsys.readouterr().out == "['--steps', '5']\n"
+    assert main(["bench", "slow"]) == 2
+    assert "there is no 'slow'; there are speed" in capsys.readouterr().err

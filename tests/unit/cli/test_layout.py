@@ -1,0 +1,106 @@
+import pytest
+
+from penstock.launcher.layout import BUNDLED_NAME, Child, Launch, callable_address, children, free_ports, parse
+from servicekit.bus.calls import SessionKind
+
+URL = "unix:///tmp/server.sock"
+
+
+def launch(*argv: str, **environ: str) -> Launch:
+    return parse(argv, environ)
+
+
+def flag(child: Child, name: str) -> str | None:
+    """What a child is told last: that is what counts."""
+    values = [each.partition("=")[2] for each in child.flags if each.partition("=")[0] == name]
+    return values[-1] if values else None
+
+
+def test_one_process_of_each_service_by_default() -> None:
+    made = children(launch(), URL)
+    assert [child.module for child in made] == [
+        "gateway_svc", "tokenizer_svc", "scheduler_svc", "worker_svc", "detokenizer_svc",
+    ]  # fmt: skip
+    assert {flag(child, "--redis-url") for child in made} == {URL}
+    assert (made[0].http_address, made[0].grpc_address) == ("127.0.0.1:8000", "127.0.0.1:50051")
+    assert flag(made[0], "--served-model-name") == BUNDLED_NAME
+    assert flag(made[3], "--model") == flag(made[1], "--model") is not None
+
+
+def test_replicas_have_names_and_addresses_of_their_own() -> None:
+    made = children(launch("--workers=3", "--gateways=2", "--port=9000", "--grpc-port=9100"), URL)
+    assert len(made) == 8
+    assert [child.http_address for child in made[:2]] == ["127.0.0.1:9000", "127.0.0.1:9001"]
+    assert [child.grpc_address for child in made[:2]] == ["127.0.0.1:9100", "127.0.0.1:9101"]
+    assert len({child.name for child in made}) == len({flag(child, "--name") for child in made}) == 8
+    addresses = [flag(child, name) for child in made for name in ("--grpc-address", "--metrics-address")]
+    assert len(set(addresses)) == 16
+
+
+def test_a_flag_goes_to_every_service_that_has_it_and_to_no_other() -> None:
+    made = children(launch("--window=4", "--block-size=8", "--no-enable-prefix-caching", "--num-shards=2"), URL)
+    told = {child.kind: child.flags for child in made}
+    assert "--window=4" in told[SessionKind.SCHEDULER]
+    assert "--no-enable-prefix-caching" in told[SessionKind.SCHEDULER]
+    assert "--block-size=8" in told[SessionKind.WORKER]
+    assert "--block-size=8" not in told[SessionKind.SCHEDULER]
+    assert all("--num-shards=2" in flags for flags in told.values())
+
+
+def test_ranks_of_a_worker_share_its_name_and_meet_at_one_place() -> None:
+    made = [child for child in children(launch("--workers=2", "--world-size=2"), URL) if child.kind.value == "worker"]
+    assert [child.name for child in made] == ["worker-0.0", "worker-0.1", "worker-1.0", "worker-1.1"]
+    assert [flag(child, "--name") for child in made] == ["worker-0", "worker-0", "worker-1", "worker-1"]
+    assert [flag(child, "--rank") for child in made] == ["0", "1", "0", "1"]
+    meetings = [flag(child, "--distributed-address") for child in made]
+    assert meetings[0] == meetings[1] != meetings[2] == meetings[3]
+
+
+def test_names_are_unique_in_a_pool_that_others_share() -> None:
+    (name,) = {flag(child, "--name") for child in children(launch("--redis-url=redis://h:1"), "redis://h:1")[:1]}
+    assert name is not None
+    assert name.endswith("-gateway-0")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--workres=2"], "--workres"),
+        (["--workers=0"], "--workers='0'"),
+        (["--port=70000"], "--port='70000'"),
+        (["--block-size=some"], "--block-size='some'"),
+        (["--drain-timeout-s=-1"], "--drain-timeout-s='-1'"),
+        (["--name=x"], "--name"),
+        (["more"], "more"),
+    ],
+)
+def test_an_unknown_or_malformed_flag_is_named(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        launch(*argv)
+    assert end.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_the_environment_reaches_what_the_launcher_itself_decides_by_default() -> None:
+    asked = launch(PENSTOCK_DRAIN_TIMEOUT_S="3", PENSTOCK_LOG_FORMAT="json", PENSTOCK_SERVED_MODEL_NAME="mine")
+    assert (asked.drain_timeout_s, asked.log_format) == (3.0, "json")
+    assert flag(children(asked, URL)[0], "--served-model-name") == "mine"
+
+
+def test_help_shows_the_flags_of_all_services(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        launch("--help")
+    shown = capsys.readouterr().out
+    for name in ("--model", "--redis-url", "--workers", "--window", "--step-ms", "--max-body-bytes", "--result-ttl-s"):
+        assert name in shown
+
+
+def test_a_wildcard_is_called_on_this_machine() -> None:
+    assert callable_address("0.0.0.0:8000") == "127.0.0.1:8000"
+    assert callable_address("[::]:8000") == "127.0.0.1:8000"
+    assert callable_address("10.1.2.3:8000") == "10.1.2.3:8000"
+    assert children(launch("--host=::1"), URL)[0].http_address == "[::1]:8000"
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(50))) == 50

@@ -1,0 +1,144 @@
+"""One child of the launcher, with small programs in place of services."""
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from penstock.domain.errors import PenstockError
+from penstock.launcher import replica as replicas
+from penstock.launcher.layout import Child
+from penstock.launcher.output import Output
+from penstock.launcher.replica import Replica
+from servicekit.bus.calls import SessionKind
+
+CHILD = Child(SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "")
+SLEEP = "import time; print('up', flush=True); time.sleep(100)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+)
+
+
+class Fixture:
+    def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replicas, "python_command", lambda _child: [sys.executable, "-c", program])
+        monkeypatch.setattr(replicas, "FIRST_PAUSE_S", 0.02)
+        self.stream = io.StringIO()
+        self.replica = Replica(CHILD, Output(stream=self.stream))
+
+    @property
+    def said(self) -> str:
+        return self.stream.getvalue()
+
+    async def until(self, text: str, times: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while self.said.count(text) < times:
+                await asyncio.sleep(0.01)
+
+    def pids(self) -> list[int]:
+        return [int(line.split("(pid ")[1].rstrip(")")) for line in self.said.splitlines() if "(pid " in line]
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(coroutine)
+
+
+def test_what_a_child_writes_is_relayed_up_to_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; print('one'); print('x' * 200000); sys.stderr.write('no newline'); sys.exit(2)"
+    fixture = Fixture(program, monkeypatch)
+
+    async def test() -> None:
+        with pytest.raises(PenstockError, match="worker-0 cannot start \\(exit status 2\\)"):
+            await fixture.replica.run()
+        assert "worker-0 | one\n" in fixture.said
+        assert "x" * 200000 in fixture.said
+        assert "worker-0 | no newline\n" in fixture.said
+
+    run(test())
+
+
+def test_a_child_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        os.kill(fixture.pids()[0], signal.SIGKILL)
+        await fixture.until("| up", times=2)
+        assert "died (signal SIGKILL): starting it again in 0.02 s" in fixture.said
+        await fixture.replica.stop(5.0)
+        await asyncio.wait_for(life, 20)
+
+    run(test())
+
+
+def test_a_child_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture("raise SystemExit(1)", monkeypatch)
+
+    async def test() -> None:
+        with pytest.raises(PenstockError, match="exit status 1"):
+            await fixture.replica.run()
+        assert len(fixture.pids()) == replicas.MAX_FIRST_TRIES
+
+    run(test())
+
+
+def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(STUBBORN, monkeypatch)
+    monkeypatch.setattr(replicas, "KILL_AFTER_S", 0.05)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        await fixture.replica.stop(0.0)
+        assert "does not end: killing it" in fixture.said
+        await asyncio.wait_for(life, 20)
+        assert len(fixture.pids()) == 1
+
+    run(test())
+
+
+def test_what_a_child_started_does_not_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])\n"
+        "print('other', other.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    fixture = Fixture(program, monkeypatch)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| other")
+        other = int(fixture.said.split("other ")[1].split()[0])
+        os.kill(fixture.pids()[0], signal.SIGKILL)
+        await fixture.until("died")
+        async with asyncio.timeout(20):
+            while is_running(other):
+                await asyncio.sleep(0.01)
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 20)
+
+    run(test())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_nobody_is_ready_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+
+    async def test() -> None:
+        assert not await fixture.replica.is_ready()
+
+    run(test())
