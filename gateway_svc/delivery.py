@@ -148,8 +148,7 @@ class Delivery:
             except Exception:
                 # One client's reply must not take the others with it.
                 _logger.exception("delivery failed", request_id=format_request_id(row.request_id))
-                failure = PenstockError(ErrorCode.INTERNAL, "the gateway failed to write this reply; see its log")
-                self.fail(served.call, failure, CancelReason.CLIENT)
+                self._break(served.call)
 
     def close(self, call: Call, reason: CancelReason) -> None:
         """Nobody listens any more: what has not ended is cancelled."""
@@ -179,7 +178,7 @@ class Delivery:
         """A client asks for the end of a request, and of those submitted with it; whether there is such a request.
 
         Raises:
-            PenstockError: UNAVAILABLE: the server does not answer.
+            PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
         """
         served = self._served.get(request_id)
         ids = [request_id]
@@ -191,8 +190,11 @@ class Delivery:
         calls = [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in ids]
         try:
             known: list[bool] = await self._link.calls.execute(calls)
-        except (BusUnavailable, BusFull) as error:
+        except BusUnavailable as error:
+            self._link.lose()
             raise _unavailable() from error
+        except BusFull as error:
+            raise _full() from error
         return any(known)
 
     def attach_all(self) -> None:
@@ -344,6 +346,14 @@ class Delivery:
         if call.num_open == 0:
             self._forget(call)
             call.sink.end()
+
+    def _break(self, call: Call) -> None:
+        """Ends a call whose reply could not be written, if need be without a word."""
+        error = PenstockError(ErrorCode.INTERNAL, "the gateway failed to write this reply; see its log")
+        try:
+            self.fail(call, error, CancelReason.CLIENT)
+        except Exception:
+            _logger.exception("a client was not told of a failure")
 
     def _attached(self, served: Served, answer: Attachment) -> None:
         self._stats.num_attaches += 1

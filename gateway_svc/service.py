@@ -40,7 +40,7 @@ READ_BLOCK_MS = 1000
 READ_COUNT = 64  # batches in one read
 HOUSEKEEPING_S = 1.0
 STALLED_AFTER_S = 10.0
-HTTP_GRACE_S = 5
+HTTP_GRACE_S = 2  # for clients that do not read the end of their replies
 _logger = structlog.stdlib.get_logger(__name__)
 
 
@@ -144,24 +144,32 @@ class GatewayService:
         """Serves until all clients have their answers, or the time to drain is over.
 
         Raises:
-            PenstockError: the HTTP address cannot be listened on.
+            PenstockError: the HTTP address cannot be listened on, or the Redis server cannot be used.
         """
         listener = _listen(self._settings.http_address)
         self.http_port = listener.getsockname()[1]
+        _logger.info("listening", http_port=self.http_port)
+        try:
+            with listener:
+                await self._serve(listener, stop)
+        except BaseExceptionGroup as group:
+            if refusal := _first_refusal(group):
+                raise refusal from group
+            raise
+        await self._delivery.flush()
+        await self._link.close()
+
+    async def _serve(self, listener: socket.socket, stop: Stop) -> None:
         server = _Server(_uvicorn_config(self.http(make_registry(self.collectors()))))
         async with asyncio.TaskGroup() as group:
             http = group.create_task(server.serve(sockets=[listener]))
-            loops = [group.create_task(self._serve_bus())]
-            _logger.info("listening", http_port=self.http_port)
+            bus = group.create_task(self._serve_bus())
             await stop.wait_async()
             self._draining = self._delivery.draining = True
             await self._drain(stop)
             server.should_exit = True
             await http
-            for task in loops:
-                task.cancel()
-        await self._delivery.flush()
-        await self._link.close()
+            bus.cancel()
 
     async def _drain(self, stop: Stop) -> None:
         idle = asyncio.create_task(self._delivery.wait_idle())
@@ -190,7 +198,8 @@ class GatewayService:
             self._progress_ns = time.monotonic_ns()
             if not self._link.connected:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._link.wait_connected(), 1.0)
+                    async with asyncio.timeout(1.0):
+                        await self._link.wait_connected()
                 continue
             try:
                 if self._rerouted:
@@ -270,6 +279,16 @@ class GatewayService:
             return await read_pipeline(self._link.calls, self._bus.keys, self._settings.num_shards)
         except BusUnavailable as error:
             raise unavailable from error
+
+
+def _first_refusal(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
+    """What the operator is to be told, if that is why the group failed."""
+    for error in group.exceptions:
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (found := _first_refusal(error)):
+            return found
+    return None
 
 
 class _Server(uvicorn.Server):

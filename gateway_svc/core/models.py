@@ -1,6 +1,7 @@
 """Which model names are answered to."""
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from penstock.domain.errors import ErrorCode, PenstockError
 
@@ -44,9 +45,16 @@ class Catalogue:
 def catalogue(names: tuple[str, ...], workers: list[tuple[str, int]], started_s: int) -> Catalogue:
     """`workers` are (model, max_model_len) of those that registered; several that serve one model: the least length."""
     lengths: dict[str, int] = {}
-    for name, length in workers:
+    for model, length in workers:
+        name = served_name(model)
         lengths[name] = min(length, lengths.get(name, length))
     shortest = min(lengths.values(), default=0)
     if names:
         return Catalogue(tuple(ServedModel(name, lengths.get(name, shortest), started_s) for name in names))
     return Catalogue(tuple(ServedModel(name, length, started_s) for name, length in sorted(lengths.items())))
+
+
+def served_name(model: str) -> str:
+    """What clients call a model: the last part of a directory's path; a hub id as it is."""
+    path = PurePath(model)
+    return path.name if path.is_absolute() or model.startswith(".") else model

@@ -216,7 +216,9 @@ class AsyncMemoryConnection:
         try:
             while not answers[-1] and (left_s := deadline_s - time.monotonic()) > 0 and wait_s > 0:
                 try:
-                    await asyncio.wait_for(woken.wait(), left_s)
+                    # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the event.
+                    async with asyncio.timeout(left_s):
+                        await woken.wait()
                 except TimeoutError:
                     break
                 woken.clear()

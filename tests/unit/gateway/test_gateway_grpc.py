@@ -131,7 +131,7 @@ def test_a_deadline_travels_and_cancels(gateway: RunningGateway, stub: Stub) -> 
         list(stub.Generate(call(), timeout=0.5))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     (request,) = gateway.pipeline.incoming
-    assert 0 < request.header.deadline_unix_ns - request.header.arrival_unix_ns <= 500_000_000
+    assert 0 < request.header.deadline_unix_ns - request.header.arrival_unix_ns <= 600_000_000
     ((request_id, reason),) = gateway.pipeline.cancels()
     assert request_id == request.request_id
     assert reason in (1, 3)  # who notices first, the call or the timer

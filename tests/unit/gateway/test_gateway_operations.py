@@ -1,18 +1,23 @@
 """What operators ask a gateway, and how it ends."""
 
+import asyncio
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import httpx
 import pytest
 from conftest import RunningGateway
-from scripted_pipeline import ScriptedPipeline
+from scripted_pipeline import Incoming, ScriptedPipeline
 
+from gateway_svc.core.models import catalogue
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from penstock import __version__
-from penstock.domain.errors import PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus import MemoryBus
 from servicekit.bus.calls import Leave, Length, ListSessions
 from servicekit.lifecycle import Stop
@@ -81,6 +86,14 @@ def test_a_name_can_be_given_to_the_model(launch: Callable[..., RunningGateway])
         assert http.post("/v1/completions", json=BODY).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("model", "name"), [("/models/story-7b", "story-7b"), ("./story", "story"), ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")]
+)
+def test_a_model_is_called_by_its_directory_or_hub_id(model: str, name: str) -> None:
+    served = catalogue((), [(model, 100), (model, 90)], 5).models
+    assert [(each.name, each.max_model_len) for each in served] == [(name, 90)]
+
+
 def test_without_a_worker_the_gateway_is_not_ready_and_says_why() -> None:
     bus = MemoryBus()
     settings = GatewaySettings(http_address="127.0.0.1:0")
@@ -137,7 +150,34 @@ def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGatewa
 def test_an_address_in_use_is_told_to_the_operator(gateway: RunningGateway) -> None:
     settings = GatewaySettings(http_address=f"127.0.0.1:{gateway.service.http_port}")
     service = GatewayService(settings, MemoryBus())
-    import asyncio
-
     with pytest.raises(PenstockError, match="choose another http_address"):
         asyncio.run(service.run(Stop()))
+
+
+class UnusableBus(MemoryBus):
+    async def connect_async(self) -> NoReturn:
+        raise PenstockError(ErrorCode.INTERNAL, "the server wants a password")
+
+
+def test_a_server_that_cannot_be_used_is_told_to_the_operator() -> None:
+    service = GatewayService(GatewaySettings(http_address="127.0.0.1:0"), UnusableBus())
+    with pytest.raises(PenstockError, match="wants a password"):
+        asyncio.run(service.run(Stop()))
+
+
+def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        for _ in range(400):
+            request.send(request.row("z" * 16384))
+
+    gateway.pipeline.script = script
+    client = socket.create_connection(("127.0.0.1", gateway.service.http_port))
+    body = json.dumps({**BODY, "stream": True}).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    eventually(lambda: gateway.service.stats.num_lagging > 0, 30)
+    began_s = time.monotonic()
+    gateway.stop.end()
+    assert gateway.thread is not None
+    gateway.thread.join(20)
+    assert time.monotonic() - began_s < 4.5  # lifecycle gives up after 5
+    client.close()
