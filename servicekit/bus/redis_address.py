@@ -38,13 +38,14 @@ class RedisAddress:
         return commands
 
     def open_socket(self) -> socket.socket:
-        """A connected blocking socket.
+        """A connected socket; its timeout is that of connecting.
 
         Raises:
             OSError: the server cannot be reached.
         """
         if self.path:
             unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            unix.settimeout(CONNECT_TIMEOUT_S)
             try:
                 unix.connect(self.path)
             except OSError:
