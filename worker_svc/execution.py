@@ -74,6 +74,7 @@ class Execution:
             for name, body in (("launch", self._launch_all), ("publish", self._publish_all))
         ]
         self._waiting_since_ns = 0
+        self._is_ending = False
         self.failure: Failure | None = None  # an epoch that ended; the reader takes it away
         self.fatal: Exception | None = None  # the process should end
 
@@ -101,8 +102,10 @@ class Execution:
         self._plans.put(failure)
 
     def finish(self, seconds: float) -> bool:
-        """Take nothing more and wait at most so long until all is published; whether it was."""
-        self._plans.put(None)
+        """Take nothing more and wait at most so long until all is published; whether it was. May be called again."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._plans.put(None)
         until_s = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))

@@ -12,7 +12,7 @@ import penstock
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.v1 import results_pb2, status_pb2, worker_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
-from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, SessionKind
+from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
 from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
@@ -31,6 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _BLOCK_MS = 100  # how long a read waits for plans: the worker notices a failure or a signal that much later
 _STEP_STALLED_NS = 120 * 10**9  # a step that takes longer is no progress
+_FAILED_GRACE_S = 2.0  # for results that are done when something else failed
 _STATUS_INTERVAL_NS = 250_000_000
 _POSITION_BYTES = 64  # of an entry id, padded
 
@@ -174,19 +175,47 @@ class WorkerService:
         )
         execution.start()
         try:
+            self._serve(stop, loaded, execution)
+        except Exception:
+            # A device or another rank that hangs must not keep the process from ending.
+            execution.finish(_FAILED_GRACE_S)
+            raise
+        else:
+            loaded.close()
+        finally:
+            self._is_ready = False
+            results.close()
+            if self._session is not None:
+                self._session.leave()
+
+    def _serve(self, stop: Stop, loaded: LoadedWorker, execution: Execution) -> None:
+        try:
             self._enter(stop, loaded)
             while not stop.draining.is_set():
                 self._turn(execution)
         except Stopped:
             _log.info("told to end while the bus was away")
-        finally:
-            self._is_ready = False
-            while not execution.finish(1.0) and not stop.now.is_set():
-                self._progress_ns = time.monotonic_ns()
-            results.close()
-            if self._session is not None:
-                self._session.leave()
-            loaded.close()
+        while not execution.finish(_BLOCK_MS / 1000) and not stop.now.is_set():
+            self._stay_alive()
+        if execution.fatal is not None:
+            raise execution.fatal
+
+    def _stay_alive(self) -> None:
+        """Keep the session while the last plans are carried out."""
+        assert self._session is not None
+        renew = self._renewal()
+        try:
+            if renew is not None:
+                self._session.connection.call(renew)
+        except (BusUnavailable, BusFull) as error:
+            _log.warning("not renewed while draining", reason=str(error))
+
+    def _renewal(self) -> Renew | None:
+        assert self._session is not None
+        self._progress_ns = time.monotonic_ns()
+        if self._progress_ns - self._told_ns > _STATUS_INTERVAL_NS:
+            self._told_ns, self._told = self._progress_ns, self.status().SerializeToString()
+        return self._session.tick(self._progress_ns / 1e9, self._told)
 
     def _enter(self, stop: Stop, loaded: LoadedWorker) -> None:
         """Join the pool; ranks begin to read `steps` at the same entry."""
@@ -237,15 +266,12 @@ class WorkerService:
 
     def _turn(self, execution: Execution) -> None:
         assert self._session is not None
-        self._progress_ns = time.monotonic_ns()
         if execution.fatal is not None:
             raise execution.fatal
         if execution.failure is not None:
             failure, execution.failure = execution.failure, None
             self._begin_again(failure)
-        if self._progress_ns - self._told_ns > _STATUS_INTERVAL_NS:
-            self._told_ns, self._told = self._progress_ns, self.status().SerializeToString()
-        renew = self._session.tick(self._progress_ns / 1e9, self._told)
+        renew = self._renewal()
         calls: list[Call[Any]] = [Read({self._steps: self._position}, block_ms=_BLOCK_MS)]
         try:
             if renew is not None:

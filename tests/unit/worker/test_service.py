@@ -278,6 +278,22 @@ def test_draining_publishes_what_was_read_and_leaves(bus: MemoryBus) -> None:
     assert not any(worker.alive for worker in bus.connect().call(ListWorkers()))
 
 
+def test_a_worker_that_drains_for_long_keeps_its_session(bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(step_ms=500.0, session_ttl_s=1.0), bus), bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    for step in range(2, 5):
+        scheduler.send(step)
+    until(lambda: running.service.worker_status().step == 4)
+    running.service.drain()
+    for _ in range(4):
+        assert any(worker.alive for worker in bus.connect().call(ListWorkers()))
+        scheduler.results(1)
+    running.end()
+
+
 def test_what_cannot_be_loaded_is_raised_before_it_was_ready(bus: MemoryBus) -> None:
     service = WorkerService(settings(runner="model", model="/nowhere"), bus)
     with pytest.raises(PenstockError, match="/nowhere is not a checkpoint directory"):
