@@ -24,13 +24,12 @@ def configure(
     """Sends all logs of this process, from `level` on, to `stream` (standard error); `bound` is on every JSON line."""
     stream = stream or sys.stderr
     readable = log_format == "console" or (log_format == "auto" and stream.isatty())
-    stamp = {"fmt": "%H:%M:%S", "utc": False} if readable else {"fmt": "iso", "utc": True}
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         # Who reads along knows which process it is.
         _with({} if readable else bound),
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(**stamp),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if readable else "iso", utc=not readable),
         structlog.stdlib.ExtraAdder(),
     ]
     if readable:
