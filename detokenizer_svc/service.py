@@ -76,6 +76,7 @@ class DetokenizerService:
         self._progress_ns = 0
         self._ready = False
         self._draining = False
+        self._has_successor = False  # another detokenizer that stays
 
     @property
     def name(self) -> str:
@@ -128,7 +129,7 @@ class DetokenizerService:
         )
         try:
             session.connect()
-            while not self._is_drained(session, stop):
+            while not self._is_drained(stop):
                 self._turn(session, stop)
             self._flush(session)
         except Stopped:
@@ -138,18 +139,12 @@ class DetokenizerService:
                 self._forget(shard)
             session.leave()
 
-    def _is_drained(self, session: Session, stop: Stop) -> bool:
+    def _is_drained(self, stop: Stop) -> bool:
         if not stop.draining.is_set():
             return False
         self._draining = True
-        if stop.now.is_set() or not any(len(shard.detokenizer) for shard in self._shards.values()):
-            return True
-        try:
-            sessions = session.connection.call(ListSessions())
-        except BusUnavailable:
-            session.recover()
-            return False
-        return leases.has_successor(sessions, session.sid)
+        has_requests = any(len(shard.detokenizer) for shard in self._shards.values())
+        return stop.now.is_set() or self._has_successor or not has_requests
 
     def _flush(self, session: Session) -> None:
         try:
@@ -284,6 +279,7 @@ class DetokenizerService:
                 self._forget(self._shards[number])
         sessions: list[SessionInfo] = answers[-1]
         self._note_gateways(sessions)
+        self._has_successor = leases.has_successor(sessions, session.sid)
         share = leases.fair_share(self._settings.num_shards, sessions)
         self._give_back(session, leases.surplus(self._shards, share))
         self._trim(session)

@@ -259,6 +259,24 @@ def test_draining_waits_for_live_requests_if_nobody_else_can_take_them(pool: Poo
         assert text_of(pool.result(request_id)) == ANSWER
 
 
+def test_draining_hands_live_requests_to_another_detokenizer(pool: Pool) -> None:
+    first = pool.detokenizer_service(name="first", session_ttl_s=0.5)
+    second = pool.detokenizer_service(name="second", session_ttl_s=0.5)
+    ids = pool.ids(ANSWER)
+    with running(second):
+        with running(first) as stop:
+            eventually(lambda: first.stats().num_shards == second.stats().num_shards == 2)
+            live = [pool.open(number, shard=shard) for number, shard in enumerate(range(4), start=1)]
+            for shard, request_id in enumerate(live):
+                pool.commit(pool.rows(request_id, ids[:4]), shard)
+            eventually(lambda: first.stats().num_live_requests == second.stats().num_live_requests == 2)
+            stop.drain()
+            eventually(lambda: second.stats().num_live_requests == 4)
+        for shard, request_id in enumerate(live):
+            pool.commit(pool.rows(request_id, ids[4:], before=ids[:4], end=FinishReason.LENGTH), shard)
+            assert text_of(pool.result(request_id)) == ANSWER
+
+
 def test_text_for_a_gateway_that_left_is_not_written(pool: Pool) -> None:
     service = pool.detokenizer_service(session_ttl_s=0.5)
     stream = pool.bus.keys.text(GATEWAY)
