@@ -1,0 +1,1 @@
+"""What developers run: generators of code and of the bundled model."""
