@@ -1,7 +1,7 @@
 """One shard of the log: how far it is read, which requests are open in it, and what is to be done about its entries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
@@ -112,7 +112,8 @@ class Shard:
         for request_id in dict.fromkeys(concerned):
             failed = self.detokenizer.fail(request_id, value)
             effects.cancels += failed.cancels
-            effects.retirements += failed.retirements
+            # With the whole text of all samples: who has a part of it takes the rest and the ends.
+            effects.retirements += [replace(each, rows=each.result.rows()) for each in failed.retirements]
         return Taken(self._drop_ended(effects), poison=str(error))
 
     def _drop_ended(self, effects: Effects) -> Effects:

@@ -196,6 +196,21 @@ def test_rows_that_cannot_be_read_end_the_requests_they_concern(pool: Pool, dama
         assert hit in {hint.fields[k.REQUEST] for hint in hints}
 
 
+def test_damage_ends_all_samples_for_a_client_that_has_parts_of_them(pool: Pool) -> None:
+    ids = pool.ids(ANSWER)
+    stream = ClientStream(2)
+    with running(pool.detokenizer_service()):
+        request_id = pool.open(1, n=2)
+        pool.commit(pool.rows(request_id, ids[:4]))
+        for row in eventually(pool.read_text):
+            assert not isinstance(stream.accept(row), Refusal)
+        pool.commit(b"\xff\xff\xff")
+        for row in eventually(pool.read_text):
+            assert not isinstance(stream.accept(row), Refusal)
+    assert stream.ended
+    assert [state.num_tokens for state in stream.sequences] == [4, 0]
+
+
 def test_an_opening_that_cannot_be_read_ends_its_request(pool: Pool) -> None:
     with running(pool.detokenizer_service()):
         request_id = pool.submit_raw(b"d" * 16, b"\xff", b"\xff")
