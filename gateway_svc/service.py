@@ -168,6 +168,8 @@ class GatewayService:
             self._draining = self._delivery.draining = True
             await self._drain(stop)
             server.should_exit = True
+            if not (await asyncio.wait({http}, timeout=HTTP_GRACE_S))[0]:
+                server.abort_connections()
             await http
             bus.cancel()
 
@@ -297,6 +299,11 @@ class _Server(uvicorn.Server):
         """Signals belong to `servicekit.lifecycle`."""
         yield
 
+    def abort_connections(self) -> None:
+        """Lets go of clients that do not read; their handlers see a disconnect."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
 
 def _uvicorn_config(api: HttpApi) -> uvicorn.Config:
     return uvicorn.Config(
@@ -308,7 +315,6 @@ def _uvicorn_config(api: HttpApi) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=HTTP_GRACE_S,
     )
 
 
