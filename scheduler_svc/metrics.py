@@ -1,14 +1,16 @@
 """A scheduler's stats as Prometheus metrics."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from scheduler_svc.core.stats import SchedulerStats
-from servicekit.hops import cumulative
+from servicekit.hops import Hop, cumulative
 
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -28,20 +30,29 @@ class Sizes:
         self.total += size
 
 
+@dataclass(slots=True)
+class Meters:
+    """What the loop counts beside the core's stats."""
+
+    results: Hop = field(default_factory=lambda: Hop("results"))
+    requests: Hop = field(default_factory=lambda: Hop("requests"))
+    cancels: Hop = field(default_factory=lambda: Hop("cancels"))
+    batch_sequences: Sizes = field(default_factory=Sizes)
+    step_tokens: Sizes = field(default_factory=Sizes)
+    dead_letters: Counter[str] = field(default_factory=Counter)  # by stream
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The hops that a scheduler reads."""
+        return (self.results, self.requests, self.cancels)
+
+
 class SchedulerCollector(Collector):
     """`penstock_*` of a scheduler, read at each scrape."""
 
-    def __init__(
-        self,
-        stats: Callable[[], SchedulerStats],
-        batch_sequences: Sizes,
-        step_tokens: Sizes,
-        dead_letters: Mapping[str, int],
-    ) -> None:
+    def __init__(self, stats: Callable[[], SchedulerStats], meters: Meters) -> None:
         self._stats = stats
-        self._batch_sequences = batch_sequences
-        self._step_tokens = step_tokens
-        self._dead_letters = dead_letters
+        self._meters = meters
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
@@ -66,10 +77,10 @@ class SchedulerCollector(Collector):
         sequences.add_metric(["running"], stats.num_running_seqs)
         yield sequences
         yield from _worker_metrics(stats)
-        yield _histogram("penstock_batch_sequences", "Sequences of a step.", self._batch_sequences)
-        yield _histogram("penstock_step_tokens", "Tokens of a step.", self._step_tokens)
+        yield _histogram("penstock_batch_sequences", "Sequences of a step.", self._meters.batch_sequences)
+        yield _histogram("penstock_step_tokens", "Tokens of a step.", self._meters.step_tokens)
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
-        for stream, count in list(self._dead_letters.items()):
+        for stream, count in list(self._meters.dead_letters.items()):
             dead.add_metric([stream], count)
         yield dead
 

@@ -90,7 +90,7 @@ def test_a_stopped_sequence_leaves_while_its_sibling_goes_on() -> None:
         request_id = client.submit(1, prompt(1), n=2, max_tokens=20)
         until(lambda: service.stats().num_running_seqs > 0, "the admission")
         client.cancel(request_id, reason=2, sequence=1)
-        until(lambda: service.cancels_hop.histograms()[0][1] > 0, "the cancel")
+        until(lambda: service.meters.cancels.histograms()[0][1] > 0, "the cancel")
         worker.is_held.clear()
         client.wait((request_id, 0))
         assert client.tokens[request_id, 0] == expected(1, prompt(1), 20)
@@ -118,7 +118,7 @@ def test_a_bad_result_ends_the_epoch_and_the_service_goes_on(poison: bytes | str
         assert service.stats().num_requests == 0
         letters = client.dead_letters()
         assert [letter[keys.STREAM] for letter in letters] == ([] if poison == "error" else [b"results:w"])
-        assert service.dead_letters["results"] == len(letters)
+        assert service.meters.dead_letters["results"] == len(letters)
 
 
 def test_results_of_another_epoch_are_dropped() -> None:
@@ -147,7 +147,7 @@ def test_a_request_that_cannot_be_read_fails_alone(part: str) -> None:
         assert client.errors[bad].code == ErrorCode.INTERNAL
         assert client.tokens[good, 0] == expected(2, prompt(2))
         assert [letter[keys.STREAM] for letter in client.dead_letters()] == [b"requests"]
-        assert service.dead_letters["requests"] == 1
+        assert service.meters.dead_letters["requests"] == 1
 
 
 def test_a_malformed_cancel_is_buried() -> None:
@@ -155,7 +155,7 @@ def test_a_malformed_cancel_is_buried() -> None:
     with scheduler(bus) as service:
         client = Client(bus)
         client.connection.call(Append(bus.keys.cancels, {keys.REQUEST: b"r" * 16, keys.REASON: b"soon"}))
-        until(lambda: service.dead_letters["cancels"] == 1, "the dead letter")
+        until(lambda: service.meters.dead_letters["cancels"] == 1, "the dead letter")
         until(lambda: len(client.dead_letters()) == 1, "the dead letter's entry")
 
 
@@ -236,7 +236,7 @@ def test_two_schedulers_share_the_workers() -> None:
 
 
 def test_a_scheduler_without_a_worker_hands_its_requests_to_one_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.service.HAND_OVER_NS", 100_000_000)
+    monkeypatch.setattr("scheduler_svc.dispatch.HAND_OVER_NS", 100_000_000)
     bus = MemoryBus()
     other = b"o" * 16
     with scheduler(bus, "s1") as service:
@@ -312,4 +312,4 @@ def test_status_shows_what_is_held() -> None:
         assert len(table.block_ids) == len(table.ref_counts) == 3
         worker.is_held.clear()
         client.wait((request_id, 0))
-        assert np.isclose(service.step_tokens.total, 10 + 7)
+        assert np.isclose(service.meters.step_tokens.total, 10 + 7)

@@ -1,0 +1,339 @@
+"""Between bus and core: what was read goes to the core, what the core decides becomes calls to the bus."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import structlog
+
+from penstock.domain.errors import ErrorCode
+from penstock.domain.finish import CancelReason, RequestError
+from penstock.domain.rows import TokenRows
+from scheduler_svc.core.rows import select_rows
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.worker import StepError
+from scheduler_svc.metrics import Meters
+from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan
+from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.wire import (
+    History,
+    PoisonMessageError,
+    decode_request,
+    decode_result,
+    decode_worker_info,
+    encode_plan,
+    encode_rows,
+    failure_rows,
+    num_samples,
+    read_histories,
+)
+from servicekit.bus import keys
+from servicekit.bus.calls import (
+    Append,
+    Call,
+    Claim,
+    Commit,
+    Entry,
+    ListSessions,
+    ListWorkers,
+    Load,
+    Loaded,
+    Owned,
+    Pair,
+    Pairing,
+    Renew,
+    SessionInfo,
+    StoredRequest,
+    Take,
+    WorkerEntry,
+)
+from servicekit.bus.keys import Keys
+
+_log = structlog.stdlib.get_logger(__name__)
+
+CLAIM_COUNT = 64
+SURVEY_NS = 250_000_000
+SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
+HAND_OVER_NS = 5_000_000_000  # without a worker, while another scheduler has one
+MAX_HINTS = 4096
+
+
+class Pending(NamedTuple):
+    """A call to be written, and what is done with its answer."""
+
+    call: Call[Any]
+    answered: Callable[[Any], None] | None = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its answer leads to no work, so that it may come after a blocking read."""
+        return isinstance(self.call, Commit | Renew | Append)
+
+    def is_fenced(self, answer: Any) -> bool:
+        """Whether an answer says that the session is active no more."""
+        if isinstance(self.call, Commit | Renew):
+            return not answer
+        return isinstance(self.call, Claim | Owned | Load) and answer is None
+
+
+class Dispatcher:
+    """All that belongs to one session: it is begun anew when the session is lost."""
+
+    def __init__(self, settings: SchedulerSettings, names: Keys, sid: bytes, meters: Meters) -> None:
+        self.sid = sid
+        self.scheduler = Scheduler(settings.scheduling)
+        self.pairings = Pairings()
+        self.outbox: list[Pending] = []
+        self.is_leaving = False  # the requests are to be handed to others
+        self._num_shards = settings.num_shards
+        self._keys = names
+        self._meters = meters
+        self._shards: dict[bytes, int] = {}  # of the log, by request
+        self._rows: list[tuple[int, bytes]] = []  # (shard, TokenBatch) for the next commit
+        self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
+        self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
+        self._is_claim_due = True
+        self._survey_ns = self._sweep_ns = self._linked_ns = 0
+        self._next_shard = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no request is held and everything was told."""
+        return not self.scheduler.requests and not self.outbox and not self._rows
+
+    def send_again(self) -> None:
+        """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
+        repeated = (Commit, Append)
+        self.outbox = [each for each in self.outbox if isinstance(each.call, repeated)]
+        self.outbox.append(Pending(Owned(self.sid), self._found_owned))
+        self._survey_ns = 0
+        self._is_claim_due = True
+
+    def plan(self) -> None:
+        """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
+        now_ns = time.time_ns()
+        sid = self.sid
+        self._log_rows(self.scheduler.expire(now_ns))
+        plans = []
+        for name, link in self.pairings.links.items():
+            while (plan := self.scheduler.schedule(name, now_ns)) is not None:
+                self._meters.batch_sequences.observe(len(plan.slots))
+                self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
+                plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns())))
+        rows, self._rows = tuple(self._rows), []
+        if rows or plans:
+            first, *others = plans or [("", b"")]
+            self.outbox.append(Pending(Commit(sid, rows, *first)))
+            self.outbox += [Pending(Commit(sid, (), *each)) for each in others]
+
+    def look_around(self, *, is_draining: bool) -> None:
+        """What is due now and then: a survey of the pool, a claim."""
+        sid, now_ns = self.sid, time.monotonic_ns()
+        if now_ns >= self._survey_ns:
+            self._survey_ns = now_ns + SURVEY_NS
+            workers: list[WorkerEntry] = []
+            self.outbox.append(Pending(ListWorkers(), workers.extend))
+            self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
+        if now_ns >= self._sweep_ns:
+            self._sweep_ns, self._is_claim_due = now_ns + SWEEP_NS, True
+            self._forget_shards()
+        # Without any living worker requests are claimed too, so that their deadlines and cancels count.
+        can_serve = bool(self.pairings.links) or not self.pairings.is_worker_alive
+        if self._is_claim_due and can_serve and not is_draining and self.scheduler.has_room():
+            self._is_claim_due = False
+            self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, self._shard()), self._claimed))
+
+    def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
+        """What a read has brought, by stream."""
+        for link in list(self.pairings.links.values()):
+            for entry in entries.get(self._keys.results(link.worker), ()):
+                link.position = entry.entry_id
+                if not self._receive_result(link, entry):
+                    break
+        for entry in entries.get(self._keys.cancels, ()):
+            self._positions[self._keys.cancels] = entry.entry_id
+            self._receive_cancel(entry)
+        for entry in entries.get(self._keys.requests, ()):
+            self._positions[self._keys.requests] = entry.entry_id
+            self._is_claim_due = True
+            if len(self._hints) >= MAX_HINTS:
+                self._hints.clear()
+            self._hints[entry.fields.get(keys.REQUEST, b"")] = _number(entry, keys.SENT_NS)
+
+    def positions(self) -> dict[bytes, bytes]:
+        """The streams to read, and behind which entries."""
+        links = self.pairings.links.values()
+        return self._positions | {self._keys.results(link.worker): link.position for link in links}
+
+    # Results and cancels.
+
+    def _receive_result(self, link: Link, entry: Entry) -> bool:
+        """Apply one result; false if the epoch is over by it."""
+        now_ns, start_s = time.time_ns(), time.perf_counter()
+        stream = f"results:{link.worker}"
+        try:
+            received = decode_result(entry.fields.get(keys.PAYLOAD, b"\xff"))
+            if (received.session, received.incarnation) != (self.sid, link.incarnation):
+                return True
+            if received.error is not None:
+                _log.error("the worker ended the epoch", worker=link.worker, reason=received.error.message)
+                self._end_epoch(link.worker)
+                return False
+            rows = self.scheduler.apply(link.worker, received.result, now_ns)
+        except (PoisonMessageError, StepError) as error:
+            self._bury(stream, entry.fields, str(error))
+            self._end_epoch(link.worker)
+            return False
+        self._log_rows(rows, link.incarnation, received.result.step)
+        self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
+        return True
+
+    def _receive_cancel(self, entry: Entry) -> None:
+        now_ns, start_s = time.time_ns(), time.perf_counter()
+        try:
+            request_id = entry.fields[keys.REQUEST]
+            reason = CancelReason(int(entry.fields[keys.REASON]))
+            sequence = int(entry.fields.get(keys.SEQUENCE, b"-1"))
+        except (KeyError, ValueError) as error:
+            self._bury("cancels", entry.fields, f"not a cancel: {error!r}")
+            return
+        rows = self.scheduler.cancel(request_id, reason, now_ns, sequence if sequence >= 0 else None)
+        self._log_rows(rows)
+        self._meters.cancels.observe(_number(entry, keys.SENT_NS), now_ns, time.perf_counter() - start_s)
+
+    def _end_epoch(self, worker: str) -> None:
+        """The worker's sequences wait again; the worker is told by the next survey and begins anew."""
+        self.scheduler.remove_worker(worker)
+        self.pairings.end(worker)
+        self._survey_ns = 0
+
+    # Requests.
+
+    def _claimed(self, claimed: list[StoredRequest]) -> None:
+        self._is_claim_due = len(claimed) == CLAIM_COUNT
+        for request in claimed:
+            self._add(request)
+
+    def _found_owned(self, request_ids: list[bytes]) -> None:
+        unknown = [each for each in request_ids if each not in self.scheduler.requests]
+        if unknown:
+            self.outbox.append(Pending(Load(self.sid, tuple(unknown)), self._loaded))
+
+    def _taken(self, request_ids: list[bytes] | None) -> None:
+        if request_ids:
+            _log.info("took requests over", count=len(request_ids))
+            self._found_owned(request_ids)
+
+    def _loaded(self, loaded: Loaded) -> None:
+        """Go on with requests that another session began, behind what the log holds of them."""
+        wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
+        entries = [entry for log in loaded.log.values() for entry in log]
+        histories = read_histories([e.fields[keys.PAYLOAD] for e in entries if keys.PAYLOAD in e.fields], wanted)
+        for request in loaded.requests:
+            if not all(history.has_ended for history in histories[request.request_id]):
+                self._add(request, histories[request.request_id])
+
+    def _add(self, stored: StoredRequest, histories: Sequence[History] = ()) -> None:
+        """Hand a request to the core, with what another scheduler has logged of it, if one has."""
+        now_ns, start_s = time.time_ns(), time.perf_counter()
+        request_id = stored.request_id
+        self._shards[request_id] = stored.shard or 0
+        try:
+            request = decode_request(request_id, stored.header, stored.body, stored.meta)
+        except PoisonMessageError as error:
+            self._bury("requests", {keys.REQUEST: request_id}, str(error))
+            failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
+            self._log_rows(failure_rows(request_id, num_samples(stored.body), failure))
+            return
+        if any(history.token_ids or history.has_ended for history in histories):
+            request = dataclasses.replace(
+                request,
+                output_token_ids=tuple(np.array(history.token_ids, np.uint32) for history in histories),
+                ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
+            )
+        self._log_rows(self.scheduler.add(request, now_ns))
+        if stored.cancel_reason and request_id in self.scheduler.requests:
+            self._log_rows(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
+        sent_ns = self._hints.pop(request_id, now_ns)
+        self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
+
+    # Workers and other schedulers.
+
+    def _survey(self, workers: list[WorkerEntry], sessions: list[SessionInfo]) -> None:
+        sid, now_ns = self.sid, time.monotonic_ns()
+        for name in self.pairings.lost(workers, sid):
+            _log.warning("lost a worker; its sequences go on elsewhere", worker=name)
+            self.scheduler.remove_worker(name)
+            self.pairings.end(name)
+        for entry in self.pairings.to_end(workers, sid, now_ns):
+            plan = encode_plan(gap_plan(), sid, entry.incarnation, time.time_ns())
+            self.outbox.append(Pending(Commit(sid, (), entry.worker, plan)))
+        for name in self.pairings.to_pair(workers, sessions, sid):
+            self.outbox.append(Pending(Pair(sid, name), partial(self._paired, name)))
+        if self.pairings.links or not _serves_elsewhere(workers, sid):
+            self._linked_ns = now_ns
+            for dead in dead_schedulers(sessions, sid):
+                self.outbox.append(Pending(Take(sid, dead), self._taken))
+        elif self.scheduler.requests and now_ns - self._linked_ns > HAND_OVER_NS:
+            _log.warning("no worker is left for this scheduler: handing its requests to others")
+            self.is_leaving = True
+
+    def _paired(self, worker: str, pairing: Pairing | None) -> None:
+        if pairing is None or worker in self.pairings.links or self.pairings.has_ended(pairing.incarnation):
+            return
+        try:
+            offer = decode_worker_info(pairing.info)
+        except PoisonMessageError as error:
+            self._bury(f"worker:{worker}", {keys.PAYLOAD: pairing.info}, str(error))
+            self.pairings.refuse(pairing.incarnation)
+            return
+        self.pairings.begin(Link(worker, pairing.incarnation, offer, pairing.results_after))
+        self._log_rows(self.scheduler.add_worker(worker, offer.limits))
+        self._is_claim_due = True
+        _log.info("paired", worker=worker, model=offer.model, num_blocks=offer.limits.num_blocks)
+
+    # The log.
+
+    def _log_rows(self, rows: TokenRows, incarnation: bytes = b"", step: int = 0) -> None:
+        """Put rows into the next commit, each into the shard that its request was opened in."""
+        if not len(rows):
+            return
+        shards = [self._shards.get(request_id, 0) for request_id in rows.request_ids]
+        distinct = set(shards)
+        for shard in distinct:
+            part = rows if len(distinct) == 1 else select_rows(rows, np.array(shards) == shard)
+            payload = encode_rows(part, self.sid, incarnation, step, time.time_ns())
+            self._rows.append((shard, payload))
+
+    def _shard(self) -> int:
+        """The shard for the next requests: a worker's home, so that a step writes one shard, not all."""
+        self._next_shard += 1
+        homes = [link.offer.home_shard for link in self.pairings.links.values()]
+        shard = homes[self._next_shard % len(homes)] if homes else self._next_shard
+        return shard % self._num_shards
+
+    def _forget_shards(self) -> None:
+        """Of requests that have ended."""
+        if len(self._shards) > 2 * len(self.scheduler.requests) + MAX_HINTS:
+            held = self.scheduler.requests
+            self._shards = {request_id: shard for request_id, shard in self._shards.items() if request_id in held}
+
+    def _bury(self, stream: str, fields: Mapping[bytes, bytes], why: str) -> None:
+        """Keep what cannot be read, for the operator."""
+        _log.error("dead letter", stream=stream, why=why)
+        self._meters.dead_letters[stream.partition(":")[0]] += 1
+        letter = {**fields, keys.STREAM: stream.encode(), keys.WHY: why.encode()}
+        self.outbox.append(Pending(Append(self._keys.dead, letter, keys.DEAD_CAP)))
+
+
+def _number(entry: Entry, name: bytes) -> int:
+    """A decimal field that only measures; 0 if it is missing or malformed."""
+    text = entry.fields.get(name, b"")
+    return int(text) if text.isdigit() else 0
+
+
+def _serves_elsewhere(workers: list[WorkerEntry], sid: bytes) -> bool:
+    return any(entry.alive and entry.owner not in (None, sid) for entry in workers)
