@@ -98,6 +98,7 @@ class Dispatcher:
         self._is_claim_due = True
         self._survey_ns = self._sweep_ns = self._linked_ns = 0
         self._next_shard = 0
+        self._is_draining = False
 
     @property
     def is_done(self) -> bool:
@@ -132,6 +133,7 @@ class Dispatcher:
     def look_around(self, *, is_draining: bool) -> None:
         """What is due now and then: a survey of the pool, a claim."""
         sid, now_ns = self.sid, time.monotonic_ns()
+        self._is_draining = is_draining
         if now_ns >= self._survey_ns:
             self._survey_ns = now_ns + SURVEY_NS
             workers: list[WorkerEntry] = []
@@ -275,7 +277,7 @@ class Dispatcher:
             self.outbox.append(Pending(Pair(sid, name), partial(self._paired, name)))
         if self.pairings.links or not _serves_elsewhere(workers, sid):
             self._linked_ns = now_ns
-            for dead in dead_schedulers(sessions, sid):
+            for dead in () if self._is_draining else dead_schedulers(sessions, sid):
                 self.outbox.append(Pending(Take(sid, dead), self._taken))
         elif self.scheduler.requests and now_ns - self._linked_ns > HAND_OVER_NS:
             _log.warning("no worker is left for this scheduler: handing its requests to others")
