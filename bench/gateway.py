@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.machine import describe_machine
+from bench.rig.machine import describe_machine
 from penstock.domain import chain
 from penstock.v1 import common_pb2, results_pb2, text_pb2
 from servicekit.bus import Connection, open_bus
@@ -116,7 +116,7 @@ def _wait_ready(port: int) -> None:
 
 def _run(connection: Connection, keys: Keys, port: int, pid: int, options: argparse.Namespace) -> None:
     arguments = ["127.0.0.1", str(port), str(options.streams), str(options.tokens)]
-    clients = subprocess.Popen([sys.executable, "-m", "bench.streams", *arguments], stdout=subprocess.PIPE)
+    clients = subprocess.Popen([sys.executable, "-m", "bench.rig.streams", *arguments], stdout=subprocess.PIPE)
     request_ids: list[bytes] = []
     while len(request_ids) < options.streams:
         if clients.poll() is not None:

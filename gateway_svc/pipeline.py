@@ -1,14 +1,22 @@
 """The state of the whole pool, as `penstock status` shows it."""
 
-from google.protobuf.message import DecodeError
+from dataclasses import dataclass
 
-from penstock.v1 import status_pb2
 from servicekit.bus.calls import Length, ListSessions, ListWorkers, SessionInfo, SessionKind
 from servicekit.bus.interface import AsyncConnection
 from servicekit.bus.keys import Keys
 
 
-async def read_pipeline(connection: AsyncConnection, keys: Keys, num_shards: int) -> status_pb2.PipelineStatus:
+@dataclass(frozen=True, slots=True)
+class PipelineReading:
+    """What the bus says of a pool."""
+
+    pool: str
+    sessions: list[SessionInfo]
+    lengths: dict[str, int]  # entries by stream, named without the pool
+
+
+async def read_pipeline(connection: AsyncConnection, keys: Keys, num_shards: int) -> PipelineReading:
     """All sessions and the lengths of all streams.
 
     Raises:
@@ -27,25 +35,4 @@ async def read_pipeline(connection: AsyncConnection, keys: Keys, num_shards: int
         **{f"text:{each.name}": keys.text(each.sid) for each in sessions if each.kind is SessionKind.GATEWAY},
     }
     lengths = await connection.execute([Length(stream) for stream in names.values()])
-    return status_pb2.PipelineStatus(
-        pool=keys.pool,
-        sessions=[_session(each) for each in sessions],
-        streams=[
-            status_pb2.StreamStatus(stream=name, length=length) for name, length in zip(names, lengths, strict=True)
-        ],
-    )
-
-
-def _session(info: SessionInfo) -> status_pb2.SessionStatus:
-    try:
-        status = status_pb2.ServiceStatus.FromString(info.status)
-    except DecodeError:
-        status = status_pb2.ServiceStatus()  # of a version that speaks otherwise: it is shown without figures
-    return status_pb2.SessionStatus(
-        kind=info.kind.value,
-        name=info.name,
-        address=info.address,
-        alive=info.alive,
-        owned_requests=info.num_owned,
-        status=status,
-    )
+    return PipelineReading(keys.pool, sessions, dict(zip(names, lengths, strict=True)))

@@ -21,7 +21,7 @@ from gateway_svc.http import HttpApi
 from gateway_svc.intake import Intake
 from gateway_svc.link import Link
 from gateway_svc.metrics import GatewayCollector
-from gateway_svc.pipeline import read_pipeline
+from gateway_svc.pipeline import PipelineReading, read_pipeline
 from gateway_svc.servicer import InferenceServicer
 from gateway_svc.settings import GatewaySettings
 from penstock import __version__
@@ -273,7 +273,7 @@ class GatewayService:
     def _models(self) -> Catalogue:
         return self._catalogue
 
-    async def _pipeline(self) -> status_pb2.PipelineStatus:
+    async def _pipeline(self) -> PipelineReading:
         unavailable = PenstockError(ErrorCode.UNAVAILABLE, "the Redis server does not answer; ask again")
         if not self._link.connected:
             raise unavailable

@@ -12,6 +12,7 @@ from gateway_svc.core.models import Catalogue
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake
+from gateway_svc.pipeline import PipelineReading
 from gateway_svc.sinks import QueueSink
 from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.finish import CancelReason
@@ -31,7 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         intake: Intake,
         auth: OpenDoor,
         catalogue: Callable[[], Catalogue],
-        pipeline: Callable[[], Awaitable[status_pb2.PipelineStatus]],
+        pipeline: Callable[[], Awaitable[PipelineReading]],
         stats: GatewayStats,
         max_backlog_bytes: int,
     ) -> None:
@@ -94,7 +95,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: Context,  # noqa: ARG002
     ) -> status_pb2.PipelineStatus:
         """The state of the whole pipeline."""
-        return await self._pipeline()
+        return wire.pipeline_status(await self._pipeline())
 
     def _check(self, request: inference_pb2.GenerateCall, context: Context) -> Request:
         metadata = _metadata(context)

@@ -10,13 +10,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from gateway_svc.core.streams import SequenceState, split
+from gateway_svc.pipeline import PipelineReading
 from penstock.domain.chain import CHAIN_START
 from penstock.domain.errors import ErrorCode, invalid
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Message, Prompt, Request
 from penstock.domain.rows import REQUEST_ID_BYTES, TextRow, TokenLogprob
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2, results_pb2, text_pb2
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2, results_pb2, status_pb2, text_pb2
+from servicekit.bus.calls import SessionInfo
 
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
@@ -394,3 +396,27 @@ def decode_worker(info: bytes) -> tuple[str, int]:
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
     return message.model, message.max_model_len
+
+
+def pipeline_status(reading: PipelineReading) -> status_pb2.PipelineStatus:
+    """A pool's state as `GetPipeline` tells it."""
+    return status_pb2.PipelineStatus(
+        pool=reading.pool,
+        sessions=[_session_status(each) for each in reading.sessions],
+        streams=[status_pb2.StreamStatus(stream=name, length=length) for name, length in reading.lengths.items()],
+    )
+
+
+def _session_status(info: SessionInfo) -> status_pb2.SessionStatus:
+    try:
+        status = status_pb2.ServiceStatus.FromString(info.status)
+    except DecodeError:
+        status = status_pb2.ServiceStatus()  # of a version that speaks otherwise: it is shown without figures
+    return status_pb2.SessionStatus(
+        kind=info.kind.value,
+        name=info.name,
+        address=info.address,
+        alive=info.alive,
+        owned_requests=info.num_owned,
+        status=status,
+    )
