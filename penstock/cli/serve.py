@@ -5,8 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
-
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.launcher import pipeline
 from penstock.launcher.layout import BUNDLED_MODEL, Child, callable_address, parse
@@ -21,18 +19,18 @@ def main(argv: Sequence[str]) -> int:
         raise PenstockError(ErrorCode.INTERNAL, "this installation has no bundled model: name one with --model")
     if Path(model).is_absolute() and not Path(model).is_dir():
         raise PenstockError(ErrorCode.INTERNAL, f"--model {model}: there is no such directory")
-    return pipeline.run(launch, _invite)
+    return pipeline.run(launch, lambda children: _invite(launch.model_name, children))
 
 
-def _invite(children: list[Child]) -> None:
+def _invite(model: str, children: list[Child]) -> None:
     """Says where and how the pipeline can be called."""
     gateways = [child for child in children if child.kind is SessionKind.GATEWAY]
-    http = callable_address(gateways[0].http_address).replace("127.0.0.1", "localhost")
-    grpc = callable_address(gateways[0].grpc_address).replace("127.0.0.1", "localhost")
-    listed = httpx.get(f"http://{callable_address(gateways[0].http_address)}/v1/models", timeout=10.0, trust_env=False)
-    name = listed.raise_for_status().json()["data"][0]["id"]
-    body = {"model": name, "stream": True, "messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
-    print(f"\nPenstock serves {name}\n")
+    http, grpc = (
+        callable_address(address).replace("127.0.0.1", "localhost")
+        for address in (gateways[0].http_address, gateways[0].grpc_address)
+    )
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
+    print(f"\nPenstock serves {model}\n")
     for gateway in gateways:
         print(f"  OpenAI HTTP  http://{gateway.http_address}/v1")
         print(f"  gRPC         {gateway.grpc_address}  (penstock.v1.Inference)")

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import msgspec
 
 import penstock
+from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
-from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options
+from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options, split_address
 
 BUNDLED_MODEL = Path(penstock.__file__).parent / "bundled_model"
 BUNDLED_NAME = "penstock-bundled"  # what clients call it
@@ -97,6 +98,7 @@ class Launch:
     drain_timeout_s: float
     log_format: str
     world_size: int  # processes of one worker
+    model_name: str  # what clients call the model
 
     def count(self, kind: SessionKind) -> int:
         """How many processes of a service."""
@@ -146,6 +148,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         drain_timeout_s=values["drain_timeout_s"],
         log_format=values["log_format"],
         world_size=values["world_size"] or 1,
+        model_name=given["served_model_name"].partition(",")[0],
     )
 
 
@@ -197,6 +200,29 @@ def callable_address(address: str) -> str:
     """The address under which this machine calls a server that listens on `address`."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host.strip("[]") in WILDCARD_HOSTS else address
+
+
+def check_free(children: Iterable[Child]) -> None:
+    """Makes sure that nobody listens where the gateways are to: whoever answers there would be taken for them.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault): a port is taken, or the address is not one of this machine.
+    """
+    for child in children:
+        for what, address in (("port", child.http_address), ("grpc-port", child.grpc_address)):
+            if not address:
+                continue
+            host, port = split_address(address)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, port))
+                except OSError as error:
+                    raise PenstockError(
+                        ErrorCode.INTERNAL,
+                        f"{child.name} cannot listen on {address} ({error}): choose another --{what}",
+                    ) from error
 
 
 def free_ports(count: int) -> list[int]:

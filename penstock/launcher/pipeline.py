@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from penstock.launcher.layout import KINDS, Child, Launch, children
+from penstock.launcher.layout import KINDS, Child, Launch, check_free, children
 from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus.embedded import EmbeddedServer
@@ -43,6 +43,7 @@ class Pipeline:
         with ExitStack() as stack:
             url = self._launch.settings.redis_url or self._start_server(stack)
             made = children(self._launch, url)
+            check_free(made)
             self._replicas = [Replica(child, self._output) for child in made]
             lives = [asyncio.create_task(replica.run()) for replica in self._replicas]
             lives.append(asyncio.create_task(self._keep_server()))

@@ -100,3 +100,17 @@ def test_two_pipelines_of_several_replicas_share_a_server_but_no_pool(checkpoint
                 assert len(client.pipeline().sessions) == 5
     finally:
         server.close()
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(simulated: Served, checkpoint: Path) -> None:
+    for flag, address in (("--port", simulated.http_url), ("--grpc-port", simulated.grpc_address)):
+        said = refused(f"--model={checkpoint}", f"{flag}={address.rpartition(':')[2]}", *SIMULATED)
+        assert f"choose another {flag}" in said
+        assert "gateway-0 started" not in said
+
+
+def test_a_pipeline_that_still_waits_ends_as_well_as_one_that_serves(checkpoint: Path, tmp_path: Path) -> None:
+    with Served(tmp_path, f"--model={checkpoint}", "--redis-url=redis://127.0.0.1:1", *SIMULATED) as served:
+        wait_until(lambda: is_waiting(served, "worker"), 60, "waits")
+        served.process.terminate()
+        assert served.process.wait(60) == 0
