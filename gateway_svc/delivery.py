@@ -189,9 +189,8 @@ class Delivery:
         now_ns = time.time_ns()
         calls = [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in ids]
         try:
-            known: list[bool] = await self._link.calls.execute(calls)
+            known: list[bool] = await self._link.execute(calls)
         except BusUnavailable as error:
-            self._link.lose()
             raise _unavailable() from error
         except BusFull as error:
             raise _full() from error
@@ -231,10 +230,8 @@ class Delivery:
             if not calls:
                 continue
             try:
-                answers = await self._link.calls.execute(calls)
-            except (BusUnavailable, BusFull) as error:
-                if isinstance(error, BusUnavailable):
-                    self._link.lose()
+                answers = await self._link.execute(calls)
+            except (BusUnavailable, BusFull):
                 self._cancels = {**cancels, **self._cancels}
                 self._attaches = {each.request_id: each for each in attaches} | self._attaches
                 self._outbox.set()
@@ -257,7 +254,7 @@ class Delivery:
         cancels, self._cancels = self._cancels, {}
         if cancels and self._link.connected:
             try:
-                await self._link.calls.execute(list(cancels.values()))
+                await self._link.execute(list(cancels.values()))
             except (BusUnavailable, BusFull) as error:
                 _logger.warning("cancels were not sent: %s", error, num_requests=len(cancels))
 
@@ -276,9 +273,8 @@ class Delivery:
             request_id, tenant = request.header.request_id, request.header.tenant
             calls.append(Submit(request_id, tenant, header, body, digest, self._link.sid, now_ns, self._max_waiting))
         try:
-            outcomes: list[SubmitOutcome] = await self._link.calls.execute(calls)
+            outcomes: list[SubmitOutcome] = await self._link.execute(calls)
         except BusUnavailable as error:
-            self._link.lose()
             raise _unavailable() from error
         except BusFull as error:
             raise _full() from error
@@ -419,7 +415,7 @@ class Delivery:
 
 def _unavailable() -> PenstockError:
     return PenstockError(
-        ErrorCode.UNAVAILABLE, "the gateway has lost its Redis server and reconnects; send the request again"
+        ErrorCode.UNAVAILABLE, "the gateway cannot reach its Redis server at the moment; send the request again"
     )
 
 

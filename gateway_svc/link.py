@@ -2,13 +2,17 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import structlog
 
-from servicekit.bus.calls import DropStream, Hello, Leave, Renew, Revalidate, SessionKind
+from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
 
+R = TypeVar("R")
+
+ANSWER_S = 3.0  # after which a server that is connected and silent counts as gone
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between attempts, the last one repeated
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -33,17 +37,42 @@ class Link:
         """Whether the server answered last time and the session is active."""
         return self._up.is_set()
 
-    @property
-    def calls(self) -> AsyncConnection:
-        """The connection for calls; those in flight when the server goes away raise BusUnavailable."""
-        assert self._calls is not None, "the link was not opened"
-        return self._calls
+    async def call(self, call: Call[R]) -> R:
+        """As `execute`, for one call."""
+        return cast(R, (await self.execute((call,)))[0])
 
-    @property
-    def reads(self) -> AsyncConnection:
-        """The connection for blocking reads of the text stream."""
-        assert self._reads is not None, "the link was not opened"
-        return self._reads
+    async def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls; a server that does not answer soon counts as gone.
+
+        Raises:
+            BusUnavailable: the server is gone; what was sent may or may not have been done.
+            BusFull: the server is out of memory.
+        """
+        return await self._ask(self._calls, calls, ANSWER_S)
+
+    async def read(self, read: Read) -> dict[bytes, list[Entry]]:
+        """A blocking read, on a connection of its own.
+
+        Raises:
+            BusUnavailable: the server is gone.
+        """
+        answers = await self._ask(self._reads, (read,), ANSWER_S + read.block_ms / 1000)
+        return cast(dict[bytes, list[Entry]], answers[0])
+
+    async def _ask(
+        self, connection: AsyncConnection | None, calls: Sequence[Call[Any]], patience_s: float
+    ) -> list[Any]:
+        if connection is None:
+            raise BusUnavailable("the server was not reached yet")
+        try:
+            async with asyncio.timeout(patience_s):
+                return await connection.execute(calls)
+        except TimeoutError as error:
+            self.lose()
+            raise BusUnavailable(f"the server has not answered for {patience_s:g} s") from error
+        except BusUnavailable:
+            self.lose()
+            raise
 
     @property
     def text_stream(self) -> bytes:
@@ -57,11 +86,12 @@ class Link:
             try:
                 self._calls = self._calls or await self._bus.connect_async()
                 self._reads = self._reads or await self._bus.connect_async()
-                await self._calls.call(self._hello(create=True))
+                await self.call(self._hello(create=True))
             except (BusUnavailable, BusFull) as error:
                 await self._wait(attempt, error)
                 attempt += 1
             else:
+                self._lost.clear()
                 self._up.set()
                 return
 
@@ -91,7 +121,7 @@ class Link:
         """Leaves in order; what the server cannot be told any more, expires there."""
         try:
             if self.connected:
-                await self.calls.execute((DropStream(self.text_stream), Leave(self.sid)))
+                await self.execute((DropStream(self.text_stream), Leave(self.sid)))
         except (BusUnavailable, BusFull) as error:
             _logger.warning("left without a word to the bus: %s", error)
         self._up.clear()
@@ -101,7 +131,7 @@ class Link:
 
     async def _renew(self, status: bytes) -> bool:
         try:
-            return await self.calls.call(Renew(self.sid, self._ttl_ms, status))
+            return await self.call(Renew(self.sid, self._ttl_ms, status))
         except (BusUnavailable, BusFull) as error:
             _logger.warning("the bus does not answer: %s", error)
             return False
@@ -110,11 +140,11 @@ class Link:
         attempt = 0
         while True:
             try:
-                greeting = await self.calls.call(self._hello(create=False))
-                active = greeting.active or await self.calls.call(Revalidate(self.sid, self._ttl_ms))
+                greeting = await self.call(self._hello(create=False))
+                active = greeting.active or await self.call(Revalidate(self.sid, self._ttl_ms))
                 if not active:
                     self.sid = os.urandom(16)
-                    await self.calls.call(self._hello(create=True))
+                    await self.call(self._hello(create=True))
             except (BusUnavailable, BusFull) as error:
                 await self._wait(attempt, error)
                 attempt += 1

@@ -1,10 +1,13 @@
 """The state of the whole pool, as `penstock status` shows it."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from servicekit.bus.calls import Length, ListSessions, ListWorkers, SessionInfo, SessionKind
-from servicekit.bus.interface import AsyncConnection
+from servicekit.bus.calls import Call, Length, ListSessions, ListWorkers, SessionInfo, SessionKind
 from servicekit.bus.keys import Keys
+
+Execute = Callable[[Sequence[Call[Any]]], Awaitable[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,13 @@ class PipelineReading:
     lengths: dict[str, int]  # entries by stream, named without the pool
 
 
-async def read_pipeline(connection: AsyncConnection, keys: Keys, num_shards: int) -> PipelineReading:
+async def read_pipeline(execute: Execute, keys: Keys, num_shards: int) -> PipelineReading:
     """All sessions and the lengths of all streams.
 
     Raises:
         BusUnavailable: the server is gone.
     """
-    sessions, workers = await connection.execute((ListSessions(), ListWorkers()))
+    sessions, workers = await execute((ListSessions(), ListWorkers()))
     names = {
         "prompts": keys.prompts,
         "requests": keys.requests,
@@ -34,5 +37,5 @@ async def read_pipeline(connection: AsyncConnection, keys: Keys, num_shards: int
         **{f"results:{each.worker}": keys.results(each.worker) for each in workers},
         **{f"text:{each.name}": keys.text(each.sid) for each in sessions if each.kind is SessionKind.GATEWAY},
     }
-    lengths = await connection.execute([Length(stream) for stream in names.values()])
+    lengths = await execute([Length(stream) for stream in names.values()])
     return PipelineReading(keys.pool, sessions, dict(zip(names, lengths, strict=True)))

@@ -207,9 +207,8 @@ class GatewayService:
                 if self._rerouted:
                     await self._begin_reading()
                 wanted = Read({self._stream: self._position}, READ_COUNT, READ_BLOCK_MS)
-                entries = (await self._link.reads.call(wanted)).get(self._stream, [])
+                entries = (await self._link.read(wanted)).get(self._stream, [])
             except BusUnavailable:
-                self._link.lose()
                 continue
             self._answered_s = time.monotonic()
             for entry in entries:
@@ -219,7 +218,7 @@ class GatewayService:
     async def _begin_reading(self) -> None:
         """What stands in the stream already is asked for again by the re-attachments that follow."""
         self._stream = self._link.text_stream
-        self._position = await self._link.reads.call(LastId(self._stream))
+        self._position = await self._link.call(LastId(self._stream))
         self._rerouted = False
         self._delivery.attach_all()
 
@@ -241,7 +240,7 @@ class GatewayService:
         self.stats.num_dead_letters += 1
         fields = {**entry.fields, k.STREAM: b"text", k.WHY: why.encode()}
         try:
-            await self._link.calls.call(Append(self._bus.keys.dead, fields, k.DEAD_CAP))
+            await self._link.call(Append(self._bus.keys.dead, fields, k.DEAD_CAP))
         except (BusUnavailable, BusFull) as error:
             _logger.error("a dead letter was not kept: %s", error)  # noqa: TRY400  (the outage is told elsewhere)
         self._delivery.attach_all()
@@ -251,16 +250,13 @@ class GatewayService:
         while True:
             if self._link.connected:
                 self._delivery.probe(asyncio.get_running_loop().time())
-                try:
-                    workers, prompts, requests = await self._link.calls.execute(
+                with contextlib.suppress(BusUnavailable, BusFull):  # the link knows, and waits for the server
+                    workers, prompts, requests = await self._link.execute(
                         (ListWorkers(), Length(keys.prompts), Length(keys.requests))
                     )
-                except (BusUnavailable, BusFull):
-                    self._link.lose()
-                    continue
-                self._answered_s = time.monotonic()
-                self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
-                self.stats.queue_depths = {"prompts": prompts, "requests": requests}
+                    self._answered_s = time.monotonic()
+                    self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
+                    self.stats.queue_depths = {"prompts": prompts, "requests": requests}
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _make_catalogue(self, infos: list[bytes]) -> Catalogue:
@@ -278,7 +274,7 @@ class GatewayService:
         if not self._link.connected:
             raise unavailable
         try:
-            return await read_pipeline(self._link.calls, self._bus.keys, self._settings.num_shards)
+            return await read_pipeline(self._link.execute, self._bus.keys, self._settings.num_shards)
         except BusUnavailable as error:
             raise unavailable from error
 

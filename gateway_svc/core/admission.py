@@ -24,7 +24,7 @@ def admit(limits: Limits, *, num_streams: int, num_new: int, draining: bool, con
         raise PenstockError(ErrorCode.UNAVAILABLE, "this gateway is shutting down; send the request to another")
     if not connected:
         raise PenstockError(
-            ErrorCode.UNAVAILABLE, "the gateway has lost its Redis server and reconnects; send the request again"
+            ErrorCode.UNAVAILABLE, "the gateway cannot reach its Redis server at the moment; send the request again"
         )
     if limits.max_streams and num_streams + num_new > limits.max_streams:
         raise PenstockError(

@@ -1,6 +1,7 @@
 """What stands behind a gateway in these tests: it takes requests from the bus and says what a script wants."""
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -275,3 +276,15 @@ class ScriptedPipeline:
                     self._arrived.notify_all()
                 self.script(request)
             time.sleep(0.002)
+
+
+def with_logprobs(request: Incoming) -> None:
+    snow = "雪".encode()
+    first = TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf)), b"He", (b"He", b"Ho"))
+    half = TokenLogprob(7, -1.5, ((8, -0.25),), snow[:2], (b"x",))
+    rest = TokenLogprob(9, -2.0, ((9, -2.0),), snow[2:], (snow[2:],))
+    request.send(
+        request.row("He", [5], logprobs=[first]),
+    )
+    request.send(request.row("雪", [7, 9], logprobs=[half, rest]))
+    request.send(request.row("", [2], logprobs=[TokenLogprob(2, -0.125, (), b"<eos>")], finish=STOP))

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from conftest import RunningGateway
+import pytest
+from running_gateway import RunningGateway, eventually
 from scripted_pipeline import STOP, Incoming, Row, ScriptedPipeline
-from test_gateway_operations import eventually
 
+from gateway_svc.core.sse import SseFormat
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
+from penstock.domain.rows import TextRow
 from servicekit.bus import MemoryBus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Leave, ListSessions, SessionKind
@@ -106,6 +108,26 @@ def test_a_result_of_another_history_is_an_error_and_not_a_splice(gateway: Runni
     first, error = events(post(gateway))
     assert first["choices"][0]["text"] == "a"
     assert error["error"]["code"] == "stream_diverged"
+
+
+def test_a_reply_that_cannot_be_written_takes_no_other_with_it(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = SseFormat.chunk
+
+    def broken(self: SseFormat, choice: int, row: TextRow) -> bytes:
+        if row.text == "unlucky":
+            raise ZeroDivisionError
+        return chunk(self, choice, row)
+
+    monkeypatch.setattr(SseFormat, "chunk", broken)
+    gateway.pipeline.script = lambda request: request.say("unlucky")
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        reply = http.post("/v1/completions", json=BODY)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
+    gateway.pipeline.script = lambda request: request.say("lucky")
+    assert text_of(post(gateway)) == "lucky"
+    assert gateway.service.stats.num_streams == 0
 
 
 def test_an_unreadable_batch_is_buried_and_its_text_asked_for_again(gateway: RunningGateway) -> None:
@@ -249,7 +271,7 @@ def test_a_server_that_is_gone_is_told_at_once_and_streams_wait(gateway: Running
         with httpx.Client(base_url=gateway.url, timeout=5) as other:
             reply = other.post("/v1/completions", json=BODY)
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
-            assert "lost its Redis server" in reply.json()["error"]["message"]
+            assert "cannot reach its Redis server" in reply.json()["error"]["message"]
             assert other.delete("/v1/requests/" + "0" * 32).status_code == 503
             assert other.get("/ready").status_code == 503
         gateway.bus.start()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import RunningGateway
+from running_gateway import RunningGateway
 from scripted_pipeline import CANCELLED, ERROR, Incoming
 
 from gateway_svc.core.openai import parse_chat, parse_completion

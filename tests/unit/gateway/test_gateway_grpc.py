@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-from conftest import RunningGateway
-from scripted_pipeline import ERROR, LENGTH, STOP, Incoming, Row
-from test_gateway_openai import with_logprobs
-from test_gateway_operations import eventually
+from running_gateway import RunningGateway, eventually
+from scripted_pipeline import ERROR, LENGTH, STOP, Incoming, Row, with_logprobs
 
 from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
 

@@ -1,14 +1,11 @@
 """The real `openai` client against a gateway on a real port."""
 
-import math
 from collections.abc import Iterator
 
 import openai
 import pytest
-from conftest import RunningGateway
-from scripted_pipeline import LENGTH, STOP, Incoming
-
-from penstock.domain.rows import TokenLogprob
+from running_gateway import RunningGateway
+from scripted_pipeline import LENGTH, STOP, Incoming, with_logprobs
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -118,18 +115,6 @@ def test_prompts_as_token_ids(
     client.completions.create(model="tiny", prompt=prompt)
     packed = [request.body.token_ids.ids for request in gateway.pipeline.incoming]
     assert sorted(list(memoryview(ids).cast("I")) for ids in packed) == sorted(expected)
-
-
-def with_logprobs(request: Incoming) -> None:
-    snow = "雪".encode()
-    first = TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf)), b"He", (b"He", b"Ho"))
-    half = TokenLogprob(7, -1.5, ((8, -0.25),), snow[:2], (b"x",))
-    rest = TokenLogprob(9, -2.0, ((9, -2.0),), snow[2:], (snow[2:],))
-    request.send(
-        request.row("He", [5], logprobs=[first]),
-    )
-    request.send(request.row("雪", [7, 9], logprobs=[half, rest]))
-    request.send(request.row("", [2], logprobs=[TokenLogprob(2, -0.125, (), b"<eos>")], finish=STOP))
 
 
 def test_chat_logprobs(gateway: RunningGateway, client: openai.OpenAI) -> None:

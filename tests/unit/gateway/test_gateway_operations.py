@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import httpx
 import pytest
-from conftest import RunningGateway
+from running_gateway import RunningGateway, eventually
 from scripted_pipeline import Incoming, ScriptedPipeline
 
 from gateway_svc.core.models import catalogue
@@ -23,13 +23,6 @@ from servicekit.bus.calls import Leave, Length, ListSessions
 from servicekit.lifecycle import Stop
 
 BODY = {"model": "tiny", "prompt": "x"}
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_health_ready_version(http: httpx.Client) -> None:

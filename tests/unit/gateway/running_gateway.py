@@ -1,0 +1,78 @@
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import uvloop
+from scripted_pipeline import ScriptedPipeline
+
+from gateway_svc.service import GatewayService
+from penstock.v1 import inference_pb2_grpc
+from servicekit.bus import MemoryBus
+from servicekit.lifecycle import Stop
+from servicekit.rpc import RpcServer, RpcService
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@dataclass
+class RunningGateway:
+    """A gateway with its servers, in a thread of its own."""
+
+    bus: MemoryBus
+    pipeline: ScriptedPipeline
+    service: GatewayService
+    stop: Stop = field(default_factory=Stop)
+    grpc_port: int = 0
+    thread: threading.Thread | None = None
+    failure: BaseException | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.service.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    def start(self) -> None:
+        started = threading.Event()
+
+        async def serve() -> None:
+            add = inference_pb2_grpc.add_InferenceServicer_to_server
+            server = RpcServer([RpcService("penstock.v1.Inference", add, self.service.servicer())])
+            self.grpc_port = await server.start("127.0.0.1:0")
+            run = asyncio.create_task(self.service.run(self.stop))
+            while not self.service.is_ready() and not run.done():
+                await asyncio.sleep(0.005)
+            started.set()
+            try:
+                await run
+            finally:
+                await server.stop(1)
+
+        def body() -> None:
+            try:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(serve())
+            except BaseException as error:  # noqa: BLE001  (raised by `close`)
+                self.failure = error
+                started.set()
+
+        self.thread = threading.Thread(target=body, daemon=True)
+        self.thread.start()
+        assert started.wait(20)
+
+    def close(self) -> None:
+        self.stop.end()
+        assert self.thread is not None
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
