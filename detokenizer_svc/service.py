@@ -128,7 +128,7 @@ class DetokenizerService:
             stop=stop.now,
         )
         try:
-            session.connect()
+            session.connect(stop.draining)
             while not self._is_drained(stop):
                 self._turn(session, stop)
             self._flush(session)

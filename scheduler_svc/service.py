@@ -138,7 +138,7 @@ class SchedulerService:
             stop=stop.now,
         )
         try:
-            self._session.connect()
+            self._session.connect(stop.draining)
             self._begin()
             self._is_connected = True
             while not stop.now.is_set():

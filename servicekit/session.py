@@ -80,13 +80,16 @@ class Session:
             raise BusUnavailable("the session is not connected")
         return self._connection
 
-    def connect(self) -> None:
+    def connect(self, stop: threading.Event | None = None) -> None:
         """Connects and says hello; waits for the bus as long as it takes.
+
+        Args:
+            stop: ends this wait instead of the session's own event: nothing is in flight yet that had to be finished.
 
         Raises:
             Stopped: the stop event was set meanwhile.
         """
-        self.recover()
+        self._reach(stop or self._stop)
 
     def tick(self, now_s: float, status: bytes = b"") -> Renew | None:
         """The renewal to send now, if half of the TTL went by since the last one. If it answers False: `recover`.
@@ -108,10 +111,13 @@ class Session:
         Raises:
             Stopped: the stop event was set meanwhile.
         """
+        return self._reach(self._stop)
+
+    def _reach(self, stop: threading.Event) -> Recovery:
         pause_s = _FIRST_PAUSE_S
         logged_s = float("-inf")
         waiting_since_s = time.monotonic()
-        while not self._stop.is_set():
+        while not stop.is_set():
             try:
                 if self._connection is None:
                     self._connection = self._bus.connect()
@@ -123,7 +129,7 @@ class Session:
                 if now_s - logged_s >= 1.0:
                     logged_s = now_s
                     _log.warning("waiting_for_bus", waited_s=round(now_s - waiting_since_s, 1), reason=str(error))
-                self._stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
+                stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 recovery = Recovery(self._is_lost, self._is_new_run)

@@ -135,7 +135,7 @@ class TokenizerService:
             stop=stop.now,
         )
         try:
-            session.connect()
+            session.connect(stop.draining)
             self._ready = True
             while not stop.draining.is_set():
                 self._turn(session, may_read=True)

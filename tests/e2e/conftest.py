@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, write_checkpoint
+from served import SIMULATED, Served, write_checkpoint
 
 from penstock.launcher.layout import BUNDLED_MODEL
-
-SIMULATED = ("--runner=simulated", "--num-blocks=2048", "--max-num-seqs=64")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import SIMULATED
-from served import Served, expected, wait_until
+from served import SIMULATED, Served, expected, wait_until
 
 from penstock.client import Delta
 from penstock.domain.errors import Fault, PenstockError

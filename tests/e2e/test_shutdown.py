@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SIMULATED
-from served import Served, expected, is_running, wait_until
+from served import SIMULATED, Served, expected, is_running, wait_until
 
 from penstock.client import Delta
 from penstock.domain.params import SamplingParams

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SIMULATED
-from served import ROOT, SERVER, Served, wait_until
+from served import ROOT, SERVER, SIMULATED, Served, wait_until
 
 from penstock.client import Client
 from penstock.domain.params import SamplingParams
