@@ -51,6 +51,12 @@ def ask(url: str, *command: str) -> str:
     return " ".join(reply) if isinstance(reply, list) else str(reply)
 
 
+def write_everything(url: str) -> None:
+    """The server has given to the operating system what it acknowledged. With `everysec` it puts that off for up to two
+    seconds while an fsync hangs, and a kill in that time loses it."""
+    assert ask(url, "CONFIG", "SET", "appendfsync", "always") == "OK"
+
+
 @dataclass
 class Flow:
     """A pool and one connection to it."""

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from bus_flow import Flow
+from bus_flow import Flow, write_everything
 
 from servicekit.bus import Bus, MemoryBus, open_bus
 from servicekit.bus.embedded import EmbeddedServer, find_server
@@ -82,6 +82,7 @@ def outage(request: pytest.FixtureRequest, pool: str, tmp_path: Path) -> Iterato
 
     def kill() -> None:
         assert server.pid is not None
+        write_everything(server.url)
         os.kill(server.pid, signal.SIGKILL)
         while server.exit_code() is None:
             time.sleep(0.005)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bus_flow import write_everything
 
 from penstock.domain.errors import Fault, PenstockError
 from servicekit.bus import embedded, open_bus
@@ -40,6 +41,7 @@ def test_data_outlasts_a_stop_and_a_kill(tmp_path: Path, port: int | None) -> No
             assert server.exit_code() == 0
         else:
             assert server.pid is not None
+            write_everything(url)
             os.kill(server.pid, signal.SIGKILL)
             while server.exit_code() is None:
                 time.sleep(0.005)

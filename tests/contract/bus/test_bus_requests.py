@@ -478,6 +478,19 @@ def test_an_acknowledged_hint_is_gone(flow: Flow) -> None:
     assert flow.connection.call(Reclaim(keys.prompts, k.TOKENIZERS, b"tokenizer-2", 0, 10)) == []
 
 
+def test_finished_hints_do_not_stand_before_those_that_wait(flow: Flow) -> None:
+    keys = flow.bus.keys
+    request_ids = [flow.submitted() for _ in range(3)]
+    first, second, third = flow.hints()
+    flow.connection.execute(
+        [
+            Tokenized(request_ids[0], first.entry_id, b"meta", 1),
+            Acknowledge(keys.prompts, k.TOKENIZERS, second.entry_id),
+        ]
+    )
+    assert flow.connection.call(Reclaim(keys.prompts, k.TOKENIZERS, b"tokenizer-2", 0, 1)) == [third]
+
+
 def test_each_hint_goes_to_one_tokenizer_until_it_waited_too_long(flow: Flow) -> None:
     keys = flow.bus.keys
     first, second = flow.submitted(), flow.submitted()
