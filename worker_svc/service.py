@@ -3,14 +3,14 @@
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client.registry import Collector
 
 import penstock
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import results_pb2, status_pb2, worker_pb2
+from penstock.v1 import status_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
 from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
@@ -26,6 +26,9 @@ from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.metrics import WorkerCollector
 from worker_svc.results import ResultStream
 from worker_svc.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from penstock.v1 import worker_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -54,7 +57,7 @@ class WorkerService:
         self._is_ready = False
         self._loaded: LoadedWorker | None = None
         self._execution: Execution | None = None
-        self._info = results_pb2.WorkerInfo()
+        self._info = wire.WorkerInfo()  # once loaded: what is registered
         self._told, self._told_ns = b"", 0  # the status that the pool gets, and when it was made
         self._stop: Stop | None = None
         self._position = b"0-0"  # of the last entry of `steps` that was read
@@ -115,17 +118,17 @@ class WorkerService:
             hops=[self._hop.status(time.time_ns())],
         )
 
-    def worker_status(self) -> worker_pb2.WorkerStatus:
+    def worker_status(self) -> "worker_pb2.WorkerStatus":
         """What the control service answers."""
-        return worker_pb2.WorkerStatus(
-            service=self.status(),
-            info=self._info,
+        return wire.worker_status(
+            self.status(),
+            self._info,
             incarnation=self._session.sid if self._session is not None else b"",
             step=self._tracker.step,
             plans_queued=self._num_queued(),
         )
 
-    def memory_profile(self) -> worker_pb2.MemoryProfile:
+    def memory_profile(self) -> "worker_pb2.MemoryProfile":
         """How the memory is used.
 
         Raises:

@@ -1,6 +1,7 @@
 """Protobuf to domain and back: plans, results, and what a worker says of itself."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -8,9 +9,11 @@ from google.protobuf.message import DecodeError
 from penstock.domain.errors import PenstockError
 from penstock.domain.params import Sampling
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, worker_pb2
+from penstock.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2, worker_pb2
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
+
+WorkerInfo: TypeAlias = results_pb2.WorkerInfo  # what a worker registers
 
 _ID_BYTES = 16
 _ABSENT = Sampling()
@@ -90,9 +93,9 @@ def encode_failure(step: int, error: PenstockError, session: bytes, incarnation:
     return message.SerializeToString()
 
 
-def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int, device: str) -> results_pb2.WorkerInfo:
+def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int, device: str) -> WorkerInfo:
     """What a worker registers."""
-    return results_pb2.WorkerInfo(
+    return WorkerInfo(
         model=model,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -102,6 +105,15 @@ def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int,
         home_shard=home_shard,
         world_size=world_size,
         device=device,
+    )
+
+
+def worker_status(
+    service: status_pb2.ServiceStatus, info: WorkerInfo, *, incarnation: bytes, step: int, plans_queued: int
+) -> worker_pb2.WorkerStatus:
+    """A penstock.v1.WorkerStatus."""
+    return worker_pb2.WorkerStatus(
+        service=service, info=info, incarnation=incarnation, step=step, plans_queued=plans_queued
     )
 
 
