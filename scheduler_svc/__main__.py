@@ -17,7 +17,8 @@ from servicekit.settings import load
 def main(argv: Sequence[str]) -> int:
     """Runs one scheduler until it is told to end; the exit status."""
     settings = load(SchedulerSettings, argv, os.environ)
-    service = SchedulerService(settings, open_bus(settings.redis_url, settings.pool))
+    bus = open_bus(settings.redis_url, settings.pool, busy_poll_s=settings.busy_poll_us * 1e-6)
+    service = SchedulerService(settings, bus)
     rpc = RpcService(
         "penstock.v1.Scheduler",
         scheduler_pb2_grpc.add_SchedulerServicer_to_server,

@@ -1,5 +1,6 @@
 """What a scheduler can be told."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -7,6 +8,10 @@ import msgspec
 
 from scheduler_svc.core.scheduler import SchedulerConfig
 from servicekit.settings import ServiceSettings
+
+# Steps of half a millisecond leave no time for a wake-up; where cores are few, others need the one that polls.
+BUSY_POLL_US = 500
+BUSY_POLL_CORES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,10 @@ class SchedulerSettings(ServiceSettings):
     )
     max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
+    )
+    busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
+        default_factory=lambda: BUSY_POLL_US if (os.cpu_count() or 1) >= BUSY_POLL_CORES else 0,
+        metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},
     )
 
     @property

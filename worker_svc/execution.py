@@ -1,4 +1,8 @@
-"""Two threads: one launches plans in the order in which they came, one publishes what each produced."""
+"""Launches plans in the order in which they came, and a thread publishes what each produced.
+
+Where a launch only starts the step, the reader launches: a thread of its own would cost a wake-up in each step. On a
+CPU a launch is the whole step; there a second thread launches, so that the reader can keep the session meanwhile.
+"""
 
 import threading
 import time
@@ -54,7 +58,15 @@ class Execution:
     What is launched depends only on the order of submission, never on timing: all ranks of a worker launch the same.
     """
 
-    def __init__(self, runner: Runner, publish: Callable[[bytes], None], stats: WorkerStats, *, is_alone: bool) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        publish: Callable[[bytes], None],
+        stats: WorkerStats,
+        *,
+        is_alone: bool,
+        launches_apart: bool = True,
+    ) -> None:
         """Nothing runs yet.
 
         Args:
@@ -62,11 +74,14 @@ class Execution:
             publish: takes a penstock.v1.StepResult; called from one thread.
             stats: counts what ends.
             is_alone: there are no other ranks, which would wait for ever for one whose launch failed.
+            launches_apart: a thread of its own launches; else `submit` does.
         """
         self._runner = runner
         self._publish = publish
         self._stats = stats
         self._is_alone = is_alone
+        self._launches_apart = launches_apart
+        self._over: set[bytes] = set()  # incarnations whose epoch failed: their plans are not carried out any more
         self._plans: SimpleQueue[_Plan | Failure | None] = SimpleQueue()
         self._launched: SimpleQueue[_Launched | Failure | None] = SimpleQueue()
         self._threads = [
@@ -94,12 +109,22 @@ class Execution:
             thread.start()
 
     def submit(self, epoch: Epoch, plan: StepPlan) -> None:
-        """Carry out `plan` behind those submitted before."""
-        self._plans.put(_Plan(epoch, plan))
+        """Carry out `plan` behind those submitted before.
+
+        Raises:
+            DeviceError: the device failed; only where `submit` launches.
+        """
+        self._take(_Plan(epoch, plan))
 
     def fail(self, failure: Failure) -> None:
         """End an epoch once what was submitted before is done."""
-        self._plans.put(failure)
+        self._take(failure)
+
+    def _take(self, item: _Plan | Failure) -> None:
+        if self._launches_apart:
+            self._plans.put(item)
+        else:
+            self._launch(item)
 
     def finish(self, seconds: float) -> bool:
         """Take nothing more and wait at most so long until all is published; whether it was. May be called again."""
@@ -120,27 +145,29 @@ class Execution:
             self._launched.put(None)
 
     def _launch_all(self) -> None:
-        over: set[bytes] = set()  # incarnations whose epoch failed: their plans are not carried out any more
         while (item := self._plans.get()) is not None:
-            if item.epoch is not None and item.epoch.incarnation in over:
-                continue
-            if isinstance(item, Failure):
-                if item.epoch is not None:
-                    over.add(item.epoch.incarnation)
-                self._launched.put(item)
-                continue
-            try:
-                pending = self._runner.launch(item.plan)
-            except DeviceError:
+            self._launch(item)
+
+    def _launch(self, item: _Plan | Failure) -> None:
+        if item.epoch is not None and item.epoch.incarnation in self._over:
+            return
+        if isinstance(item, Failure):
+            if item.epoch is not None:
+                self._over.add(item.epoch.incarnation)
+            self._launched.put(item)
+            return
+        try:
+            pending = self._runner.launch(item.plan)
+        except DeviceError:
+            raise
+        except Exception as error:
+            # A plan that is not consistent is refused on all ranks alike; anything else may have hit this one only.
+            if not self._is_alone and not isinstance(error, PenstockError):
                 raise
-            except Exception as error:
-                # A plan that is not consistent is refused on all ranks alike; anything else may have hit this one only.
-                if not self._is_alone and not isinstance(error, PenstockError):
-                    raise
-                over.add(item.epoch.incarnation)
-                self._launched.put(Failure(item.epoch, item.plan.step, _as_penstock_error(item.plan.step, error)))
-            else:
-                self._launched.put(_Launched(item.epoch, pending, time.monotonic_ns()))
+            self._over.add(item.epoch.incarnation)
+            self._launched.put(Failure(item.epoch, item.plan.step, _as_penstock_error(item.plan.step, error)))
+        else:
+            self._launched.put(_Launched(item.epoch, pending, time.monotonic_ns()))
 
     def _publish_all(self) -> None:
         while (item := self._launched.get()) is not None:

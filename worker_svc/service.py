@@ -175,6 +175,7 @@ class WorkerService:
             results.append if self.is_leader else lambda _: None,
             self._stats,
             is_alone=settings.world_size == 1,
+            launches_apart=loaded.device == "cpu",
         )
         execution.start()
         try:

@@ -9,10 +9,14 @@ from servicekit.bus.redis_connection import RedisConnection
 
 
 class RedisBus:
-    """One pool on one server. Holds no connection itself."""
+    """One pool on one server. Holds no connection itself.
 
-    def __init__(self, address: RedisAddress, pool: str = "penstock") -> None:
+    Blocking connections look for answers without sleeping for up to `busy_poll_s` seconds.
+    """
+
+    def __init__(self, address: RedisAddress, pool: str = "penstock", *, busy_poll_s: float = 0.0) -> None:
         self._address = address
+        self._busy_poll_s = busy_poll_s
         self._keys = Keys(pool)
         self._library = read_library()
         self._commands = Commands(self._keys, self._library)
@@ -28,7 +32,7 @@ class RedisBus:
         Raises:
             BusUnavailable: the server cannot be reached.
         """
-        return RedisConnection(self._address, self._commands, self._library)
+        return RedisConnection(self._address, self._commands, self._library, busy_poll_s=self._busy_poll_s)
 
     async def connect_async(self) -> AsyncRedisConnection:
         """A new connection for the running event loop.

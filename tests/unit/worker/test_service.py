@@ -220,17 +220,20 @@ def test_a_bus_that_comes_back_finds_the_worker_again(running: Running, bus: Mem
     assert tokens(scheduler.results(1)) == expected(1)
 
 
-def failing(**errors: Exception) -> Callable[[WorkerSettings], LoadedWorker]:
+def failing(device: str, **errors: Exception) -> Callable[[WorkerSettings], LoadedWorker]:
+    """On a `cpu` a thread of its own launches, elsewhere the reader does."""
+
     def load(each: WorkerSettings) -> LoadedWorker:
         loaded = load_worker(each)
         runner = Failing(loaded.runner, **errors)  # type: ignore[arg-type]
-        return LoadedWorker(runner, loaded.profile, loaded.device, loaded.broadcast, loaded.close)
+        return LoadedWorker(runner, loaded.profile, device, loaded.broadcast, loaded.close)
 
     return load
 
 
-def test_a_launch_that_fails_ends_the_epoch_only(bus: MemoryBus) -> None:
-    running = Running(WorkerService(settings(), bus, failing(launch_error=MemoryError("too little"))), bus)
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_a_launch_that_fails_ends_the_epoch_only(device: str, bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(), bus, failing(device, launch_error=MemoryError("too little"))), bus)
     running.registered()
     scheduler = Scheduler(bus)
     first = scheduler.pair().incarnation
@@ -247,10 +250,11 @@ def test_a_launch_that_fails_ends_the_epoch_only(bus: MemoryBus) -> None:
     assert running.error is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
 @pytest.mark.parametrize("where", ["launch_error", "result_error"])
-def test_a_device_that_fails_ends_the_service(where: str, bus: MemoryBus) -> None:
+def test_a_device_that_fails_ends_the_service(where: str, device: str, bus: MemoryBus) -> None:
     error = DeviceError(3, RuntimeError("gone"))
-    running = Running(WorkerService(settings(), bus, failing(**{where: error})), bus)
+    running = Running(WorkerService(settings(), bus, failing(device, **{where: error})), bus)
     running.registered()
     scheduler = Scheduler(bus)
     scheduler.pair()
