@@ -128,7 +128,9 @@ class _RunnerMaker:
             eos_token_ids=self.config.eos_token_ids,
         )
         cache = KVCache(self.shape, num_blocks, self.device)
-        return ModelRunner(self.model, cache, TorchAttention(cache, self.num_heads), limits, self.clock_ns)
+        return ModelRunner(
+            self.model, cache, TorchAttention(cache, self.num_heads, self.model.rotary), limits, self.clock_ns
+        )
 
     def profile(self, weights_bytes: int, max_model_len: int, group: Group) -> MemoryProfile:
         """How many blocks there will be: the fewest that any rank has room for."""

@@ -21,7 +21,7 @@ class DeviceSlots:
     """Persistent tensors, indexed by slot.
 
     tokens        i32[max_num_seqs, max_model_len + 1]  every token of the sequence that is known so far
-    block_tables  i64[max_num_seqs, max_blocks]
+    block_tables  i32[max_num_seqs, max_blocks]
     floats        f32[max_num_seqs, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
     integers      i64[max_num_seqs, 3]  top-k, seed (two's complement), prompt tokens
     """
@@ -32,7 +32,7 @@ class DeviceSlots:
         self._device = device
         self._vocab_size = host.limits.vocab_size
         self.tokens = torch.zeros(num_slots, host.max_tokens, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros(num_slots, host.max_blocks, dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros(num_slots, host.max_blocks, dtype=torch.int32, device=device)
         self.floats = torch.zeros(num_slots, 6, device=device)
         self.integers = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
         # The host knows what is asked for, so that a step launches only the work that some row needs.
@@ -66,7 +66,7 @@ class DeviceSlots:
         """Enter blocks into the tables."""
         if len(updates.slots):
             slots, indices, blocks = upload(self._device, updates.slots, updates.indices, updates.blocks)
-            self.block_tables.index_put_((slots, indices), blocks)
+            self.block_tables.index_put_((slots, indices), blocks.to(torch.int32))
 
     def write_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Enter sampled tokens (i64, all on the device) into the histories."""

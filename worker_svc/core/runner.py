@@ -132,11 +132,11 @@ class ModelRunner:
             batch.sample_positions,
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
-        attention = self._attention.prepare(batch, slot_mapping, self._slots.block_tables)
-        hidden = self._model.forward(token_ids, positions, attention)
+        attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
+        hidden = self._model.forward(token_ids, attention)
         if len(batch.samples) == 0:
             return []
-        logits = self._model.logits(hidden[last_tokens])
+        logits = self._model.logits(hidden[last_tokens]).float()
         asked = self._slots.sampler_input(batch, sample_slots, sample_positions)
         sampled = sample(logits, asked)
         self._slots.write_tokens(sample_slots, sample_positions, sampled.token_ids)

@@ -81,4 +81,4 @@ def make_runner(device: str = "cpu") -> ModelRunner:
     model, placement = make_model(device)
     shape = KVCacheShape(CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, LIMITS.block_size, torch.float32)
     cache = KVCache(shape, LIMITS.num_blocks, placement.device)
-    return ModelRunner(model, cache, TorchAttention(cache, CONFIG.num_heads), LIMITS, lambda: 0)
+    return ModelRunner(model, cache, TorchAttention(cache, CONFIG.num_heads, model.rotary), LIMITS, lambda: 0)

@@ -1,27 +1,39 @@
 """What an attention backend offers."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
+from worker_svc.core.operations.interface import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of each head's query and key before they are rotated, each with a weight of head_dim."""
+
+    query: Norm
+    key: Norm
 
 
 class StepAttention(Protocol):
     """Attention of one step's batch; handed to the model as an argument."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write the tokens' keys and values to the cache of `layer`, then attend causally over each context.
+    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
+        """Normalise (if `head_norms`) and rotate queries and keys, write keys and values to the cache of `layer`, then
+        attend causally over each context.
 
-        query [tokens, num_heads, head_dim], key and value [tokens, num_kv_heads, head_dim] -> like query.
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other; it may
+        be overwritten -> [tokens, num_heads * head_dim].
         """
 
 
 class AttentionBackend(Protocol):
     """Made once for a KV cache; what a step needs is prepared once, not once a layer."""
 
-    def prepare(self, batch: Batch, slot_mapping: Tensor, block_tables: Tensor) -> StepAttention:
+    def prepare(self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor) -> StepAttention:
         """The attention of `batch`; never waits for the device.
 
-        slot_mapping i64[tokens] and block_tables i64[max_num_seqs, max_blocks] (by slot) are on the device.
+        positions and slot_mapping i64[tokens] and block_tables i32[slots, max_blocks] (by slot) are on the device.
         """

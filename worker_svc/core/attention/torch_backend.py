@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kv_cache import KVCache
+from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -29,16 +31,20 @@ class _Group:
 
 
 class TorchAttention:
-    """Backend over one KV cache."""
+    """Backend over one KV cache, for `num_heads` query heads."""
 
-    def __init__(self, cache: KVCache, num_heads: int) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, rotary: RotaryEmbedding) -> None:
         self._cache = cache
         self._num_heads = num_heads
+        self._rotary = rotary
 
-    def prepare(self, batch: Batch, slot_mapping: Tensor, block_tables: Tensor) -> "TorchStepAttention":
+    def prepare(
+        self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
+    ) -> "TorchStepAttention":
         """See `AttentionBackend.prepare`."""
         groups = [self._group(batch, rows, block_tables) for rows in _group_rows(batch)]
-        return TorchStepAttention(self._cache, self._num_heads, slot_mapping, groups)
+        angles = self._rotary.angles(positions)
+        return TorchStepAttention(self._cache, self._num_heads, angles, slot_mapping, groups)
 
     def _group(self, batch: Batch, rows: I64, block_tables: Tensor) -> _Group:
         device = block_tables.device
@@ -77,22 +83,36 @@ def _group_rows(batch: Batch) -> list[I64]:
 class TorchStepAttention:
     """See `StepAttention`."""
 
-    def __init__(self, cache: KVCache, num_heads: int, slot_mapping: Tensor, groups: list[_Group]) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        num_heads: int,
+        angles: tuple[Tensor, Tensor],
+        slot_mapping: Tensor,
+        groups: list[_Group],
+    ) -> None:
         self._cache = cache
+        self._angles = angles
         self._slot_mapping = slot_mapping
         self._groups = groups
         self._num_kv_heads = cache.shape.num_kv_heads
         self._queries_per_head = num_heads // cache.shape.num_kv_heads
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
         """See `StepAttention.attend`."""
         keys, values = self._cache.layer(layer)
+        num_heads = self._num_kv_heads * self._queries_per_head
+        heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
+        query, key, value = torch.split(heads, [num_heads, self._num_kv_heads, self._num_kv_heads], dim=1)
+        if head_norms is not None:
+            query, key = head_norms.query(query), head_norms.key(key)
+        query, key = rotate(query, *self._angles), rotate(key, *self._angles)
         keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
         values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
         out = torch.empty_like(query)
         for group in self._groups:
             out.index_copy_(0, group.tokens, self._attend_group(group, query, keys, values))
-        return out
+        return out.flatten(1)
 
     def _attend_group(self, group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         head_dim = query.shape[-1]

@@ -17,6 +17,7 @@ class VocabParallelEmbedding:
         self._first = min(placement.group.rank * rows, vocab_size)
         last = min(self._first + rows, vocab_size)
         self.weight = placement.empty(rows, hidden_size)
+        self.bias: Tensor | None = None
         self.weight[last - self._first :] = 0
         placement.want(
             f"{name}.weight",
@@ -34,7 +35,10 @@ class VocabParallelEmbedding:
         rows = F.embedding(torch.where(here, local, 0), self.weight)
         return self._group.all_reduce(rows * here.unsqueeze(-1))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden_size] -> f32[rows, vocab_size], whole on every rank."""
-        shard = F.linear(hidden, self.weight)
-        return self._group.all_gather_columns(shard)[:, : self._vocab_size].float()
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden_size] -> this rank's columns of the logits."""
+        return F.linear(x, self.weight)
+
+    def gather(self, shard: Tensor) -> Tensor:
+        """This rank's columns of the logits -> [rows, vocab_size], whole on every rank."""
+        return self._group.all_gather_columns(shard)[:, : self._vocab_size]

@@ -38,6 +38,7 @@ class RowParallelLinear:
         self, placement: Placement, name: str, in_features: int, columns: slice, out_features: int, *, bias: bool
     ) -> None:
         self._group = placement.group
+        self.is_whole = placement.group.world_size == 1
         self.weight = placement.empty(out_features, columns.stop - columns.start)
         self.bias = placement.empty(out_features) if bias else None
         placement.want(f"{name}.weight", self.weight, (out_features, in_features), slice(None), columns)
@@ -46,7 +47,7 @@ class RowParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, this rank's columns] -> [tokens, out_features], whole on every rank."""
-        if self._group.world_size == 1:
+        if self.is_whole:
             return F.linear(x, self.weight, self.bias)
         total = self._group.all_reduce(F.linear(x, self.weight))
         return total if self.bias is None else total + self.bias

@@ -1,19 +1,21 @@
 """The gated feed-forward block (SwiGLU; Shazeer, 2020)."""
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)); gate and up are one product."""
+    """x + down(silu(gate(norm(x))) * up(norm(x))); gate and up are one product."""
 
-    def __init__(self, placement: Placement, name: str, config: ModelConfig) -> None:
+    def __init__(self, placement: Placement, name: str, norm_name: str, config: ModelConfig) -> None:
         size = config.intermediate_size
         part = placement.part(size, "intermediate_size")
+        self._operations = placement.operations
+        self._norm = RMSNorm(placement, norm_name, config.hidden_size, config.rms_norm_eps)
         self._gate_up = ColumnParallelLinear(
             placement,
             config.hidden_size,
@@ -24,7 +26,7 @@ class GatedMLP:
             placement, f"{name}.down_proj", size, part, config.hidden_size, bias=config.mlp_bias
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden_size] -> like x, whole on every rank."""
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(F.silu(gate) * up)
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [tokens, hidden_size] -> like hidden, whole on every rank."""
+        gated = self._operations.norm_gated(hidden, self._norm, self._gate_up)
+        return self._operations.linear_add(gated, self._down, hidden)

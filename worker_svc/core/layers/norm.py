@@ -11,9 +11,9 @@ class RMSNorm:
 
     def __init__(self, placement: Placement, name: str, size: int, eps: float) -> None:
         self.weight = placement.empty(size)
-        self._eps = eps
+        self.eps = eps
         placement.want(f"{name}.weight", self.weight, (size,))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> like x."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from penstock.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
+from worker_svc.core.operations.interface import Operations
+from worker_svc.core.operations.torch_operations import TorchOperations
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Placement:
-    """Device, dtype and ranks; collects the shards that layers want from a checkpoint, by tensor name."""
+    """Device, dtype, ranks, and what computes there; collects the shards that layers want of a checkpoint, by name."""
 
     device: torch.device
     dtype: torch.dtype
     group: Group = field(default_factory=Group)
+    operations: Operations = field(default_factory=TorchOperations)
     shards: dict[str, Shard] = field(default_factory=dict)
 
     def empty(self, *shape: int) -> Tensor:

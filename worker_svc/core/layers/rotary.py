@@ -26,17 +26,20 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -
 
 
 class RotaryEmbedding:
-    """Rotates the two halves of each head against each other by the token's position."""
+    """Rotates the two halves of each head against each other by the token's position.
+
+    table  f32[max_model_len, head_dim]: cosines of each position, then sines
+    """
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> None:
         positions = torch.arange(max_model_len, dtype=torch.float32, device=device)
         angles = torch.outer(positions, inverse_frequencies(rope, head_dim, device))
-        self._cos = angles.cos()
-        self._sin = angles.sin()
+        self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for `positions` i64[tokens], each f32[tokens, 1, head_dim / 2]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)
+        return cos, sin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,29 +1,30 @@
 """Llama (Touvron et al., 2023; Llama 3, 2024): pre-norm decoder, grouped-query attention, rotary embedding, SwiGLU."""
 
-import torch
 from torch import Tensor
 
-from worker_svc.core.attention.interface import StepAttention
+from worker_svc.core.attention.interface import HeadNorms, StepAttention
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.layers.embedding import VocabParallelEmbedding
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
+from worker_svc.core.layers.rotary import RotaryEmbedding
 
 
 class LlamaAttention:
-    """Grouped-query attention; q, k and v are one product. What other families change are its hooks."""
+    """x + o(attention(norm(x))); q, k and v are one product. What other families change are its hooks."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, name: str, layer: int) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement, name: str, norm_name: str, layer: int) -> None:
         heads = placement.part(config.num_heads, "num_attention_heads")
         kv_heads = placement.kv_heads(config.num_kv_heads)
-        self._layer = layer
-        self._head_dim = dim = config.head_dim
+        dim = config.head_dim
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         q_rows = slice(heads.start * dim, heads.stop * dim)
         kv_rows = slice(kv_heads.start * dim, kv_heads.stop * dim)
+        self._layer = layer
+        self._operations = placement.operations
+        self._norm = RMSNorm(placement, norm_name, config.hidden_size, config.rms_norm_eps)
         self._qkv = ColumnParallelLinear(
             placement,
             config.hidden_size,
@@ -34,6 +35,7 @@ class LlamaAttention:
             ],
             bias=self.has_qkv_bias(config),
         )
+        self._head_norms = self.make_head_norms(config, placement, name)
         self._output = RowParallelLinear(
             placement, f"{name}.o_proj", q_size, q_rows, config.hidden_size, bias=self.has_output_bias(config)
         )
@@ -46,19 +48,15 @@ class LlamaAttention:
         """Whether o has a bias."""
         return config.attention_bias
 
-    def normalise(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """What happens to queries and keys [tokens, heads, head_dim] before they are rotated."""
-        return query, key
+    def make_head_norms(self, config: ModelConfig, placement: Placement, name: str) -> HeadNorms | None:  # noqa: ARG002
+        """What happens to queries and keys before they are rotated."""
+        return None
 
-    def __call__(self, hidden: Tensor, angles: tuple[Tensor, Tensor], attention: StepAttention) -> Tensor:
-        """hidden [tokens, hidden_size] -> like hidden; `angles` are those of the tokens' positions."""
-        query, key, value = (
-            part.view(len(hidden), -1, self._head_dim)
-            for part in torch.split(self._qkv(hidden), self._qkv.sizes, dim=-1)
-        )
-        query, key = self.normalise(query, key)
-        attended = attention.attend(self._layer, rotate(query, *angles), rotate(key, *angles), value)
-        return self._output(attended.flatten(1))
+    def __call__(self, hidden: Tensor, attention: StepAttention) -> Tensor:
+        """hidden [tokens, hidden_size] -> like hidden."""
+        qkv = self._operations.norm_linear(hidden, self._norm, self._qkv)
+        attended = attention.attend(self._layer, qkv, self._head_norms)
+        return self._operations.linear_add(attended, self._output, hidden)
 
 
 class LlamaLayer:
@@ -68,16 +66,12 @@ class LlamaLayer:
         self, config: ModelConfig, placement: Placement, layer: int, attention_class: type[LlamaAttention]
     ) -> None:
         name = f"model.layers.{layer}"
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self._attention_norm = RMSNorm(placement, f"{name}.input_layernorm", size, eps)
-        self._attention = attention_class(config, placement, f"{name}.self_attn", layer)
-        self._mlp_norm = RMSNorm(placement, f"{name}.post_attention_layernorm", size, eps)
-        self._mlp = GatedMLP(placement, f"{name}.mlp", config)
+        self._attention = attention_class(config, placement, f"{name}.self_attn", f"{name}.input_layernorm", layer)
+        self._mlp = GatedMLP(placement, f"{name}.mlp", f"{name}.post_attention_layernorm", config)
 
-    def __call__(self, hidden: Tensor, angles: tuple[Tensor, Tensor], attention: StepAttention) -> Tensor:
+    def __call__(self, hidden: Tensor, attention: StepAttention) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden, the residual stream."""
-        hidden = hidden + self._attention(self._attention_norm(hidden), angles, attention)
-        return hidden + self._mlp(self._mlp_norm(hidden))
+        return self._mlp(self._attention(hidden, attention))
 
 
 class LlamaForCausalLM:
@@ -88,8 +82,9 @@ class LlamaForCausalLM:
     def __init__(self, config: ModelConfig, placement: Placement, max_model_len: int) -> None:
         self.config = config
         size = config.hidden_size
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
+        self._operations = placement.operations
         self._embedding = VocabParallelEmbedding(placement, "model.embed_tokens", config.vocab_size, size)
-        self._rotary = RotaryEmbedding(config.rope, config.head_dim, max_model_len, placement.device)
         self._layers = [
             LlamaLayer(config, placement, layer, self.attention_class) for layer in range(config.num_layers)
         ]
@@ -100,14 +95,13 @@ class LlamaForCausalLM:
             else VocabParallelEmbedding(placement, "lm_head", config.vocab_size, size)
         )
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
-        """token_ids and positions i64[tokens] -> normalised hidden states [tokens, hidden_size]."""
+    def forward(self, token_ids: Tensor, attention: StepAttention) -> Tensor:
+        """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised."""
         hidden = self._embedding.embed(token_ids)
-        angles = self._rotary.angles(positions)
         for layer in self._layers:
-            hidden = layer(hidden, angles, attention)
-        return self._norm(hidden)
+            hidden = layer(hidden, attention)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden_size] -> f32[rows, vocab_size], the same on every rank."""
-        return self._head.logits(hidden)
+        """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""
+        return self._head.gather(self._operations.norm_linear(hidden, self._norm, self._head))
