@@ -187,13 +187,19 @@ class _Process:
         """Until `run` ends, or what watches it fails; raises what they raised."""
         work = asyncio.create_task(self._run_service())
         others = {asyncio.create_task(self._watch(server)), asyncio.create_task(self._bound_draining())}
+        done: set[asyncio.Task[None]] = set()
         try:
             done, _ = await asyncio.wait({work, *others}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (work, *others):
+            for task in others:
                 task.cancel()
+            if not work.done():
+                self._stop.end()
+                await asyncio.wait({work}, timeout=NOW_GRACE_S)
+            if work.done() and work not in done and (error := work.exception()):
+                _logger.error("the service failed while it was told to end", exc_info=error)
 
     async def _run_service(self) -> None:
         if inspect.iscoroutinefunction(self._service.run):

@@ -169,12 +169,22 @@ def test_a_loop_that_stands_still_is_not_alive() -> None:
     assert serve(Scripted(body), settings(grpc_address=f"127.0.0.1:{port}")) == EXIT_OK
 
 
-def test_a_service_that_cannot_say_how_it_is_fails() -> None:
+def test_a_service_that_cannot_say_how_it_is_is_told_to_end_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     class Mute(Scripted):
         def is_ready(self) -> bool:
             raise ZeroDivisionError
 
-    assert serve(Mute(lambda _service, stop: stop.draining.wait(20) and None), settings()) == EXIT_FAILED
+    seen = []
+
+    def body(service: Scripted, stop: Stop) -> None:
+        seen.append(stop.now.wait(20))
+        raise ValueError("and it fails again")
+
+    assert serve(Mute(body), settings()) == EXIT_FAILED
+    assert seen == [True]
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "and it fails again" in shown
 
 
 def test_a_coroutine_runs_in_the_main_loop_and_is_told_the_same() -> None:
