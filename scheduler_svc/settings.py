@@ -14,6 +14,11 @@ BUSY_POLL_US = 500
 BUSY_POLL_CORES = 8
 
 
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings(ServiceSettings):
     """Settings of `scheduler_svc`."""
@@ -34,7 +39,7 @@ class SchedulerSettings(ServiceSettings):
         default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
     )
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
-        default_factory=lambda: BUSY_POLL_US if (os.cpu_count() or 1) >= BUSY_POLL_CORES else 0,
+        default_factory=lambda: BUSY_POLL_US if _num_cores() >= BUSY_POLL_CORES else 0,
         metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},
     )
 
