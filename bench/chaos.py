@@ -1,0 +1,117 @@
+"""Kills and pauses processes of a whole pipeline under load: lost, repeated, changed and leaked must be 0.
+
+Simulated workers, so that every token is known; two of each service; requests of every kind over gRPC and HTTP. Each is
+sent once undisturbed and then again and again, while a seeded killer hits processes with kill -9 or stops them for up
+to six seconds. A stream whose gateway was killed breaks, which counts as broken, not as lost. The exit status is 1 if
+any of the four is not 0.
+
+    penstock bench chaos --seed 7 --kills 100 --kinds worker,scheduler --replicas 2
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.rig.chaos.audit import audit
+from bench.rig.chaos.killer import Killer
+from bench.rig.chaos.load import Book, Story, follow, follow_for_ever
+from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
+from bench.rig.chaos.recipes import Recipe, make_recipes
+from bench.rig.chaos.table import render
+from bench.rig.chaos.verdict import check_reference, judge
+
+CALM_S = 1.0  # under load before the first blow
+_NUM_AT_ONCE = 8  # undisturbed requests
+
+
+def main() -> int:
+    """Runs one round; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="of requests and blows")
+    parser.add_argument("--kills", type=int, default=20, help="the round ends after so many")
+    parser.add_argument("--seconds", type=float, default=600.0, help="or after so long")
+    parser.add_argument("--every-s", type=float, default=2.0, help="mean time between two blows")
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help=f"processes to hit, also {SERVER}; separated by commas"
+    )
+    parser.add_argument("--replicas", type=int, default=2, help="processes of each service")
+    parser.add_argument("--clients", type=int, default=12, help="streams at once")
+    parser.add_argument("--recipes", type=int, default=48, help="different requests")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="device time of a step")
+    parser.add_argument("--log", type=Path, help="keeps what the services write, in this file")
+    parser.add_argument("flags", nargs="*", help="more flags of penstock serve, behind --")
+    options = parser.parse_args()
+    kinds = options.kinds.split(",")
+    if unknown := set(kinds) - {*KINDS, SERVER}:
+        parser.error(f"no such process: {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
+        flags = [f"--step-ms={options.step_ms:g}", "--max-num-batched-tokens=512", "--num-blocks=4096", *options.flags]
+        with ServedPipeline(Path(folder) / "run", options.replicas, flags) as pipeline:
+            try:
+                status = asyncio.run(_round(pipeline, options, kinds))
+            finally:
+                if options.log:
+                    shutil.copyfile(Path(folder) / "run" / "err", options.log)
+        if left := pipeline.survivors():
+            print(f"  leaked: processes {left} outlive the pipeline")
+            status = 1
+    return status
+
+
+async def _round(pipeline: ServedPipeline, options: argparse.Namespace, kinds: Sequence[str]) -> int:
+    recipes = make_recipes(random.Random(options.seed), options.recipes)
+    references = await _undisturbed(pipeline, recipes)
+    killer = Killer(pipeline, kinds, options.replicas, options.every_s, options.seed)
+    began_s = time.monotonic()
+    stories = await _disturbed(pipeline, recipes, killer, options)
+    seconds = time.monotonic() - began_s
+    verdict = judge(stories, references, killer.blows)
+    leaks = await audit(pipeline, _accepted(stories), options.replicas)
+    print(render(options.seed, seconds, stories, killer.blows, verdict, leaks), flush=True)
+    return int(bool(verdict.num_wrong or leaks))
+
+
+async def _undisturbed(pipeline: ServedPipeline, recipes: Sequence[Recipe]) -> dict[Recipe, Story]:
+    gateway = pipeline.gateways()[0]
+    turns = asyncio.Semaphore(_NUM_AT_ONCE)
+
+    async def one(recipe: Recipe) -> Story:
+        async with turns:
+            return await follow(recipe, gateway)
+
+    stories = await asyncio.gather(*map(one, recipes))
+    for story in stories:
+        if why := check_reference(story):
+            raise SystemExit(f"undisturbed, a {story.recipe.kind} request is wrong already: {why}")
+    return dict(zip(recipes, stories, strict=True))
+
+
+async def _disturbed(
+    pipeline: ServedPipeline, recipes: Sequence[Recipe], killer: Killer, options: argparse.Namespace
+) -> list[Story]:
+    book = Book()
+    gateways = pipeline.gateways()
+    clients = [
+        asyncio.create_task(follow_for_ever(recipes, gateways, options.seed * 1000 + index, book))
+        for index in range(options.clients)
+    ]
+    await asyncio.sleep(CALM_S)
+    await killer.run(options.kills, options.seconds)
+    await asyncio.sleep(CALM_S)
+    book.is_closed = True
+    await asyncio.gather(*clients)
+    return book.stories
+
+
+def _accepted(stories: Sequence[Story]) -> list[str]:
+    return [story.request_id.removeprefix("cmpl-") for story in stories if story.request_id]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

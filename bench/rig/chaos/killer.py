@@ -1,0 +1,83 @@
+"""What happens to the processes: kill -9 and pauses, drawn from a seed."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.rig.chaos.pipeline import SERVER, ServedPipeline
+
+PAUSE_SHARE = 0.3
+PAUSE_S = (0.2, 6.0)
+_UNLUCKY_S = 0.1  # until another victim is looked for
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What one process suffered, and when."""
+
+    kind: str  # of process
+    name: str
+    at_s: float  # monotonic
+    pause_s: float  # 0: it was killed
+
+
+class Killer:
+    """Hits processes of some kinds one after the other; pauses run beside further blows."""
+
+    def __init__(
+        self, pipeline: ServedPipeline, kinds: Sequence[str], replicas: int, every_s: float, seed: int
+    ) -> None:
+        """`every_s` is the mean time between two blows."""
+        self.blows: list[Blow] = []
+        self._pipeline = pipeline
+        self._kinds = kinds
+        self._replicas = replicas
+        self._every_s = every_s
+        self._rng = random.Random(seed)
+        self._paused: dict[int, asyncio.Task[None]] = {}
+        self._killed: set[int] = set()
+
+    async def run(self, num_kills: int, seconds: float) -> None:
+        """Until there were so many kills or so much time has passed; then no process is paused any more."""
+        end_s = time.monotonic() + seconds
+        try:
+            while len(self._killed) < num_kills and time.monotonic() < end_s:
+                await asyncio.sleep(self._rng.uniform(0.2, 1.8) * self._every_s)
+                await self._strike()
+        finally:
+            await asyncio.gather(*self._paused.values())
+
+    async def _strike(self) -> None:
+        kind = self._rng.choice(list(self._kinds))
+        name = SERVER if kind == SERVER else f"{kind}-{self._rng.randrange(self._replicas)}"
+        # A paused server says nothing about the pipeline that a dead one does not.
+        is_pause = kind != SERVER and self._rng.random() < PAUSE_SHARE
+        pause_s = self._rng.uniform(*PAUSE_S) if is_pause else 0.0
+        while (pid := self._pipeline.pids()[name]) in self._killed or pid in self._paused or not _runs(pid):
+            await asyncio.sleep(_UNLUCKY_S)
+        self.blows.append(Blow(kind, name, time.monotonic(), pause_s))
+        if is_pause:
+            self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
+        else:
+            self._killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    async def _pause(self, pid: int, pause_s: float) -> None:
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(pause_s)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            del self._paused[pid]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Clients that send recipes through the gateways and write down what they saw and when."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum
+
+import httpx
+
+from bench.rig.chaos.pipeline import Gateway
+from bench.rig.chaos.recipes import Recipe
+from penstock.client import Accepted, AsyncClient, Delta
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.finish import FinishReason
+
+SILENCE_S = 45.0  # without an event: the stream is lost
+_REFUSED_PAUSE_S = 0.2
+
+
+class End(Enum):
+    """How a stream ended, as its client saw it."""
+
+    DONE = "done"
+    LEFT = "left"  # the client went away, as it meant to
+    BROKEN = "broken"  # the connection broke
+    FAILED = "failed"  # a typed error
+    SILENT = "silent"  # nothing came for too long
+    REFUSED = "refused"  # never accepted: the gateway was not there
+
+
+@dataclass
+class Sample:
+    """What came of one sample."""
+
+    token_ids: list[int] = field(default_factory=list)  # gRPC only
+    text: str = ""
+    finish: str = ""
+    stop_reason: int | str | None = None
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Story:
+    """What one client saw of one stream."""
+
+    recipe: Recipe
+    gateway: str
+    begun_s: float
+    samples: list[Sample]
+    request_id: str = ""
+    event_times_s: list[float] = field(default_factory=list)
+    ended_s: float = 0.0
+    end: End = End.SILENT
+    error: str = ""
+    usage: tuple[int, int] | None = None  # prompt and output tokens
+    num_repeats: int = 0  # events that begin before the end of what came already
+    num_gaps: int = 0  # events that begin behind it
+
+
+async def follow(recipe: Recipe, gateway: Gateway) -> Story:
+    """Sends one request and reads its stream to whatever end it has."""
+    samples = [Sample() for _ in range(recipe.params.n)]
+    story = Story(recipe, gateway.name, time.monotonic(), samples)
+    reading = _read_http(story, gateway.http_url) if recipe.is_http else _read_grpc(story, gateway.grpc_address)
+    task = asyncio.ensure_future(reading)
+    while not task.done():
+        last_s = story.event_times_s[-1] if story.event_times_s else story.begun_s
+        left_s = last_s + SILENCE_S - time.monotonic()
+        if left_s <= 0:
+            task.cancel()
+        await asyncio.wait({task}, timeout=max(left_s, 0.05))
+    if not task.cancelled():
+        task.result()
+    story.ended_s = time.monotonic()
+    return story
+
+
+async def follow_for_ever(recipes: Sequence[Recipe], gateways: Sequence[Gateway], seed: int, book: "Book") -> None:
+    """One client: request after request until the book closes; refused ones are tried elsewhere."""
+    rng = random.Random(seed)
+    while not book.is_closed:
+        story = await follow(rng.choice(recipes), rng.choice(gateways))
+        book.stories.append(story)
+        if story.end is End.REFUSED:
+            await asyncio.sleep(_REFUSED_PAUSE_S)
+
+
+@dataclass
+class Book:
+    """All stories of a round."""
+
+    stories: list[Story] = field(default_factory=list)
+    is_closed: bool = False
+
+
+async def _read_grpc(story: Story, address: str) -> None:
+    recipe = story.recipe
+    async with (
+        AsyncClient(address) as client,
+        aclosing(client.generate(list(recipe.prompt_ids), recipe.params)) as events,
+    ):
+        try:
+            async for event in events:
+                story.event_times_s.append(time.monotonic())
+                if isinstance(event, Accepted):
+                    story.request_id = event.request_id
+                    continue
+                _take_delta(story, event)
+                if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
+                    story.end = End.LEFT
+                    return
+        except PenstockError as error:
+            # A gateway says what is wrong; a connection that broke has only a gRPC status.
+            is_told = "cannot be reached" not in error.message
+            story.error = f"{error.code.name}: {error.message}"
+            story.end = End.FAILED if is_told else End.BROKEN if story.request_id else End.REFUSED
+            if is_told and error.code is ErrorCode.UNAVAILABLE and not story.request_id:
+                story.end = End.REFUSED
+            return
+    story.end = End.DONE
+
+
+def _take_delta(story: Story, delta: Delta) -> None:
+    sample = story.samples[delta.sequence]
+    story.num_repeats += delta.token_offset < len(sample.token_ids)
+    story.num_gaps += delta.token_offset > len(sample.token_ids)
+    sample.token_ids += delta.token_ids
+    sample.text += delta.text
+    sample.logprobs += [each.logprob for each in delta.logprobs]
+    if delta.finish is not FinishReason.UNSPECIFIED:
+        sample.finish, sample.stop_reason = delta.finish.name.lower(), delta.stop_reason
+    if delta.usage is not None:
+        story.usage = delta.usage.num_prompt_tokens, delta.usage.num_output_tokens
+
+
+async def _read_http(story: Story, url: str) -> None:
+    recipe, params = story.recipe, story.recipe.params
+    body = {
+        "model": "chaos",
+        "prompt": list(recipe.prompt_ids),
+        "n": params.n,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "max_tokens": params.max_tokens,
+        "ignore_eos": params.ignore_eos,
+        "stop": list(params.stop) or None,
+        "logprobs": params.logprobs,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    try:
+        async with (
+            httpx.AsyncClient(timeout=None) as client,
+            client.stream("POST", f"{url}/v1/completions", json=body) as reply,
+        ):
+            if reply.status_code != 200:
+                story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
+                story.end = End.REFUSED if reply.status_code == 503 else End.FAILED
+                return
+            async with aclosing(reply.aiter_lines()) as lines:
+                async for line in lines:
+                    if line.startswith("data: ") and _take_line(story, line.removeprefix("data: ")):
+                        return
+        story.end, story.error = End.BROKEN, "the stream ended without its end mark"
+    except httpx.TransportError as error:
+        story.error = repr(error)
+        story.end = End.BROKEN if story.event_times_s else End.REFUSED
+
+
+def _take_line(story: Story, data: str) -> bool:
+    """Whether nothing more is read."""
+    story.event_times_s.append(time.monotonic())
+    if data == "[DONE]":
+        story.end = End.DONE
+        return True
+    chunk = json.loads(data)
+    if "error" in chunk:
+        story.end, story.error = End.FAILED, chunk["error"]["message"]
+        return True
+    story.request_id = chunk["id"]
+    if chunk.get("usage"):
+        story.usage = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
+    for choice in chunk["choices"]:
+        sample = story.samples[choice["index"]]
+        sample.text += choice["text"]
+        sample.finish = choice["finish_reason"] or sample.finish
+        if choice.get("logprobs"):
+            sample.logprobs += choice["logprobs"]["token_logprobs"]
+    if 0 < story.recipe.leaves_after <= story.samples[0].text.count(" "):
+        story.end = End.LEFT
+        return True
+    return False

@@ -1,0 +1,160 @@
+"""The pipeline under test: `penstock serve` as a process of its own, and who its children are at the moment."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hiredis
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+ROOT = Path(__file__).parents[3]
+SERVER = "server"
+KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
+NUM_WORDS = 1000
+EOS = NUM_WORDS
+VOCAB_SIZE = NUM_WORDS + 1
+EOS_EVERY = 300
+MAX_MODEL_LEN = 8192
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+
+
+def write_model(directory: Path) -> None:
+    """A checkpoint for the simulated runner: every token is a word of its own, except the end of sequence."""
+    directory.mkdir(parents=True)
+    words = {f"Ġw{token_id:03}": token_id for token_id in range(NUM_WORDS)}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "eos_token_id": EOS,
+    }
+    (directory / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where one gateway is called."""
+
+    name: str
+    grpc_address: str
+    http_url: str
+
+
+class ServedPipeline:
+    """A running pipeline with `replicas` of each service; ends with the `with`."""
+
+    def __init__(self, directory: Path, replicas: int, flags: Sequence[str]) -> None:
+        self._directory = directory
+        write_model(directory / "model")
+        command = [
+            *(sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0"),
+            *(f"--model={directory / 'model'}", f"--data-dir={directory / 'data'}", "--served-model-name=chaos"),
+            *("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}"),
+            *(f"--{kind}s={replicas}" for kind in KINDS),
+            *flags,
+        ]
+        self._out, self._err = directory / "out", directory / "err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+
+    def __enter__(self) -> "ServedPipeline":
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while "penstock status" not in self._out.read_text():
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                self.stop()
+                raise SystemExit(f"the pipeline does not start:\n{self.log[-4000:]}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it in order; the launcher takes its children along however it ends."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    @property
+    def log(self) -> str:
+        """What launcher and services wrote."""
+        return self._err.read_text(errors="replace")
+
+    def pids(self) -> dict[str, int]:
+        """The process that each child was last, the server too, by name."""
+        found = re.findall(r"^(\S+) started \(pid (\d+)\)", self.log, re.MULTILINE)
+        return {name: int(pid) for name, pid in found}
+
+    def gateways(self) -> list[Gateway]:
+        """In the order of their names."""
+        out = self._out.read_text()
+        http_urls = re.findall(r"OpenAI HTTP +(\S+)/v1", out)
+        addresses = re.findall(r"gRPC +(\S+)", out)
+        return [
+            Gateway(f"gateway-{index}", address, url)
+            for index, (address, url) in enumerate(zip(addresses, http_urls, strict=True))
+        ]
+
+    def server(self) -> "RawServer":
+        """A connection that sees the keys as they are."""
+        return RawServer(self._found_socket())
+
+    def survivors(self) -> list[int]:
+        """Processes that were this pipeline's and still run: none, once it has ended."""
+        mark = str(self._directory).encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if mark in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:  # ended meanwhile
+                continue
+        return found
+
+    def _found_socket(self) -> str:
+        match = re.search(r"unix://(\S+)", self.log)
+        assert match
+        return match[1]
+
+
+class RawServer:
+    """Plain commands to the server, for reading its keys."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(10.0)
+        self._socket.connect(path)
+        self._reader = hiredis.Reader()
+
+    def command(self, *words: str | bytes) -> object:
+        """The reply to one command."""
+        self._socket.sendall(hiredis.pack_command(words))
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(65536))
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._socket.close()

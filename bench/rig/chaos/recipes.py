@@ -1,0 +1,82 @@
+"""Requests of every kind, drawn from a seed, whose tokens are known without a pipeline."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from bench.rig.chaos.pipeline import EOS, EOS_EVERY, VOCAB_SIZE
+from penstock.domain import chain
+from penstock.domain.params import SamplingParams
+from worker_svc.core.interface import Limits
+from worker_svc.core.simulated import expected_tokens
+
+_LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+MAX_TOKENS = 240
+ENDLESS_TOKENS = 4000  # of a request whose client leaves
+_LONG_PROMPT = (600, 3000)  # tokens: several chunks
+_SHARES = {  # of each kind
+    "greedy": 3,
+    "seeded": 3,
+    "stop": 2,
+    "samples": 2,
+    "long": 2,
+    "logprobs": 2,
+    "leaving": 2,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """One request that a client may send."""
+
+    kind: str
+    is_http: bool
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
+
+    def expected(self, sequence: int) -> Iterator[int]:
+        """The tokens of one sample, as far as one likes; its end is not looked at."""
+        seed = chain.sequence_seed(self.params.seed or 0, sequence)
+        return expected_tokens(self.prompt_ids, self.params.sampling, seed, _LIMITS, eos_every=EOS_EVERY)
+
+
+def make_recipes(rng: random.Random, count: int) -> list[Recipe]:
+    """So many different requests, each kind among them as often as its share says."""
+    kinds = [kind for kind, share in _SHARES.items() for _ in range(share)]
+    return [_make(rng, kinds[index % len(kinds)]) for index in range(count)]
+
+
+def _make(rng: random.Random, kind: str) -> Recipe:
+    low, high = _LONG_PROMPT if kind == "long" else (1, 60)
+    prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
+    is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
+    params = SamplingParams(
+        n=2 if kind == "samples" else 1,
+        temperature=0.0 if is_greedy else 1.0,
+        seed=rng.randrange(2**31),
+        max_tokens=ENDLESS_TOKENS if kind == "leaving" else rng.randint(20, MAX_TOKENS),
+        ignore_eos=kind == "leaving" or rng.random() < 0.3,
+        logprobs=rng.choice((0, 2)) if kind == "logprobs" else None,
+    )
+    recipe = Recipe(kind, rng.random() < 0.5, prompt_ids, params, rng.randint(1, 200) if kind == "leaving" else 0)
+    if kind == "stop":
+        return Recipe(kind, recipe.is_http, prompt_ids, _with_stop(rng, recipe))
+    return recipe
+
+
+def _with_stop(rng: random.Random, recipe: Recipe) -> SamplingParams:
+    """Stop strings of which one comes: a word, or the end of one and the beginning of the next."""
+    assert recipe.params.max_tokens is not None
+    tokens = list(islice(recipe.expected(0), recipe.params.max_tokens))
+    at = rng.randrange(5, len(tokens) - 1)
+    first, second = (f" w{token_id:03}" for token_id in tokens[at : at + 2])
+    stop = first[1:] if rng.random() < 0.5 else first[-2:] + second[:-1]
+    return SamplingParams(
+        temperature=recipe.params.temperature,
+        seed=recipe.params.seed,
+        max_tokens=recipe.params.max_tokens,
+        ignore_eos=recipe.params.ignore_eos,
+        stop=(stop, "never"),
+    )

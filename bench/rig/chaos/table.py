@@ -1,0 +1,48 @@
+"""What a round prints."""
+
+from collections.abc import Sequence
+
+from bench.rig.chaos.killer import Blow
+from bench.rig.chaos.load import Story
+from bench.rig.chaos.verdict import Verdict, standstills
+from bench.rig.machine import describe_machine
+
+_MAX_SENTENCES = 20
+
+
+def render(
+    seed: int, seconds: float, stories: Sequence[Story], blows: Sequence[Blow], verdict: Verdict, leaks: Sequence[str]
+) -> str:
+    """The table of a round, and below it what was wrong."""
+    ends = ", ".join(f"{count} {end.value}" for end, count in sorted(verdict.ends.items(), key=lambda each: -each[1]))
+    lines = [
+        describe_machine(),
+        f"seed      {seed}",
+        f"round     {seconds:.0f} s, {sum(not blow.pause_s for blow in blows)} kills, "
+        f"{sum(bool(blow.pause_s) for blow in blows)} pauses, {verdict.num_streams} streams ({ends})",
+        "",
+        "process      blow    times  live  p50 s  p99 s  max s   (silence of the streams that were live, worst stream)",
+        *(_row(kind, stories, blows) for kind in dict.fromkeys((b.kind, bool(b.pause_s)) for b in _sorted(blows))),
+        "",
+        f"lost {len(verdict.lost)}  repeated {len(verdict.repeated)}  changed {len(verdict.changed)}  "
+        f"leaked {len(leaks)}",
+    ]
+    wrongs = (("lost", verdict.lost), ("repeated", verdict.repeated), ("changed", verdict.changed), ("leaked", leaks))
+    for name, sentences in wrongs:
+        lines += [f"  {name}: {sentence}" for sentence in sentences[:_MAX_SENTENCES]]
+    return "\n".join(lines)
+
+
+def _sorted(blows: Sequence[Blow]) -> list[Blow]:
+    return sorted(blows, key=lambda blow: (blow.kind, bool(blow.pause_s)))
+
+
+def _row(kind: tuple[str, bool], stories: Sequence[Story], blows: Sequence[Blow]) -> str:
+    """One kind of process and of blow: over the blows, the silence of the stream that suffered most."""
+    hits = [blow for blow in blows if (blow.kind, bool(blow.pause_s)) == kind]
+    silences = [standstills(stories, blow) for blow in hits]
+    worst = sorted(max(each) for each in silences if each)
+    figures = [worst[round(share * (len(worst) - 1))] for share in (0.5, 0.99, 1.0)] if worst else []
+    num_live = sum(map(len, silences))
+    shown = "  ".join(f"{figure:5.2f}" for figure in figures)
+    return f"{kind[0]:11}  {'paused' if kind[1] else 'killed'}  {len(hits):5}  {num_live:4}  {shown}"
