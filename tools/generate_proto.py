@@ -2,7 +2,9 @@
 
 import argparse
 import filecmp
+import os
 import sys
+import sysconfig
 import tempfile
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +27,8 @@ def generate(out: Path) -> None:
     well_known = str(files("grpc_tools") / "_proto")
     arguments = ["protoc", f"-I{SOURCE}", f"-I{well_known}", f"--python_out={out}", f"--grpc_python_out={out}"]
     arguments += [f"--mypy_out=quiet:{out}", f"--mypy_grpc_out=quiet:{out}", *protos]
+    # protoc looks for its plugins on PATH; they lie beside this interpreter, whose environment need not be activated.
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
     package = out / "penstock" / "v1"
