@@ -23,7 +23,7 @@ from bench.rig.chaos.killer import Killer
 from bench.rig.chaos.load import Book, Story, follow, follow_for_ever
 from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
-from bench.rig.chaos.table import render
+from bench.rig.chaos.table import Round, render
 from bench.rig.chaos.verdict import check_reference, judge
 
 CALM_S = 1.0  # under load before the first blow
@@ -72,8 +72,8 @@ async def _round(pipeline: ServedPipeline, options: argparse.Namespace, kinds: S
     stories = await _disturbed(pipeline, recipes, killer, options)
     seconds = time.monotonic() - began_s
     verdict = judge(stories, references, killer.blows)
-    leaks = await audit(pipeline, _accepted(stories), options.replicas)
-    print(render(options.seed, seconds, stories, killer.blows, verdict, leaks), flush=True)
+    leaks, clean_s = await audit(pipeline, _accepted(stories), options.replicas)
+    print(render(Round(options.seed, seconds, stories, killer.blows, verdict, leaks, clean_s)), flush=True)
     return int(bool(verdict.num_wrong or leaks))
 
 

@@ -20,6 +20,7 @@ class ServiceStats:
     num_rebuilds: int = 0  # shards taken
     num_retired: int = 0  # requests
     num_stop_cancels: int = 0  # sequences that a stop string ended
+    num_orphans: int = 0  # requests cancelled because their gateway stayed away
     dead_letters: dict[str, int] = field(default_factory=lambda: {"tokens": 0, "attach": 0})
 
 
@@ -52,6 +53,9 @@ class DetokenizerCollector(Collector):
         yield CounterMetricFamily("penstock_retired_requests", "Requests ended here.", value=stats.num_retired)
         yield CounterMetricFamily(
             "penstock_stop_string_ends", "Sequences that a stop string ended.", value=stats.num_stop_cancels
+        )
+        yield CounterMetricFamily(
+            "penstock_orphaned_requests", "Requests cancelled: their gateway stayed away.", value=stats.num_orphans
         )
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
         for stream, count in stats.dead_letters.items():

@@ -18,10 +18,12 @@ from detokenizer_svc.core.detokenizer import Detokenizer, Effects
 from detokenizer_svc.core.request import Retirement
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.followers import Follower, Followers
+from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
 from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.finish import CancelReason
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -67,8 +69,7 @@ class DetokenizerService:
         self._out: list[Call[Any]] = []  # effects, to go with the next read; all may be sent again
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
-        self._gateways: set[bytes] = set()  # sessions of gateways that were seen
-        self._gone: set[bytes] = set()  # those of them that nobody reads the text of
+        self._gateways = Gateways(settings.orphan_grace_s)
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
@@ -175,6 +176,7 @@ class DetokenizerService:
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
             self._out.clear()
+            self._gateways = Gateways(self._settings.orphan_grace_s)
             for shard in list(self._shards.values()):
                 self._forget(shard)
 
@@ -226,7 +228,7 @@ class DetokenizerService:
                 self.followers.end(retirement.request_id)
 
     def _send_text(self, sid: bytes, route: bytes, rows: TextRows, sent_ns: int) -> None:
-        if route and route not in self._gone and len(rows):
+        if route and not self._gateways.is_gone(route) and len(rows):
             payload = wire.encode_text(rows, sid, sent_ns)
             self._out.append(Append(self._bus.keys.text(route), {k.PAYLOAD: payload}, k.TEXT_CAP))
 
@@ -237,7 +239,7 @@ class DetokenizerService:
 
     def _retire(self, sid: bytes, shard: Shard, retirement: Retirement, rows: TextRows) -> None:
         """Ends a request; `rows` are its last for who gets its text."""
-        has_reader = bool(retirement.route) and retirement.route not in self._gone
+        has_reader = bool(retirement.route) and not self._gateways.is_gone(retirement.route)
         self._out.append(
             Retire(
                 sid,
@@ -288,10 +290,13 @@ class DetokenizerService:
         self._ready = True
 
     def _note_gateways(self, sessions: Iterable[SessionInfo]) -> None:
-        """Text for a gateway that is gone would be a stream without a reader, kept for ever."""
-        alive = {s.sid for s in sessions if s.kind is SessionKind.GATEWAY and s.alive}
-        self._gateways |= alive
-        self._gone = self._gateways - alive
+        """Text goes to gateways that are there; what belongs to one that stays away is cancelled."""
+        now_s = time.monotonic()
+        requests = [each for shard in self._shards.values() for each in shard.detokenizer.routes()]
+        self._gateways.note(sessions, {route for _, route in requests}, now_s)
+        for request_id in self._gateways.orphans(requests, now_s):
+            self._out.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns()))
+            self._stats.num_orphans += 1
 
     def _trim(self, session: Session) -> None:
         calls: list[TrimLog] = []

@@ -17,3 +17,7 @@ class DetokenizerSettings(ServiceSettings):
     result_ttl_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86400)] = field(
         default=600.0, metadata={"help": "seconds for which a finished request's result can be fetched again"}
     )
+    orphan_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
+        default=10.0,
+        metadata={"help": "seconds after which the requests of a gateway that is gone are cancelled"},
+    )

@@ -138,6 +138,11 @@ class Detokenizer:
         """Ids of the requests that go on, in the order in which they were opened."""
         return iter(self._live)
 
+    def routes(self) -> Iterator[tuple[bytes, bytes]]:
+        """The live requests, each with who gets its text."""
+        for request_id, request in self._live.items():
+            yield request_id, request.sequences[0].route
+
     def open(self, opened: OpenRequest, route: bytes = b"") -> None:
         """A request's first appearance; a second one changes nothing.
 

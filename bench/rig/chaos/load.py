@@ -161,10 +161,9 @@ async def _read_http(story: Story, url: str) -> None:
                 story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
                 story.end = End.REFUSED if reply.status_code == 503 else End.FAILED
                 return
-            async with aclosing(reply.aiter_lines()) as lines:
-                async for line in lines:
-                    if line.startswith("data: ") and _take_line(story, line.removeprefix("data: ")):
-                        return
+            async for line in reply.aiter_lines():
+                if line.startswith("data: ") and _take_line(story, line.removeprefix("data: ")):
+                    return
         story.end, story.error = End.BROKEN, "the stream ended without its end mark"
     except httpx.TransportError as error:
         story.error = repr(error)

@@ -13,6 +13,8 @@ from pathlib import Path
 import hiredis
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from servicekit.bus.commands import pack
+
 ROOT = Path(__file__).parents[3]
 SERVER = "server"
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
@@ -148,7 +150,7 @@ class RawServer:
 
     def command(self, *words: str | bytes) -> object:
         """The reply to one command."""
-        self._socket.sendall(hiredis.pack_command(words))
+        self._socket.sendall(pack(words))
         while (reply := self._reader.gets()) is False:
             self._reader.feed(self._socket.recv(65536))
         if isinstance(reply, hiredis.ReplyError):

@@ -13,7 +13,7 @@ from worker_svc.core.simulated import expected_tokens
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
 MAX_TOKENS = 240
-ENDLESS_TOKENS = 4000  # of a request whose client leaves
+ENDLESS_TOKENS = 8000  # of a request whose client leaves: more than there is time for
 _LONG_PROMPT = (600, 3000)  # tokens: several chunks
 _SHARES = {  # of each kind
     "greedy": 3,

@@ -1,6 +1,7 @@
 """What a round prints."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.rig.chaos.killer import Blow
 from bench.rig.chaos.load import Story
@@ -10,22 +11,34 @@ from bench.rig.machine import describe_machine
 _MAX_SENTENCES = 20
 
 
-def render(
-    seed: int, seconds: float, stories: Sequence[Story], blows: Sequence[Blow], verdict: Verdict, leaks: Sequence[str]
-) -> str:
+@dataclass(frozen=True)
+class Round:
+    """All that a round has shown."""
+
+    seed: int
+    seconds: float
+    stories: Sequence[Story]
+    blows: Sequence[Blow]
+    verdict: Verdict
+    leaks: Sequence[str]
+    clean_s: float  # how long the books took to be clean
+
+
+def render(shown: Round) -> str:
     """The table of a round, and below it what was wrong."""
+    stories, blows, verdict, leaks = shown.stories, shown.blows, shown.verdict, shown.leaks
     ends = ", ".join(f"{count} {end.value}" for end, count in sorted(verdict.ends.items(), key=lambda each: -each[1]))
     lines = [
         describe_machine(),
-        f"seed      {seed}",
-        f"round     {seconds:.0f} s, {sum(not blow.pause_s for blow in blows)} kills, "
+        f"seed      {shown.seed}",
+        f"round     {shown.seconds:.0f} s, {sum(not blow.pause_s for blow in blows)} kills, "
         f"{sum(bool(blow.pause_s) for blow in blows)} pauses, {verdict.num_streams} streams ({ends})",
         "",
         "process      blow    times  live  p50 s  p99 s  max s   (silence of the streams that were live, worst stream)",
         *(_row(kind, stories, blows) for kind in dict.fromkeys((b.kind, bool(b.pause_s)) for b in _sorted(blows))),
         "",
         f"lost {len(verdict.lost)}  repeated {len(verdict.repeated)}  changed {len(verdict.changed)}  "
-        f"leaked {len(leaks)}",
+        f"leaked {len(leaks)}  (books looked at {shown.clean_s:.1f} s after the last stream)",
     ]
     wrongs = (("lost", verdict.lost), ("repeated", verdict.repeated), ("changed", verdict.changed), ("leaked", leaks))
     for name, sentences in wrongs:

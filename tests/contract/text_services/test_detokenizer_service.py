@@ -11,7 +11,7 @@ from detokenizer_svc.servicer import DetokenizerServicer
 from gateway_svc import wire as gateway_wire
 from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason, Usage
+from penstock.domain.finish import CancelReason, FinishReason, Usage
 from penstock.domain.request import Prompt
 from penstock.domain.rows import TextRow
 from penstock.v1 import detokenizer_pb2
@@ -302,6 +302,19 @@ def test_text_for_a_gateway_that_left_is_not_written(pool: Pool) -> None:
         pool.generate(request_id, ANSWER)
         assert text_of(pool.result(request_id)) == ANSWER
         assert pool.connection.call(Length(stream)) == 0
+
+
+def test_requests_of_a_gateway_that_stays_away_are_cancelled(pool: Pool) -> None:
+    other = b"H" * 16
+    pool.connection.call(Hello(other, SessionKind.GATEWAY, "other", "", 60_000))
+    service = pool.detokenizer_service(session_ttl_s=0.5, orphan_grace_s=0.5)
+    with running(service):
+        orphan, moved = pool.open(1), pool.open(2)
+        pool.connection.call(Attach(moved, "tenant", other, b""))
+        pool.connection.call(Leave(GATEWAY))
+        eventually(lambda: pool.fetch(orphan).cancel_reason == int(CancelReason.CLIENT))
+        assert service.stats().num_orphans == 1
+        assert pool.fetch(moved).cancel_reason == 0
 
 
 def test_a_live_request_can_be_followed(pool: Pool) -> None:
