@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import structlog
@@ -332,9 +333,11 @@ class Delivery:
         if row.finish in _GONE:
             self.fail(call, _error_of(row), CancelReason.CLIENT)
             return
-        call.sink.take(served.prompt, row)
         if not served.stream.ended:
+            # A stored result names the request's usage with every sample.
+            call.sink.take(served.prompt, replace(row, usage=None))
             return
+        call.sink.take(served.prompt, row)
         self._stats.outcomes[_outcome_of_stream(served.stream)] += 1
         self._stats.request.observe(now_s - call.accepted_s)
         self._drop(served)

@@ -85,6 +85,21 @@ def test_a_lost_end_is_found_in_the_result(gateway: RunningGateway) -> None:
     assert text_of(post(gateway)) == "abc"
 
 
+def test_usage_is_counted_once_though_the_result_names_it_with_every_sample(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        for sequence in (0, 1):
+            request.row("a", sequence=sequence, finish=STOP)
+        for sequence in (0, 1):
+            end = request.spoken[sequence].end
+            assert end is not None
+            end.usage.CopyFrom(request.usage())
+        assert request.retire()
+
+    gateway.pipeline.script = script
+    last = events(post(gateway, n=2, stream_options={"include_usage": True}))[-1]
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (7, 2)
+
+
 def test_silence_is_probed_until_the_end_is_found(gateway: RunningGateway) -> None:
     def script(request: Incoming) -> None:
         request.send(request.row("a"))
