@@ -34,7 +34,7 @@ def configure(
     ]
     if readable:
         colors = stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
-        last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False)]
+        last: list[Processor] = [_console(colors=colors)]
     else:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     handler = logging.StreamHandler(stream)
@@ -70,6 +70,13 @@ def _with(bound: dict[str, str]) -> Processor:
         return event
 
     return add
+
+
+def _console(*, colors: bool) -> Processor:
+    # A plain traceback: one with local variables would show what clients sent.
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+    )
 
 
 def _json(event: Any, **_options: Any) -> str:

@@ -65,6 +65,18 @@ def test_a_traceback_and_any_value_fit_into_one_json_line() -> None:
     assert line["value"] == "<class 'object'>"
 
 
+def test_a_readable_traceback_shows_no_local_variables() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "console", stream=stream)
+    secret = "what a client sent"
+    try:
+        int(secret[:0])
+    except ValueError:
+        structlog.stdlib.get_logger("x").exception("failed")
+    assert "ValueError: invalid literal for int()" in stream.getvalue()
+    assert secret not in stream.getvalue()
+
+
 def test_readable_lines_are_no_json_and_have_no_colors_outside_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     stream = io.StringIO()
