@@ -24,6 +24,7 @@ from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
+from penstock.domain.request import format_request_id
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -252,6 +253,12 @@ class DetokenizerService:
             )
         )
         self._stats.num_retired += 1
+        _logger.debug(
+            "retired",
+            request_id=format_request_id(retirement.request_id),
+            finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
+            num_tokens=retirement.result.usage.num_output_tokens,
+        )
 
     def _bury(self, entry: Entry, stream: str, why: str) -> None:
         _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)

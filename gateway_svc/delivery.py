@@ -410,7 +410,13 @@ class Delivery:
             self._drop(served)
 
     def _drop(self, served: Served) -> None:
-        self._served.pop(served.request_id, None)
+        if self._served.pop(served.request_id, None) is not None:
+            _logger.debug(
+                "served",
+                request_id=format_request_id(served.request_id),
+                num_tokens=[sequence.num_tokens for sequence in served.stream.sequences],
+                finish=[sequence.finish.name for sequence in served.stream.sequences],
+            )
         self._stats.num_streams = len(self._served)
         if not self._served:
             self._idle.set()

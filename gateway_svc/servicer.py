@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
 from grpc import aio
 
 from gateway_svc import wire
@@ -20,6 +21,7 @@ from penstock.domain.request import Request, format_request_id, parse_request_id
 from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 Context = aio.ServicerContext[Any, Any]
+_logger = structlog.stdlib.get_logger(__name__)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -53,6 +55,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._stats.outcomes[Outcome.REJECTED] += 1
             raise
         header = checked.header
+        _logger.debug("request", request_id=format_request_id(header.request_id), num_requests=1)
         sink = QueueSink(self._max_backlog_bytes)
         call = await self._delivery.open([checked], sink)
         sink.resume = lambda: self._delivery.resume(call)

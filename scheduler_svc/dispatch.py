@@ -11,6 +11,7 @@ import structlog
 
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, RequestError
+from penstock.domain.request import format_request_id
 from penstock.domain.rows import TokenRows
 from scheduler_svc.core.rows import select_rows
 from scheduler_svc.core.scheduler import Scheduler
@@ -123,6 +124,9 @@ class Dispatcher:
             while (plan := self.scheduler.schedule(name, now_ns)) is not None:
                 self._meters.batch_sequences.observe(len(plan.slots))
                 self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
+                for admission in plan.admissions:
+                    admitted_id = format_request_id(admission.request_id)
+                    _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
                 plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns())))
         rows, self._rows = tuple(self._rows), []
         if rows or plans:
@@ -259,6 +263,7 @@ class Dispatcher:
         self._log_rows(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
             self._log_rows(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
+        _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=len(request.prompt_token_ids))
         sent_ns = self._hints.pop(request_id, now_ns)
         self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 

@@ -165,6 +165,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         seed=admission.seed,
         min_output_tokens=admission.min_output_tokens,
         stop_token_ids=_packed(np.array(masked, np.uint32)),
+        request_id=admission.request_id,
     )
 
 

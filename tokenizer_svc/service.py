@@ -19,11 +19,13 @@ from servicekit.bus.calls import (
     Call,
     Entry,
     Fetch,
+    ListSessions,
     ReadGroup,
     Reclaim,
     Reject,
     Renew,
     RequestState,
+    SessionInfo,
     SessionKind,
     StoredRequest,
     Tokenized,
@@ -43,6 +45,7 @@ READ_BLOCK_MS = 250
 BUSY_BLOCK_MS = 2  # while threads work on long prompts, whose outcomes the loop sends
 MAX_LONG_PROMPTS = 128  # in threads or waiting for one; beyond it hints are left to other tokenizers
 FULL_PAUSE_S = 0.1
+SURVEY_S = 0.5  # between two looks for tokenizers that died with hints in hand
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -86,6 +89,9 @@ class TokenizerService:
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
         self._reclaim_at_s = 0.0
         self._renew_at_s = 0.0
+        self._survey_at_s = 0.0
+        # Who was given hints and does not work on them; at first, whoever had this name before.
+        self._leftover_names: list[str] = [settings.name]
 
     @property
     def name(self) -> str:
@@ -162,37 +168,50 @@ class TokenizerService:
 
     def _recover(self, session: Session) -> None:
         session.recover()
-        self._renew_at_s = 0.0
+        self._renew_at_s = self._survey_at_s = 0.0
+        self._leftover_names = [self.name]  # an answer may have been lost
 
     def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
         """One write and one read: outcomes out, hints in; then the requests that the hints name."""
         self._collect(wait_s=0.0 if may_read and len(self._long) < MAX_LONG_PROMPTS else BUSY_BLOCK_MS / 1000)
-        prompts, consumer = self._bus.keys.prompts, self.name.encode()
         calls: list[Call[Any]] = list(self._unsent)
         num_sent = len(calls)
         renewal = self._renewal(session)
         if renewal is not None:
             calls.append(renewal)
-        num_reads = 0
-        if may_read and len(self._long) < MAX_LONG_PROMPTS:
-            if time.monotonic() >= self._reclaim_at_s:
-                self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
-                idle_ms = int(self._settings.reclaim_after_s * 1000)
-                calls.append(Reclaim(prompts, k.TOKENIZERS, consumer, idle_ms, READ_COUNT))
-                num_reads += 1
-            block_ms = BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
-            calls.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, block_ms))
-            num_reads += 1
+        sessions: ListSessions | None = None
+        if time.monotonic() >= self._survey_at_s:
+            self._survey_at_s = time.monotonic() + SURVEY_S
+            calls.append(sessions := ListSessions())
+        reads = self._reads() if may_read and len(self._long) < MAX_LONG_PROMPTS else []
+        calls += reads
         answers = session.connection.execute(calls) if calls else []
         del self._unsent[:num_sent]
+        found = answers[len(answers) - len(reads) :]
+        if sessions is not None:
+            self._leftover_names = _leftovers(answers[-len(reads) - 1], session.sid)
         if renewal is not None and not answers[num_sent]:
             self._recover(session)
-        read: list[list[Entry]] = answers[len(answers) - num_reads :]
-        if num_reads == 2:
-            working = {job.entry_id for job in self._long.values()}
-            read[0] = [entry for entry in read[0] if entry.entry_id not in working]
-            self._stats.num_reclaimed += len(read[0])
-        return self._fetch(session, [entry for entries in read for entry in entries])
+        working = {job.entry_id for job in self._long.values()}
+        read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in working}
+        self._stats.num_reclaimed += len(read) - len(found[-1]) if found else 0
+        return self._fetch(session, list(read.values()))
+
+    def _reads(self) -> list[Call[Any]]:
+        """What others left, and last, waited for, what is new."""
+        prompts, consumer = self._bus.keys.prompts, self.name.encode()
+        names, self._leftover_names = self._leftover_names, []
+        reads: list[Call[Any]] = [
+            ReadGroup(prompts, k.TOKENIZERS, name.encode(), READ_COUNT, pending=True) for name in names
+        ]
+        if time.monotonic() >= self._reclaim_at_s:
+            # Whatever became of who took them, and of what is known about it.
+            self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
+            idle_ms = int(self._settings.reclaim_after_s * 1000)
+            reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, idle_ms, READ_COUNT))
+        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+        reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, block_ms))
+        return reads
 
     def _renewal(self, session: Session) -> Renew | None:
         # Putting the status together costs more than a prompt: only when it may be due.
@@ -253,6 +272,8 @@ class TokenizerService:
         self._stats.num_tokens += outcome.num_tokens
         if outcome.num_tokens:
             self._stats.num_tokenized += 1
+            request_id = format_request_id(job.stored.request_id)
+            _logger.debug("tokenized", request_id=request_id, num_tokens=outcome.num_tokens)
         else:
             self._stats.num_rejected += 1
         self._hop.observe(job.sent_ns, job.received_ns, outcome.work_s)
@@ -286,6 +307,7 @@ class TokenizerService:
 
     def _reject(self, sid: bytes, job: _Job, n: int, error: PenstockError) -> Reject:
         request_id = job.stored.request_id
+        _logger.debug("rejected", request_id=format_request_id(request_id), reason=error.message)
         shard = int.from_bytes(request_id[-4:], "big") % self._settings.num_shards
         row = wire.encode_rejection(request_id, n, error, sid, time.time_ns())
         return Reject(request_id, job.entry_id, shard, row)
@@ -298,6 +320,16 @@ class TokenizerService:
         self._stats.num_dead_letters += 1
         letter = {**fields, k.STREAM: b"prompts", k.WHY: why.encode()}
         self._unsent.append(Append(self._bus.keys.dead, letter, k.DEAD_CAP))
+
+
+def _leftovers(sessions: Iterable[SessionInfo], sid: bytes) -> list[str]:
+    """The names of dead tokenizers, if it is this session that sees to what they were given: one of the living does."""
+    tokenizers = [session for session in sessions if session.kind is SessionKind.TOKENIZER]
+    living = [session for session in tokenizers if session.alive]
+    if sid != min((session.sid for session in living), default=sid):
+        return []
+    # Who came back under its old name looks for itself.
+    return sorted({session.name for session in tokenizers} - {session.name for session in living})
 
 
 def _decimal(text: bytes | None) -> int:

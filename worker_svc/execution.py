@@ -14,6 +14,7 @@ import structlog
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.plan import StepPlan
+from penstock.domain.request import format_request_id
 from worker_svc import wire
 from worker_svc.core.interface import DeviceError, PendingStep, Runner
 from worker_svc.core.stats import WorkerStats
@@ -156,6 +157,9 @@ class Execution:
                 self._over.add(item.epoch.incarnation)
             self._launched.put(item)
             return
+        for admission in item.plan.admissions:
+            request_id = format_request_id(admission.request_id)
+            _log.debug("begun", request_id=request_id, slot=admission.slot, step=item.plan.step)
         try:
             pending = self._runner.launch(item.plan)
         except DeviceError:

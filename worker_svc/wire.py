@@ -147,6 +147,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         seed=message.seed,
         min_output_tokens=message.min_output_tokens,
         stop_token_ids=tuple(_column("stop_token_ids", message.stop_token_ids).tolist()),
+        request_id=message.request_id,
     )
 
 

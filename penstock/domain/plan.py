@@ -29,6 +29,7 @@ class Admission:
     seed: int  # unsigned 64-bit, of this sequence
     min_output_tokens: int = 0  # `stop_token_ids` cannot be sampled before this many output tokens
     stop_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop ids: masked until min_output_tokens
+    request_id: bytes = b""  # 16 bytes, for logs; nothing is decided by it
 
 
 @dataclass(frozen=True, slots=True)

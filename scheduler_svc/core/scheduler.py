@@ -286,6 +286,7 @@ class Scheduler:
                 seed=sequence.seed,
                 min_output_tokens=request.queued.stopping.min_tokens,
                 stop_token_ids=request.stop_token_ids,
+                request_id=request.request_id,
             )
         )
 

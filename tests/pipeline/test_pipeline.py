@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import structlog
 from byte_tokenizer import write_tokenizer
 from in_memory import Pipeline, wait_until
 
@@ -139,6 +140,23 @@ def test_a_wrong_request_ends_with_its_error_and_the_next_one_is_served(
         pipeline.client.complete(prompt, params)
     assert raised.value.code is code
     assert pipeline.client.complete([1], GREEDY).outputs[0].token_ids == expected([1], 12)
+
+
+def test_a_request_can_be_followed_by_its_id_through_the_logs_of_all_services(pipeline: Pipeline) -> None:
+    with structlog.testing.capture_logs() as lines:
+        accepted = pipeline.client.complete([1, 2], GREEDY).accepted
+        with pytest.raises(PenstockError):
+            pipeline.client.complete([257], GREEDY)
+
+        def events() -> list[str]:
+            return [line["event"] for line in lines if line.get("request_id") == accepted.request_id]
+
+        wait_until(lambda: "served" in events())
+        assert events() == ["request", "tokenized", "queued", "admitted", "begun", "retired", "served"]
+        rejected = [line for line in lines if line["event"] == "rejected"]
+    assert [line["log_level"] for line in rejected] == ["debug"]
+    assert "257" in rejected[0]["reason"]
+    assert rejected[0]["request_id"] != accepted.request_id
 
 
 def test_the_pipeline_shows_all_services_and_their_hops(pipeline: Pipeline) -> None:

@@ -87,6 +87,7 @@ admissions = st.builds(
     seed=st.integers(0, 2**64 - 1),
     min_output_tokens=st.integers(1, 2**32 - 1),
     stop_token_ids=st.lists(U32, max_size=3).map(tuple),
+    request_id=st.binary(max_size=16),
 )
 
 
