@@ -174,7 +174,8 @@ class Fetch(Call[StoredRequest | None]):
 class ReadGroup(Call[list[Entry]]):
     """New entries of a stream for one consumer of a group (made when missing). Blocks up to `block_ms`; 0: not at all.
 
-    Only the last call of an `execute` may block.
+    Only the last call of an `execute` may block. With `pending`, instead of new entries those that this consumer was
+    given and nobody acknowledged, the oldest first; that changes nothing, and whoever asks may be another process.
     """
 
     stream: bytes
@@ -182,6 +183,7 @@ class ReadGroup(Call[list[Entry]]):
     consumer: bytes
     count: int
     block_ms: int = 0
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

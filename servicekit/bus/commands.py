@@ -112,7 +112,8 @@ def _streams(reply: Reply) -> dict[bytes, list[c.Entry]]:
 
 
 def _group_entries(reply: Reply) -> list[c.Entry]:
-    return _entries(reply[0][1]) if reply else []
+    # An entry that is pending and was deleted has no fields.
+    return _entries([entry for entry in reply[0][1] if entry[1] is not None]) if reply else []
 
 
 def _reclaimed(reply: Reply) -> list[c.Entry]:
@@ -252,4 +253,4 @@ def _read(call: c.Read) -> Command:
 def _read_group(call: c.ReadGroup) -> Command:
     block: Command = (b"BLOCK", call.block_ms) if call.block_ms else ()
     head: Command = (b"XREADGROUP", b"GROUP", call.group, call.consumer, b"COUNT", call.count)
-    return (*head, *block, b"STREAMS", call.stream, b">")
+    return (*head, *block, b"STREAMS", call.stream, b"0" if call.pending else b">")

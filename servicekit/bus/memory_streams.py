@@ -85,6 +85,12 @@ class MemoryStream:
             state.last_delivered = entry_id
         return self._entries(ids)
 
+    def pending(self, group: bytes, consumer: bytes, count: int) -> list[c.Entry]:
+        """Up to `count` entries that a consumer was given and nobody acknowledged."""
+        pending = self._groups.setdefault(group, _Group()).pending
+        ids = [entry_id for entry_id, delivery in pending.items() if delivery.consumer == consumer]
+        return self._entries(entry_id for entry_id in ids[:count] if entry_id in self._fields)
+
     def reclaim(self, group: bytes, consumer: bytes, min_idle_ms: int, count: int, now_ms: int) -> list[c.Entry]:
         """Hands long pending entries to `consumer` and forgets deleted ones, `count` of both together."""
         pending = self._groups.setdefault(group, _Group()).pending
@@ -161,7 +167,10 @@ class MemoryStreams:
         return {name: entries for name, entries in found.items() if entries}
 
     def _read_group(self, call: c.ReadGroup) -> list[c.Entry]:
-        return self.get(call.stream).read_group(call.group, call.consumer, call.count, self._now_ms())
+        stream = self.get(call.stream)
+        if call.pending:
+            return stream.pending(call.group, call.consumer, call.count)
+        return stream.read_group(call.group, call.consumer, call.count, self._now_ms())
 
     def _reclaim(self, call: c.Reclaim) -> list[c.Entry]:
         stream = self.get(call.stream)

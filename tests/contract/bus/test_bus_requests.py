@@ -502,6 +502,21 @@ def test_each_hint_goes_to_one_tokenizer_until_it_waited_too_long(flow: Flow) ->
     assert flow.connection.call(Reclaim(keys.prompts, k.TOKENIZERS, b"tokenizer-3", 0, 10)) == [one, two]
 
 
+def test_hints_that_a_consumer_was_given_can_be_read_again_until_they_are_acknowledged(flow: Flow) -> None:
+    stream, connection = flow.bus.keys.prompts, flow.connection
+    again = ReadGroup(stream, k.TOKENIZERS, b"tokenizer-1", 10, pending=True)
+    assert connection.call(again) == []
+    for _ in range(3):
+        flow.submitted()
+    given = connection.call(ReadGroup(stream, k.TOKENIZERS, b"tokenizer-1", 2))
+    connection.call(ReadGroup(stream, k.TOKENIZERS, b"tokenizer-2", 10))
+    assert connection.call(again) == connection.call(again) == given
+    connection.call(Acknowledge(stream, k.TOKENIZERS, given[0].entry_id))
+    assert connection.call(again) == given[1:]
+    assert connection.call(Reclaim(stream, k.TOKENIZERS, b"tokenizer-2", 0, 1)) == given[1:]
+    assert connection.call(again) == []
+
+
 def test_reclaim_makes_its_group(flow: Flow) -> None:
     assert flow.connection.call(Reclaim(flow.bus.keys.prompts, k.TOKENIZERS, b"tokenizer-1", 0, 10)) == []
     request_id = flow.submitted()

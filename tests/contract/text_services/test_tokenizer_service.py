@@ -11,7 +11,7 @@ from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.request import Prompt
 from penstock.v1 import requests_pb2
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Length, ReadGroup, RequestState
+from servicekit.bus.calls import Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
 
 
 def _tokens(pool: Pool, request_id: bytes) -> requests_pb2.TokenizedPrompt:
@@ -118,6 +118,25 @@ def test_hints_of_a_dead_tokenizer_are_claimed(pool: Pool) -> None:
     taken = pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"dead", 10))
     assert len(taken) == 1
     with running(pool.tokenizer_service(reclaim_after_s=0.1)):
+        assert _tokens(pool, request_id).token_ids
+
+
+def test_hints_of_a_dead_tokenizer_go_to_a_living_one_as_soon_as_its_lease_is_over(pool: Pool) -> None:
+    dead = b"D" * 16
+    pool.connection.call(Hello(dead, SessionKind.TOKENIZER, "dead", "", 60_000))
+    request_id = pool.submit(1, Prompt(text="the"))
+    pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"dead", 10))
+    with running(pool.tokenizer_service(reclaim_after_s=3600)):
+        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).token_ids
+        assert not pool.fetch(request_id).meta
+        pool.connection.call(Leave(dead))
+        assert _tokens(pool, request_id).token_ids
+
+
+def test_a_tokenizer_that_was_restarted_finishes_what_it_had_been_given(pool: Pool) -> None:
+    request_id = pool.submit(1, Prompt(text="the"))
+    pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"phoenix", 10))
+    with running(pool.tokenizer_service(name="phoenix", reclaim_after_s=3600)):
         assert _tokens(pool, request_id).token_ids
 
 
