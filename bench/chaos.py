@@ -52,6 +52,8 @@ def main() -> int:
         parser.error(f"no such process: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
         flags = [f"--step-ms={options.step_ms:g}", "--max-num-batched-tokens=512", "--num-blocks=4096", *options.flags]
+        # How soon a supervisor starts a process again is not what is measured.
+        flags = ["--max-restart-pause-s=0.5", *flags]
         with ServedPipeline(Path(folder) / "run", options.replicas, flags) as pipeline:
             try:
                 status = asyncio.run(_round(pipeline, options, kinds))

@@ -70,6 +70,9 @@ class LaunchSettings:
     schedulers: _Count = field(default=1, metadata={"help": "processes of scheduler_svc"})
     workers: _Count = field(default=1, metadata={"help": "processes of worker_svc"})
     detokenizers: _Count = field(default=1, metadata={"help": "processes of detokenizer_svc"})
+    max_restart_pause_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = field(
+        default=8.0, metadata={"help": "longest wait before a process that died again and again is started once more"}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Pipeline:
             url = self._launch.settings.redis_url or self._start_server(stack)
             made = children(self._launch, url)
             check_free(made)
-            self._replicas = [Replica(child, self._output) for child in made]
+            self._replicas = [Replica(child, self._output, self._launch.settings.max_restart_pause_s) for child in made]
             lives = [asyncio.create_task(replica.run()) for replica in self._replicas]
             lives.append(asyncio.create_task(self._keep_server()))
             announcer = asyncio.create_task(self._announce(made))

@@ -17,7 +17,6 @@ from penstock.launcher.output import Output
 CANNOT_START = 2  # a service's exit status that no restart will change
 MAX_FIRST_TRIES = 5
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 8.0
 HEALTHY_AFTER_S = 30.0  # having lived so long, a death is an accident and no pattern
 KILL_AFTER_S = 10.0  # beyond the service's own drain timeout
 _CHUNK_BYTES = 64 * 1024
@@ -27,10 +26,12 @@ _MAX_LINE_BYTES = 1024 * 1024
 class Replica:
     """Runs one child until told to stop."""
 
-    def __init__(self, child: Child, output: Output) -> None:
+    def __init__(self, child: Child, output: Output, max_pause_s: float) -> None:
+        """`max_pause_s`: the longest wait before a restart; the first is half a second, then each is twice the last."""
         self.child = child
         self.was_ready = False
         self._output = output
+        self._first_pause_s, self._max_pause_s = min(FIRST_PAUSE_S, max_pause_s), max_pause_s
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         output.introduce(child.name)
@@ -41,7 +42,7 @@ class Replica:
         Raises:
             PenstockError: INTERNAL: it cannot start; its last lines say why.
         """
-        pause_s, deaths = FIRST_PAUSE_S, 0
+        pause_s, deaths = self._first_pause_s, 0
         while not self._stopping.is_set():
             began_s = time.monotonic()
             status = await self._live()
@@ -53,12 +54,12 @@ class Replica:
                     ErrorCode.INTERNAL, f"{self.child.name} cannot start ({_cause(status)}): its last lines say why"
                 )
             if time.monotonic() - began_s > HEALTHY_AFTER_S:
-                pause_s = FIRST_PAUSE_S
+                pause_s = self._first_pause_s
             self._output.say(f"{self.child.name} died ({_cause(status)}): starting it again in {pause_s:g} s")
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, self._max_pause_s)
 
     async def is_ready(self) -> bool:
         """Asks its gRPC health service."""

@@ -62,8 +62,8 @@ def standstills(stories: Sequence[Story], blow: Blow) -> list[float]:
     """For each stream that was live when a process was hit: its longest silence around that moment, seconds."""
     found = []
     for story in stories:
-        times_s = story.event_times_s
-        if story.end not in (End.DONE, End.LEFT) or not times_s or not times_s[0] < blow.at_s < story.ended_s:
+        times_s = [story.begun_s, *story.event_times_s]
+        if story.end not in (End.DONE, End.LEFT) or not story.begun_s < blow.at_s < story.ended_s:
             continue
         silences = [
             after - before

@@ -27,9 +27,8 @@ STUBBORN = (
 class Fixture:
     def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "python_command", lambda _child: [sys.executable, "-c", program])
-        monkeypatch.setattr(replicas, "FIRST_PAUSE_S", 0.02)
         self.stream = io.StringIO()
-        self.replica = Replica(CHILD, Output(stream=self.stream))
+        self.replica = Replica(CHILD, Output(stream=self.stream), 8.0)
 
     @property
     def said(self) -> str:
