@@ -28,7 +28,7 @@ class Fixture:
     def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "python_command", lambda _child: [sys.executable, "-c", program])
         self.stream = io.StringIO()
-        self.replica = Replica(CHILD, Output(stream=self.stream), 8.0)
+        self.replica = Replica(CHILD, Output(stream=self.stream), max_pause_s=0.02)
 
     @property
     def said(self) -> str:
