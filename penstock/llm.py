@@ -52,6 +52,9 @@ class LLM:
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
         window: steps that are launched ahead of results.
         policy: "fcfs" or "priority".
+        load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
+        attention: kernels: "triton", "torch", or "auto": triton for half precision on CUDA, torch for all else.
+        cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.
 
@@ -83,6 +86,9 @@ class LLM:
         enable_prefix_caching: bool = True,
         window: int = 2,
         policy: str = "fcfs",
+        load_format: str = "auto",
+        attention: str = "auto",
+        cuda_graphs: bool = True,
         runner: str = "torch",
         step_ms: float = 0.0,
     ) -> None:
@@ -112,6 +118,8 @@ class LLM:
             max_model_len=max_model_len,
         )
         _check_choice("policy", policy, tuple(POLICIES))
+        _check_choice("load_format", load_format, ("auto", "dummy"))
+        _check_choice("attention", attention, ("auto", "torch", "triton"))
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
@@ -121,6 +129,9 @@ class LLM:
                 revision=revision,
                 runner="simulated" if runner == "simulated" else "model",
                 dtype=cast(Any, str(dtype).removeprefix("torch.")),
+                load_format=cast(Any, load_format),
+                attention=cast(Any, attention),
+                cuda_graphs=cuda_graphs,
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,

@@ -1,16 +1,17 @@
 """Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import structlog
 import torch
 
 from penstock.domain.errors import invalid, unimplemented
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission, StepPlan
 from worker_svc.checkpoint import read_model_config, resolve_checkpoint
-from worker_svc.core.attention.torch_backend import TorchAttention
+from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group, connect
 from worker_svc.core.interface import Limits
@@ -20,7 +21,9 @@ from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, MemoryProfile, fi
 from worker_svc.core.models import build_model
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
-from worker_svc.weights import load_weights
+from worker_svc.weights import fill_randomly, load_weights
+
+_log = structlog.get_logger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,6 +48,9 @@ class RunnerOptions:
     distributed_address: str = "tcp://127.0.0.1:29500"  # where tensor-parallel ranks meet
     quantization: str | None = None
     trust_remote_code: bool = False
+    attention: str = "auto"  # auto, torch, triton
+    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
+    load_format: str = "auto"  # dummy: random weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class LoadedRunner:
     config: ModelConfig
     device: torch.device
     group: Group
+    compute: Compute
 
     def close(self) -> None:
         """Give everything back."""
@@ -85,13 +92,22 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
             "max_model_len",
         )
     group = connect(options.rank, options.world_size, options.distributed_address, device)
-    placement = Placement(device, dtype, group)
-    model = build_model(config, placement, max_model_len)
-    load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
-    heads = placement.part(config.num_heads, "num_attention_heads")
-    kv_heads = placement.kv_heads(config.num_kv_heads)
+    plain = Placement(device, dtype, group)
+    heads = plain.part(config.num_heads, "num_attention_heads")
+    kv_heads = plain.kv_heads(config.num_kv_heads)
     shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
-    maker = _RunnerMaker(options, config, model, shape, heads.stop - heads.start, device, clock_ns)
+    num_heads = heads.stop - heads.start
+    compute = choose_compute(options.attention, device, shape, num_heads)
+    _log.info("attention chosen", attention=compute.name, reason=compute.reason)
+    placement = replace(plain, operations=compute.operations)
+    model = build_model(config, placement, max_model_len)
+    started_ns = clock_ns()
+    if options.load_format == "dummy":
+        fill_randomly(placement.shards)
+    else:
+        load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
+    _log.info("weights loaded", seconds=_seconds(clock_ns() - started_ns))
+    maker = _RunnerMaker(options, config, model, shape, num_heads, device, compute, clock_ns)
     weights_bytes = sum(shard.destination.nbytes for shard in placement.shards.values())
     profile = maker.profile(weights_bytes, max_model_len, group)
     fitted = fit_model_len(
@@ -101,7 +117,10 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         shape.block_bytes,
         explicit=options.max_model_len is not None,
     )
-    return LoadedRunner(maker.make(profile.num_blocks, fitted), profile, config, device, group)
+    started_ns = clock_ns()
+    runner = maker.make(profile.num_blocks, fitted, with_graphs=options.cuda_graphs and group.world_size == 1)
+    _log.info("runner ready", seconds=_seconds(clock_ns() - started_ns), kv_blocks=profile.num_blocks)
+    return LoadedRunner(runner, profile, config, device, group, compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +133,10 @@ class _RunnerMaker:
     shape: KVCacheShape
     num_heads: int  # query heads of this rank
     device: torch.device
+    compute: Compute
     clock_ns: Callable[[], int]
 
-    def make(self, num_blocks: int, max_model_len: int) -> ModelRunner:
+    def make(self, num_blocks: int, max_model_len: int, *, with_graphs: bool) -> ModelRunner:
         options = self.options
         limits = Limits(
             num_blocks=num_blocks,
@@ -127,9 +147,9 @@ class _RunnerMaker:
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
         )
-        cache = KVCache(self.shape, num_blocks, self.device)
-        return ModelRunner(
-            self.model, cache, TorchAttention(cache, self.num_heads, self.model.rotary), limits, self.clock_ns
+        cache = KVCache(self.shape, num_blocks + 1, self.device)
+        return self.compute.make_runner(
+            self.model, cache, self.num_heads, limits, self.clock_ns, with_graphs=with_graphs
         )
 
     def profile(self, weights_bytes: int, max_model_len: int, group: Group) -> MemoryProfile:
@@ -166,7 +186,7 @@ class _RunnerMaker:
         starts = np.cumsum([0, *num_blocks])
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        runner = self.make(int(starts[-1]), max_model_len)
+        runner = self.make(int(starts[-1]), max_model_len, with_graphs=False)
         admissions = tuple(
             Admission(
                 slot=slot,
@@ -190,6 +210,10 @@ class _RunnerMaker:
         runner.close()
         torch.cuda.empty_cache()
         return peak
+
+
+def _seconds(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e9, 2)
 
 
 def _device(options: RunnerOptions) -> torch.device:

@@ -27,6 +27,7 @@ class LoadedWorker:
     device: str  # cpu, cuda or simulated
     broadcast: Callable[[bytes], bytes]  # from rank 0 to all; returns what rank 0 gave
     close: Callable[[], None]
+    attention: str = "simulated"  # or torch, triton: the kernels
 
 
 def load_worker(settings: WorkerSettings) -> LoadedWorker:
@@ -92,6 +93,9 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         rank=settings.rank,
         world_size=settings.world_size,
         distributed_address=settings.distributed_address,
+        attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs,
+        load_format=settings.load_format,
     )
     loaded = load_runner(options, time.monotonic_ns)
     device = loaded.device
@@ -101,4 +105,5 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         device.type,
         lambda payload: loaded.group.broadcast(payload, device),
         loaded.close,
+        loaded.compute.name,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -29,6 +29,7 @@ class WorkerCollector(Collector):
         yield GaugeMetricFamily("penstock_plans_queued", "Plans read and not launched.", self._plans_queued())
         yield CounterMetricFamily("penstock_sampled_tokens", "Tokens sampled.", stats.num_tokens)
         yield CounterMetricFamily("penstock_epochs", "Pairings with a scheduler that began.", stats.num_epochs)
+        yield InfoMetricFamily("penstock_worker", "What computes.", {"attention": stats.attention})
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
         dead.add_metric(["steps"], stats.num_dead_letters)
         yield dead

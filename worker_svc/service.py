@@ -161,6 +161,7 @@ class WorkerService:
         self._stop = stop
         settings = self._settings
         loaded = self._loaded = self._load(settings)
+        self._stats.attention = loaded.attention
         home_shard = settings.home_shard
         self._info = wire.worker_info(
             loaded.runner.limits,

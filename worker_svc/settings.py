@@ -24,6 +24,15 @@ class WorkerSettings(ServiceSettings):
         default="auto", metadata={"help": "of weights and KV cache; auto: as stored, on a CPU float32"}
     )
     block_size: _Count = field(default=16, metadata={"help": "tokens of a KV block"})
+    load_format: Literal["auto", "dummy"] = field(
+        default="auto", metadata={"help": "auto: the checkpoint's weights; dummy: random ones, to measure speed"}
+    )
+    attention: Literal["auto", "torch", "triton"] = field(
+        default="auto", metadata={"help": "kernels; auto: triton for half precision on CUDA, torch for all else"}
+    )
+    cuda_graphs: bool = field(
+        default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
+    )
     max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
     max_model_len: _Count | None = field(
         default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}

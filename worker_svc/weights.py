@@ -13,6 +13,7 @@ from worker_svc.core.layers.placement import Shard
 _SINGLE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_RANDOM_DEVIATION = 0.02
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
@@ -43,6 +44,17 @@ def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) ->
         names = sorted(remaining)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise broken(f"{directory} lacks the tensor {names[0]}{more}")
+
+
+def fill_randomly(shards: Mapping[str, Shard]) -> None:
+    """Weights for measuring speed: drawn on the device around zero, norms one, biases zero."""
+    for name, shard in shards.items():
+        if name.endswith("norm.weight"):
+            shard.destination.fill_(1.0)
+        elif name.endswith(".bias"):
+            shard.destination.zero_()
+        else:
+            shard.destination.normal_(0.0, _RANDOM_DEVIATION)
 
 
 def _files(directory: Path) -> list[Path]:

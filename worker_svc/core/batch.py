@@ -30,6 +30,11 @@ class Batch:
         """Tokens that the step computes."""
         return len(self.positions)
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether every sequence computes its last known token and samples the next."""
+        return len(self.samples) == len(self.slots) == self.num_tokens
+
 
 def build_batch(slots: npt.NDArray[np.integer], num_tokens: npt.NDArray[np.integer], state: HostSlots) -> Batch:
     """The batch in which slot `slots[i]` advances by `num_tokens[i]` tokens; `state` is only read.

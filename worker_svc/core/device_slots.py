@@ -16,14 +16,17 @@ _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
 _TOP_K, _SEED, _NUM_PROMPT = range(3)
 _NO_LOGPROBS = -1
 
+SEED_COLUMN = _SEED  # of `DeviceSlots.integers`; temperatures stand first in `DeviceSlots.floats`
+
 
 class DeviceSlots:
-    """Persistent tensors, indexed by slot.
+    """Persistent tensors, indexed by slot; the one behind the last, `dummy_slot`, is for rows that pad a batch.
 
-    tokens        i32[max_num_seqs, max_model_len + 1]  every token of the sequence that is known so far
-    block_tables  i32[max_num_seqs, max_blocks]
-    floats        f32[max_num_seqs, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
-    integers      i64[max_num_seqs, 3]  top-k, seed (two's complement), prompt tokens
+    tokens        i32[max_num_seqs + 1, max_model_len + 1]  every token of the sequence that is known so far
+    num_computed  i64[max_num_seqs + 1]  tokens whose KV is written once what is launched is done
+    block_tables  i32[max_num_seqs + 1, max_blocks]; the dummy's blocks are the one behind the last
+    floats        f32[max_num_seqs + 1, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
+    integers      i64[max_num_seqs + 1, 3]  top-k, seed (two's complement), prompt tokens
     """
 
     def __init__(self, host: HostSlots, device: torch.device) -> None:
@@ -31,15 +34,19 @@ class DeviceSlots:
         self._host = host
         self._device = device
         self._vocab_size = host.limits.vocab_size
-        self.tokens = torch.zeros(num_slots, host.max_tokens, dtype=torch.int32, device=device)
-        self.block_tables = torch.zeros(num_slots, host.max_blocks, dtype=torch.int32, device=device)
-        self.floats = torch.zeros(num_slots, 6, device=device)
-        self.integers = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
+        self.dummy_slot = num_slots
+        self.tokens = torch.zeros(num_slots + 1, host.max_tokens, dtype=torch.int32, device=device)
+        self.num_computed = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros(num_slots + 1, host.max_blocks, dtype=torch.int32, device=device)
+        self.block_tables[num_slots] = host.limits.num_blocks
+        self.floats = torch.zeros(num_slots + 1, 6, device=device)
+        self.integers = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device)
         # The host knows what is asked for, so that a step launches only the work that some row needs.
         self._floats = np.zeros((num_slots, 6), np.float32)
         self._integers = np.zeros((num_slots, 3), np.int64)
         self._num_logprobs = np.full(num_slots, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(num_slots, np.bool_)
+        self._is_plain = np.ones(num_slots, np.bool_)  # temperature is all that it asks of the sampler
         self._min_tokens = np.zeros(num_slots, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, I64] = {}
         self._biases: dict[int, tuple[I64, np.ndarray]] = {}
@@ -51,14 +58,16 @@ class DeviceSlots:
         for admission in admissions:
             self._remember(admission)
         slots = np.array([admission.slot for admission in admissions], np.int64)
-        columns: list[I64] = [slots, self._integers[slots].ravel()]
+        num_computed = np.array([admission.num_computed_tokens for admission in admissions], np.int64)
+        columns: list[I64] = [slots, self._integers[slots].ravel(), num_computed]
         for admission in admissions:
             columns += [admission.token_ids.astype(np.int64), admission.block_ids.astype(np.int64)]
         on_device = upload(self._device, *columns)
         self.integers.index_copy_(0, on_device[0], on_device[1].view(-1, self._integers.shape[1]))
+        self.num_computed.index_copy_(0, on_device[0], on_device[2])
         floats = upload_floats(self._device, self._floats[slots])
         self.floats.index_copy_(0, on_device[0], floats)
-        for admission, token_ids, block_ids in zip(admissions, on_device[2::2], on_device[3::2], strict=True):
+        for admission, token_ids, block_ids in zip(admissions, on_device[3::2], on_device[4::2], strict=True):
             self.tokens[admission.slot, : len(token_ids)] = token_ids
             self.block_tables[admission.slot, : len(block_ids)] = block_ids
 
@@ -68,9 +77,21 @@ class DeviceSlots:
             slots, indices, blocks = upload(self._device, updates.slots, updates.indices, updates.blocks)
             self.block_tables.index_put_((slots, indices), blocks.to(torch.int32))
 
+    def draws(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Temperatures f32[rows] and seeds i64[rows] of `slots` i64[rows]."""
+        return self.floats[slots, _TEMPERATURE], self.integers[slots, _SEED]
+
+    def advance(self, slots: Tensor, contexts: Tensor) -> None:
+        """The first `contexts` i64[rows] tokens of `slots` i64[rows] are computed."""
+        self.num_computed.index_copy_(0, slots, contexts)
+
     def write_tokens(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Enter sampled tokens (i64, all on the device) into the histories."""
         self.tokens.index_put_((slots, positions), token_ids.to(torch.int32))
+
+    def are_plain(self, slots: I64, positions: I64) -> bool:
+        """Whether the tokens at `positions` need nothing but a temperature: no logprobs, no change of the logits."""
+        return bool((self._is_plain[slots] & (positions >= self._min_tokens[slots])).all())
 
     def sampler_input(self, batch: Batch, slots: Tensor, positions: Tensor) -> SamplerInput:
         """What the sampling rows of `batch` ask for; `slots` and `positions` are those rows' on the device."""
@@ -114,6 +135,13 @@ class DeviceSlots:
         if biases:
             token_ids, values = zip(*biases, strict=True)
             self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
+        is_drawn_from_all = sampling.top_k == 0 and sampling.top_p >= 1 and sampling.min_p == 0
+        self._is_plain[slot] = (
+            (is_drawn_from_all or sampling.temperature == 0)
+            and wanted == _NO_LOGPROBS
+            and not self._has_penalties[slot]
+            and not biases
+        )
 
     def _draw(self, rows_slots: I64, slots: Tensor, positions: Tensor) -> Draw | None:
         floats, integers = self._floats[rows_slots], self._integers[rows_slots]

@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.domain.plan import NO_TOKENS, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch
+from worker_svc.core.decoder import Decoder
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
@@ -16,7 +17,7 @@ from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.sampler import Sampled, sample
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
-from worker_svc.core.transfer import Download, upload
+from worker_svc.core.transfer import Download, Downloads, upload
 
 
 class PendingModelStep:
@@ -57,7 +58,19 @@ class ModelRunner:
         attention: AttentionBackend,
         limits: Limits,
         clock_ns: Callable[[], int],
+        *,
+        make_decoder: Callable[[DeviceSlots], Decoder] | None = None,
     ) -> None:
+        """Nothing is in a slot yet.
+
+        Args:
+            model: with its weights.
+            cache: one block more than `limits` says, for rows that pad a batch, where there is a decoder.
+            attention: over `cache`.
+            limits: what plans must keep to.
+            clock_ns: monotonic.
+            make_decoder: what steps that only decode are left to; None: they are computed like all others.
+        """
         self._model = model
         self._cache = cache
         self._attention = attention
@@ -66,6 +79,8 @@ class ModelRunner:
         self._device = cache.keys.device
         self._host = HostSlots(limits)
         self._slots = DeviceSlots(self._host, self._device)
+        self._decoder = make_decoder(self._slots) if make_decoder is not None else None
+        self._downloads = Downloads(self._device)
         self._last_timing: StepTiming | None = None
 
     @property
@@ -84,15 +99,17 @@ class ModelRunner:
             # Events are recorded on the current device's stream, and which device is current is up to each thread.
             torch.cuda.set_device(self._device)
         try:
+            self._downloads.protect()
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)
             batch = build_batch(plan.slots, plan.num_tokens, self._host)
-            outputs = self._compute(batch)
+            outputs = self._outputs(batch)
             advance(batch, self._host)
             timing.stop()
             sampled_slots = batch.slots[batch.samples]
+            download = self._downloads.start(outputs)
             pending = PendingModelStep(
-                plan.step, sampled_slots, self._slots.num_logprobs(sampled_slots), Download(outputs), timing
+                plan.step, sampled_slots, self._slots.num_logprobs(sampled_slots), download, timing
             )
         except torch.AcceleratorError as error:
             raise DeviceError(plan.step, error) from error
@@ -101,7 +118,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """See `Runner.close`."""
-        del self._model, self._cache, self._attention, self._slots
+        del self._model, self._cache, self._attention, self._slots, self._decoder
 
     def _update_slots(self, plan: StepPlan) -> None:
         host, slots = self._host, self._slots
@@ -118,15 +135,30 @@ class ModelRunner:
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
 
-    def _compute(self, batch: Batch) -> list[Tensor]:
+    def _outputs(self, batch: Batch) -> list[Tensor]:
         """The sampled tokens and, where asked for, their logprobs, on the device; the tokens are in the histories."""
         if batch.num_tokens == 0:
             return []
-        token_slots, positions, slot_mapping, last_tokens, sample_slots, sample_positions = upload(
+        if self._decoder is not None and batch.only_decodes:
+            return self._decode(self._decoder, batch)
+        return self._compute(batch)
+
+    def _decode(self, decoder: Decoder, batch: Batch) -> list[Tensor]:
+        output = decoder.decode(batch.slots)
+        if self._slots.are_plain(batch.slots, batch.sample_positions):
+            return [output.token_ids]
+        # The decoder knows temperatures alone: what it sampled is replaced before anything reads it.
+        slots, positions = upload(self._device, batch.slots, batch.sample_positions)
+        return self._sample(batch, output.logits, slots, positions)
+
+    def _compute(self, batch: Batch) -> list[Tensor]:
+        token_slots, positions, slot_mapping, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
             self._device,
             batch.token_slots,
             batch.positions,
             batch.slot_mapping,
+            batch.slots,
+            batch.context_lens,
             batch.query_starts[batch.samples + 1] - 1,
             batch.slots[batch.samples],
             batch.sample_positions,
@@ -134,16 +166,23 @@ class ModelRunner:
         token_ids = self._slots.tokens[token_slots, positions].long()
         attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
         hidden = self._model.forward(token_ids, attention)
+        self._slots.advance(slots, contexts)
         if len(batch.samples) == 0:
             return []
-        logits = self._model.logits(hidden[last_tokens]).float()
-        asked = self._slots.sampler_input(batch, sample_slots, sample_positions)
-        sampled = sample(logits, asked)
-        self._slots.write_tokens(sample_slots, sample_positions, sampled.token_ids)
-        return _outputs(sampled)
+        logits = self._model.logits(hidden[last_tokens])
+        if self._decoder is not None and self._slots.are_plain(batch.slots[batch.samples], batch.sample_positions):
+            sampled = self._decoder.sample(logits, sample_slots, sample_positions)
+            self._slots.write_tokens(sample_slots, sample_positions, sampled)
+            return [sampled]
+        return self._sample(batch, logits, sample_slots, sample_positions)
+
+    def _sample(self, batch: Batch, logits: Tensor, slots: Tensor, positions: Tensor) -> list[Tensor]:
+        sampled = sample(logits.float(), self._slots.sampler_input(batch, slots, positions))
+        self._slots.write_tokens(slots, positions, sampled.token_ids)
+        return _columns(sampled)
 
 
-def _outputs(sampled: Sampled) -> list[Tensor]:
+def _columns(sampled: Sampled) -> list[Tensor]:
     columns = (sampled.token_ids, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
     return [column for column in columns if column is not None]
 

@@ -13,6 +13,7 @@ STEP_BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3
 class WorkerStats:
     """Totals since the start."""
 
+    attention: str = ""  # whose kernels compute; empty: not loaded yet
     num_steps: int = 0
     num_tokens: int = 0  # sampled
     num_dead_letters: int = 0

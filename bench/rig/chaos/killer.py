@@ -38,6 +38,7 @@ class Killer:
         self._replicas = replicas
         self._every_s = every_s
         self._rng = random.Random(seed)
+        self._deck: list[str] = []  # the kinds that are still to be hit before one is hit again
         self._paused: dict[int, asyncio.Task[None]] = {}
         self._killed: set[int] = set()
 
@@ -52,7 +53,9 @@ class Killer:
             await asyncio.gather(*self._paused.values())
 
     async def _strike(self) -> None:
-        kind = self._rng.choice(list(self._kinds))
+        if not self._deck:
+            self._deck = self._rng.sample(self._kinds, len(self._kinds))
+        kind = self._deck.pop()
         name = SERVER if kind == SERVER else f"{kind}-{self._rng.randrange(self._replicas)}"
         # A paused server says nothing about the pipeline that a dead one does not.
         is_pause = kind != SERVER and self._rng.random() < PAUSE_SHARE

@@ -321,7 +321,7 @@ def test_metrics_have_the_names_of_the_architecture_page(running: Running, bus: 
     assert samples["penstock_step_seconds_count"] == 1
     assert samples["penstock_sampled_tokens_total"] == 1
     assert samples["penstock_hop_wait_seconds_count"] == 1
-    assert {"penstock_device_idle_seconds_total", "penstock_plans_queued"} <= samples.keys()
+    assert {"penstock_device_idle_seconds_total", "penstock_plans_queued", "penstock_worker_info"} <= samples.keys()
 
 
 def test_a_simulated_worker_does_not_import_torch() -> None:

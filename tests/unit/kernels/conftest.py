@@ -1,0 +1,3 @@
+import pytest
+
+pytest.importorskip("triton", reason="Triton has wheels for Linux only")

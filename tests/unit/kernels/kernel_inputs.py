@@ -1,0 +1,87 @@
+"""Where kernels are tested, in which dtype, how near they must come, and paged caches to test them on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter's bf16 products are not those of the device.
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+# One rounding of inputs, probabilities and outputs each: bf16 keeps 8 bits, fp16 keeps 11.
+TOLERANCE = 1e-2 if DTYPE is torch.bfloat16 else 2e-3
+
+
+def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    """Drawn on the CPU, so that all devices test the same."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE, DTYPE)
+
+
+def assert_near(out: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
+    """Relative to the whole, in double precision; NaN is never near."""
+    difference = out.double() - expected.double()
+    assert float(difference.norm() / expected.double().norm()) < tolerance
+
+
+def rotary_table(positions: int, head_dim: int) -> Tensor:
+    """f32[positions, head_dim]: cosines, then sines."""
+    frequencies = 1e4 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
+    angles = torch.arange(positions).double()[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), 1).float().to(DEVICE)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A cache in which everything that no context names is NaN, and the contexts without holes beside it."""
+
+    keys: Tensor  # [blocks, block_size, num_kv_heads, head_dim]
+    values: Tensor
+    tables: Tensor  # i32[slots, blocks]
+    past_keys: list[Tensor]  # by slot [past, num_kv_heads, head_dim]
+    past_values: list[Tensor]
+
+
+def paged(past: list[int], room: list[int], num_kv_heads: int, head_dim: int, block_size: int) -> Paged:
+    """Slot i has `past[i]` tokens and blocks for `room[i]`, in shuffled order; its table ends with a block of NaN."""
+    counts = [-(-each // block_size) for each in room]
+    order = torch.randperm(sum(counts) + 1, generator=torch.Generator().manual_seed(5)).to(torch.int32)
+    poison = order[-1]
+    shape = (len(order), block_size, num_kv_heads, head_dim)
+    keys = torch.full(shape, float("nan"), dtype=DTYPE, device=DEVICE)
+    values = torch.full_like(keys, float("nan"))
+    tables = torch.full((len(past), max(counts) + 1), int(poison), dtype=torch.int32)
+    past_keys, past_values, start = [], [], 0
+    for slot, (length, count) in enumerate(zip(past, counts, strict=True)):
+        blocks = order[start : start + count]
+        start += count
+        tables[slot, :count] = blocks
+        cells = torch.arange(length)
+        index = blocks[cells // block_size].long().to(DEVICE), (cells % block_size).to(DEVICE)
+        past_keys.append(randn(length, num_kv_heads, head_dim, seed=10 + slot))
+        past_values.append(randn(length, num_kv_heads, head_dim, seed=50 + slot))
+        keys[index], values[index] = past_keys[-1], past_values[-1]
+    return Paged(keys, values, tables.to(DEVICE), past_keys, past_values)
+
+
+def cells_of(tables: Tensor, slot: int, positions: Tensor, block_size: int) -> Tensor:
+    """i64: block * block_size + offset of each position."""
+    return tables[slot, positions // block_size].long() * block_size + positions % block_size
+
+
+def norm_rotate(heads: Tensor, weight: Tensor | None, eps: float, table: Tensor, positions: Tensor) -> Tensor:
+    """heads [tokens, n, head_dim] normalised and rotated, in double precision."""
+    x = heads.double()
+    if weight is not None:
+        x = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+    cos, sin = table[positions].double().unsqueeze(1).chunk(2, -1)
+    left, right = x.chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
+    """query [tokens, num_heads, head_dim] from position `first` on over [context, num_kv_heads, head_dim], causally."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (each.double().repeat_interleave(group, 1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
+    seen = torch.arange(len(keys), device=keys.device) <= first + torch.arange(len(query), device=keys.device)[:, None]
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)

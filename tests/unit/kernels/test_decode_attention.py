@@ -1,0 +1,75 @@
+"""Decode attention against double precision: splits, groups of heads, block sizes, ragged and padded batches."""
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
+
+from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
+
+EPS = 1e-5
+
+
+def check(
+    past: list[int],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    has_norms: bool = True,
+    rounds: int = 2,
+) -> None:
+    count = len(past)
+    cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size)
+    table = rotary_table(max(past) + 1, head_dim)
+    # Rows of the flat columns stand in another order than the sequences, with a stranger's row among them.
+    rows = torch.tensor([row + (row > 0) for row in reversed(range(count))], device=DEVICE)
+    qkv = randn(count + 1, (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
+    norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
+    contexts = torch.tensor(past, device=DEVICE) + 1
+    out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
+    decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table)
+    decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
+    for _ in range(rounds):  # the second finds what the first left in the scratch memory
+        out.fill_(float("nan"))
+        decode.attend(qkv, norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out)
+    for slot, length in enumerate(past):
+        position = torch.tensor([length], device=DEVICE)
+        heads = qkv[rows[slot]].view(1, -1, head_dim)
+        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
+        query = norm_rotate(query, norms and norms[0], EPS, table, position)
+        key = norm_rotate(key, norms and norms[1], EPS, table, position)
+        keys, values = torch.cat((cache.past_keys[slot], key)), torch.cat((cache.past_values[slot], value))
+        assert_near(out[rows[slot]], attend(query, keys, values, length).flatten())
+        cell = cells_of(cache.tables, slot, position, block_size)
+        assert_near(cache.keys.flatten(0, 1)[cell], key)
+        assert torch.equal(cache.values.flatten(0, 1)[cell], value)
+    assert torch.isnan(out[1]).all()
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (6, 2), (8, 1), (16, 2)])
+def test_groups_of_query_heads(num_heads: int, num_kv_heads: int) -> None:
+    check([0, 37], num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes(block_size: int) -> None:
+    check([block_size - 1, block_size, block_size + 1], block_size=block_size)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
+    check([70, 3], head_dim=head_dim, has_norms=has_norms)
+
+
+def test_ragged_batches_at_the_edges_of_splits_and_tiles() -> None:
+    check([0, 1, 127, 128, 129, 255, 256, 257, 600], num_heads=2, num_kv_heads=1)
+
+
+def test_one_long_context_is_split_over_many_programs() -> None:
+    check([2500], num_heads=2, num_kv_heads=1)
+
+
+def test_so_many_sequences_that_nothing_is_split() -> None:
+    check([200, *[index % 5 for index in range(140)]], num_heads=2, num_kv_heads=2, rounds=1)

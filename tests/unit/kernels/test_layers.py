@@ -1,0 +1,77 @@
+"""Norm, gate and matrix-vector kernels, and the operations made of them, against double precision."""
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from torch import Tensor
+
+from worker_svc.core.kernels.activation import silu_mul
+from worker_svc.core.kernels.linear import fits_row_linear, row_linear
+from worker_svc.core.kernels.norm import rms_norm
+from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.operations.torch_operations import TorchOperations
+from worker_svc.core.operations.triton_operations import TritonOperations
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+def silu_gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("size", [64, 96, 1000])
+def test_rms_norm(size: int) -> None:
+    x, weight = randn(5, size, seed=1), randn(size, seed=2)
+    assert_near(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("size", [8, 1024, 1500])
+def test_silu_mul(size: int) -> None:
+    x = randn(3, 2 * size, seed=1)
+    assert_near(silu_mul(x), silu_gated(x.double()))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 64), (48, 192), (33, 1024), (64, 3072), (10, 896), (6, 12288), (96, 4096)]
+)
+def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
+    x, weight = randn(1, inputs, seed=1), randn(2 * outputs, inputs, seed=2, scale=inputs**-0.5)
+    norm, bias, residual = 1 + randn(inputs, seed=3, scale=0.2), randn(outputs, seed=4), randn(1, outputs, seed=5)
+    single = weight[:outputs]
+    double = single.double()
+    assert_near(row_linear(x, single), x.double() @ double.t())
+    assert_near(row_linear(x, single, norm=(norm, 1e-6)), normed(x, norm, 1e-6) @ double.t())
+    expected = x.double() @ double.t() + bias.double() + residual.double()
+    assert_near(row_linear(x, single, bias=bias, residual=residual), expected)
+    gated = row_linear(x, weight, norm=(norm, 1e-6), is_gated=True)
+    assert_near(gated, silu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
+
+
+def test_inputs_that_do_not_divide_into_tiles_are_left_to_others() -> None:
+    assert fits_row_linear(randn(4, 192))
+    assert not fits_row_linear(randn(4, 96))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [96, 128])
+@pytest.mark.parametrize("bias", [True, False])
+def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool) -> None:
+    placement = Placement(DEVICE, DTYPE)
+    norm = RMSNorm(placement, "norm", size, 1e-6)
+    gate_up = ColumnParallelLinear(placement, size, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=bias)
+    down = RowParallelLinear(placement, "down", 64, slice(0, 64), size, bias=bias)
+    for seed, shard in enumerate(placement.shards.values()):
+        shard.destination.copy_(randn(*shard.destination.shape, seed=seed, scale=0.3))
+    hidden = randn(rows, size, seed=20)
+    fused, reference = TritonOperations(), TorchOperations()
+    assert_near(fused.norm_linear(hidden, norm, gate_up), reference.norm_linear(hidden, norm, gate_up))
+    gated = reference.norm_gated(hidden, norm, gate_up)
+    assert_near(fused.norm_gated(hidden, norm, gate_up), gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
+    expected = reference.linear_add(gated, down, hidden)
+    assert_near(fused.linear_add(gated, down, hidden.clone()), expected)

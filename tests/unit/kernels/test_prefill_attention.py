@@ -1,0 +1,97 @@
+"""Rotation, cache writes and attention of chunks against double precision: prefixes, tile edges, ragged batches."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
+
+from worker_svc.core.attention.triton_backend import _tiles
+from worker_svc.core.batch import Batch
+from worker_svc.core.kernels.prefill_attention import PrefillTiles, prefill_attention
+from worker_svc.core.kernels.rope import rope_write
+
+EPS = 1e-6
+
+
+def make_batch(past: list[int], chunks: list[int]) -> Batch:
+    nothing = np.empty(0, np.int64)
+    starts = np.concatenate(([0], np.cumsum(chunks)))
+    slots = np.arange(len(past))
+    contexts = np.array(past) + chunks
+    return Batch(slots, np.array(chunks), starts, contexts, nothing, nothing, nothing, nothing, nothing)
+
+
+def check(
+    past: list[int],
+    chunks: list[int],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    has_norms: bool = True,
+) -> None:
+    contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
+    cache = paged(past, contexts, num_kv_heads, head_dim, block_size)
+    table = rotary_table(max(contexts), head_dim)
+    batch = make_batch(past, chunks)
+    positions = torch.cat([torch.arange(a, b, device=DEVICE) for a, b in zip(past, contexts, strict=True)])
+    owners = torch.tensor(np.repeat(np.arange(len(past)), chunks), device=DEVICE)
+    cells = torch.cat(
+        [cells_of(cache.tables, slot, positions[owners == slot], block_size) for slot in range(len(past))]
+    )
+    given = randn(len(positions), (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
+    norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
+    qkv = given.clone()
+    rows = torch.arange(len(positions), device=DEVICE)
+    rope_write(qkv, norms, EPS, table, rows, positions, cells, cache.keys, cache.values)
+    out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
+    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in _tiles(batch, batch.slots)))
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
+    query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
+    query = norm_rotate(query, norms and norms[0], EPS, table, positions)
+    key = norm_rotate(key, norms and norms[1], EPS, table, positions)
+    assert_near(cache.keys.flatten(0, 1)[cells], key)
+    assert torch.equal(cache.values.flatten(0, 1)[cells], value)
+    for slot, before in enumerate(past):
+        own = owners == slot
+        keys = torch.cat((cache.past_keys[slot], key[own]))
+        values = torch.cat((cache.past_values[slot], value[own]))
+        assert_near(out[own], attend(query[own], keys, values, before).flatten(1))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (6, 2), (8, 1), (5, 1)])
+def test_groups_of_query_heads(num_heads: int, num_kv_heads: int) -> None:
+    check([20], [40], num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes(block_size: int) -> None:
+    check([block_size - 1, 3], [block_size + 2, 30], block_size=block_size)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
+    check([17, 0], [33, 5], head_dim=head_dim, has_norms=has_norms)
+
+
+def test_ragged_chunks_at_the_edges_of_tiles() -> None:
+    check([0, 0, 63, 64, 65, 1, 130], [63, 64, 65, 2, 129, 190, 3], num_heads=2, num_kv_heads=1)
+
+
+def test_a_long_prefix() -> None:
+    check([1000], [70], num_heads=2, num_kv_heads=1)
+
+
+def test_only_the_rows_that_are_named_are_rotated_and_written() -> None:
+    cache = paged([0, 0], [4, 4], 2, 64, 16)
+    qkv = randn(4, 8 * 64, seed=1)
+    before = qkv.clone()
+    positions = torch.arange(4, device=DEVICE)
+    cells = cells_of(cache.tables, 1, positions, 16)
+    rows = torch.tensor([1, 3], device=DEVICE)
+    rope_write(qkv, None, 0.0, rotary_table(4, 64), rows, positions, cells, cache.keys, cache.values)
+    assert torch.equal(qkv[[0, 2]], before[[0, 2]])
+    assert torch.isnan(cache.keys.flatten(0, 1)[cells[[0, 2]]]).all()
+    assert not torch.isnan(cache.keys.flatten(0, 1)[cells[[1, 3]]]).any()

@@ -1,0 +1,122 @@
+"""A runner on Triton's kernels against one on plain torch: the same plans, the same tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE
+from plans import Drive, drive
+
+from penstock.domain.params import Sampling
+from worker_svc.compute import Compute, TorchCompute, TritonCompute
+from worker_svc.core.config import ModelConfig, RopeConfig
+from worker_svc.core.interface import Limits
+from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models import build_model
+from worker_svc.core.runner import ModelRunner
+
+CONFIG = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-6,
+    rope=RopeConfig(),
+    attention_bias=False,
+    mlp_bias=False,
+    tie_word_embeddings=True,
+    dtype=None,
+    eos_token_ids=(2,),
+)
+LLAMA = replace(
+    CONFIG,
+    architecture="LlamaForCausalLM",
+    rope=RopeConfig(500.0, "llama3", 8.0, 1.0, 4.0, 64),
+    attention_bias=True,
+    mlp_bias=True,
+    tie_word_embeddings=False,
+    num_heads=4,
+)
+# Matrix products of the device round fp32 to TF32, so that its tokens may differ: there the GPU checks compare logits.
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
+
+
+def make_runner(config: ModelConfig, compute: Compute, max_num_seqs: int = 6) -> ModelRunner:
+    limits = Limits(
+        num_blocks=80,
+        block_size=16,
+        max_num_seqs=max_num_seqs,
+        max_model_len=200,
+        max_num_batched_tokens=256,
+        vocab_size=config.vocab_size,
+    )
+    placement = Placement(DEVICE, torch.float32, operations=compute.operations)
+    model = build_model(config, placement, limits.max_model_len)
+    generator = torch.Generator().manual_seed(4)
+    for name, shard in placement.shards.items():
+        mean = 1.0 if name.endswith("norm.weight") else 0.0
+        shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
+    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, limits.block_size, torch.float32)
+    cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
+    if compute.name == "triton":  # what no sequence has written must not matter; the reference masks it behind products
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+    return compute.make_runner(model, cache, config.num_heads, limits, lambda: 0, with_graphs=False)
+
+
+def sequences(samplings: list[Sampling], num: int = 4) -> list[Drive]:
+    rng = np.random.default_rng(8)
+    lengths = [1, 40, 15, 17, 33, 2]
+    return [
+        Drive(rng.integers(3, CONFIG.vocab_size, length).tolist(), num, sampling, seed=length)
+        for length, sampling in zip(lengths, samplings, strict=False)
+    ]
+
+
+PLAIN = [Sampling(temperature=t) for t in (0.0, 1.0, 0.0, 0.7, 2.0, 0.0)]
+MIXED = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.9, top_k=20),
+    Sampling(temperature=0.8, top_p=0.9, presence_penalty=0.5),
+    Sampling(temperature=0.0, num_logprobs=3),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.0, logit_bias=((7, 100.0),)),
+]
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize("samplings", [PLAIN, MIXED], ids=["plain", "mixed"])
+def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
+    both = []
+    for compute in (TorchCompute(""), TritonCompute("")):
+        drives = sequences(samplings)
+        stats = drive(make_runner(config, compute), drives, chunk=24, window=2, stagger=2)
+        assert stats.num_mixed > 0
+        assert stats.num_chunked > 0
+        both.append(drives)
+    for reference, fused in zip(*both, strict=True):
+        assert fused.output == reference.output
+        assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
+
+
+def test_a_sequence_alone_is_decoded_as_in_a_batch() -> None:
+    together = sequences(PLAIN)
+    drive(make_runner(CONFIG, TritonCompute("")), together)
+    alone = sequences(PLAIN)[1:2]
+    drive(make_runner(CONFIG, TritonCompute("")), alone)
+    assert alone[0].output == together[1].output
+
+
+def test_counts_on_the_device_are_those_of_the_host() -> None:
+    runner = make_runner(CONFIG, TritonCompute(""))
+    drive(runner, sequences(PLAIN), chunk=24, stagger=1)
+    on_device = runner._slots.num_computed[:-1].tolist()
+    assert on_device == runner._host.num_computed.tolist()
+    assert int(runner._slots.num_computed[-1]) == 0

@@ -1,0 +1,62 @@
+"""Which kernels compute, and what is said about it."""
+
+import pytest
+import torch
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from worker_svc.core.attention.choice import Choice, choose
+from worker_svc.core.kv_cache import KVCacheShape
+
+CUDA = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+
+
+def chosen(
+    requested: str,
+    device: torch.device = CUDA,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = 128,
+    num_heads: int = 32,
+    *,
+    has_triton: bool = True,
+    is_interpreted: bool = False,
+) -> Choice:
+    shape = KVCacheShape(1, 2, head_dim, 16, dtype)
+    return choose(requested, device, shape, num_heads, has_triton=has_triton, is_interpreted=is_interpreted)
+
+
+def test_auto_takes_triton_for_half_precision_on_cuda() -> None:
+    assert chosen("auto").name == "triton"
+    assert chosen("auto", dtype=torch.float16).name == "triton"
+
+
+@pytest.mark.parametrize(
+    ("differs", "reason"),
+    [
+        ({"device": CPU}, "device is cpu"),
+        ({"dtype": torch.float32}, "dtype is float32"),
+        ({"head_dim": 80}, "heads of 80 dimensions"),
+        ({"num_heads": 34}, "more than 16 queries"),
+        ({"has_triton": False}, "triton is not installed"),
+    ],
+)
+def test_what_triton_cannot_do_goes_to_torch_and_the_reason_is_said(differs: dict, reason: str) -> None:
+    choice = chosen("auto", **differs)
+    assert choice.name == "torch"
+    assert reason in choice.reason
+    with pytest.raises(PenstockError, match=reason) as caught:
+        chosen("triton", **differs)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+def test_torch_can_always_be_asked_for() -> None:
+    assert chosen("torch").name == "torch"
+
+
+def test_the_interpreter_runs_anywhere_but_only_if_asked_for() -> None:
+    assert chosen("triton", CPU, torch.float32, is_interpreted=True).name == "triton"
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(PenstockError, match="must be auto, torch or triton"):
+        chosen("flash")

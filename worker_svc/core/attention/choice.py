@@ -1,0 +1,64 @@
+"""Which kernels compute: decided once, from what there is."""
+
+from dataclasses import dataclass
+
+import torch
+
+from penstock.domain.errors import invalid
+from worker_svc.core.kv_cache import KVCacheShape
+
+_HALF = (torch.bfloat16, torch.float16)
+_HEAD_DIMS = (64, 128, 256)
+_MAX_QUERIES_PER_KV_HEAD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`name` is torch or triton; `reason` says why, for the log."""
+
+    name: str
+    reason: str
+
+
+def choose(
+    requested: str, device: torch.device, shape: KVCacheShape, num_heads: int, *, has_triton: bool, is_interpreted: bool
+) -> Choice:
+    """Triton's kernels for half precision on CUDA, where they fit the model's heads; torch for everything else.
+
+    Args:
+        requested: auto, torch or triton.
+        device: what computes.
+        shape: of this rank's KV cache.
+        num_heads: query heads of this rank.
+        has_triton: whether it can be imported.
+        is_interpreted: Triton's kernels run in its interpreter, on any device and in fp32 too.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT, what was asked for by name cannot be had.
+    """
+    if requested not in ("auto", "torch", "triton"):
+        raise invalid(f"attention must be auto, torch or triton, got {requested!r}", "attention")
+    if requested == "torch":
+        return Choice("torch", "asked for")
+    missing = _missing(device, shape, num_heads, has_triton=has_triton, is_interpreted=is_interpreted)
+    if requested == "triton":
+        if missing is not None:
+            raise invalid(f"attention is triton, but {missing}: use torch or auto", "attention")
+        return Choice("triton", "asked for")
+    return Choice("triton", "half precision on CUDA") if missing is None else Choice("torch", missing)
+
+
+def _missing(
+    device: torch.device, shape: KVCacheShape, num_heads: int, *, has_triton: bool, is_interpreted: bool
+) -> str | None:
+    if not has_triton:
+        return "triton is not installed"
+    if not is_interpreted and device.type != "cuda":
+        return f"the device is {device.type}"
+    if not is_interpreted and shape.dtype not in _HALF:
+        return f"the dtype is {str(shape.dtype).removeprefix('torch.')}"
+    if shape.head_dim not in _HEAD_DIMS:
+        return f"its kernels have no heads of {shape.head_dim} dimensions"
+    if num_heads > _MAX_QUERIES_PER_KV_HEAD * shape.num_kv_heads:
+        return f"its kernels have no more than {_MAX_QUERIES_PER_KV_HEAD} queries for a key"
+    return None

@@ -1,0 +1,26 @@
+"""What a runner may leave to the device: steps that only decode, and tokens that only a temperature decides."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from worker_svc.core.slots import I64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutput:
+    """What a decode step leaves behind; the tokens are in the histories already. The next step may overwrite it."""
+
+    logits: Tensor  # [rows, vocab_size]
+    token_ids: Tensor  # i64[rows], as temperatures alone decide
+
+
+class Decoder(Protocol):
+    """Works on the slots' device state; never waits for the device."""
+
+    def decode(self, slots: I64) -> DecodeOutput:
+        """Compute the last known token of each slot and sample the next."""
+
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size]."""

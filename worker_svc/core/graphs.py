@@ -1,0 +1,67 @@
+"""Decode steps as CUDA graphs: one for each of a few batch sizes, replayed with one call.
+
+The graphs read the slots of a batch from one buffer, which is written only when the batch is another than before; what
+is left of a graph's rows goes to the dummy slot.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from worker_svc.core.decode_step import DecodeStep, StepDecoder
+from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.slots import I64
+from worker_svc.core.transfer import upload
+
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_STEP = 32
+
+
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """The sizes for which graphs are made, ascending; the last is `max_num_seqs`."""
+    sizes = [*_SMALL, *range(_SMALL[-1] + _STEP, max_num_seqs, _STEP)]
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+class DecodeGraphs(StepDecoder):
+    """See `Decoder`; nothing can be decoded before `capture`."""
+
+    def __init__(self, step: DecodeStep) -> None:
+        super().__init__(step)
+        self._dummy_slot = max_num_seqs = step.state.dummy_slot
+        self._sizes = np.array(batch_sizes(max_num_seqs))
+        device = step.state.num_computed.device
+        self._slots = torch.full((max_num_seqs,), self._dummy_slot, dtype=torch.int64, device=device)
+        self._last: I64 = np.empty(0, np.int64)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
+
+    @torch.inference_mode()
+    def capture(self, observe: Callable[[int, int], None]) -> None:
+        """Record all graphs, largest first so that the others fit into its memory; waits for the device.
+
+        `observe` is told how many graphs are done, and of how many.
+        """
+        pool = torch.cuda.graph_pool_handle()
+        for number, size in enumerate(self._sizes[::-1].tolist(), 1):
+            # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
+            self._step(self._slots[:size])
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                output = self._step(self._slots[:size])
+            self._graphs[size] = graph, output
+            observe(number, len(self._sizes))
+        torch.cuda.synchronize()
+
+    def decode(self, slots: I64) -> DecodeOutput:
+        """See `Decoder.decode`."""
+        size = int(self._sizes[np.searchsorted(self._sizes, len(slots))])
+        if not np.array_equal(slots, self._last):
+            padded = np.full(max(size, len(self._last)), self._dummy_slot, np.int64)
+            padded[: len(slots)] = slots
+            (on_device,) = upload(self._slots.device, padded)
+            self._slots[: len(padded)].copy_(on_device)
+            self._last = slots
+        graph, output = self._graphs[size]
+        graph.replay()
+        return DecodeOutput(output.logits[: len(slots)], output.token_ids[: len(slots)])

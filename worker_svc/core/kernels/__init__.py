@@ -1,0 +1,1 @@
+"""Triton kernels, one noun a file. Nothing outside this package imports triton, and only CUDA backends import this."""

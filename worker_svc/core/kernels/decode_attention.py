@@ -1,0 +1,248 @@
+"""Attention of sequences that advance by one token: one kernel from q, k and v to the attended heads."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+_LOG2E = 1.4426950408889634
+_MIN_QUERY_ROWS = 16  # of a matrix product's operand
+_PROGRAMS = 264  # two for each multiprocessor of an H200: as many splits as fill it
+_SPLIT_TOKENS = 128  # a split reads at least so many tokens
+_TILE_BYTES = 32768  # keys of one tile
+
+
+@triton.jit
+def _decode_attention(
+    qkv_ptr,  # [tokens, (H + 2 HK) D]
+    query_norm_ptr,  # [D]
+    key_norm_ptr,  # [D]
+    rotary_ptr,  # f32[positions, D]: cosines, then sines
+    rows_ptr,  # i64[sequences]: each one's row of qkv and out
+    slots_ptr,  # i64[sequences]: each one's row of the block tables
+    contexts_ptr,  # i64[sequences]: tokens, the new one included
+    tables_ptr,  # i32[slots, blocks]
+    keys_ptr,
+    values_ptr,
+    out_ptr,  # [tokens, H D]
+    partial_ptr,  # f32[sequences, HK, splits, G, D]
+    weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
+    done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
+    eps,
+    scale,  # of scores, to the base of 2
+    table_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    H: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    SPLIT_T: tl.constexpr,
+    NORM: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    max_splits = tl.num_programs(2)
+    HALF: tl.constexpr = D // 2
+    context = tl.load(contexts_ptr + sequence).to(tl.int32)
+    row = tl.load(rows_ptr + sequence)
+    table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
+    past = context - 1
+    num_splits = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
+    if split < num_splits:
+        length = ((past + num_splits - 1) // num_splits + BLOCK_T - 1) // BLOCK_T * BLOCK_T
+        first = split * length
+        last = tl.minimum(first + length, past)
+        half = tl.arange(0, HALF)
+        dims = tl.arange(0, D)
+        group = tl.arange(0, GP)
+        is_query = group[:, None] < G
+        cos = tl.load(rotary_ptr + past * D + half)
+        sin = tl.load(rotary_ptr + past * D + HALF + half)
+        if NORM:
+            query_norm_1 = tl.load(query_norm_ptr + half).to(tl.float32)
+            query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
+            key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
+            key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
+        wait(DEPENDENT)
+        release(DEPENDENT)
+        heads = qkv_ptr + row * ((H + 2 * HK) * D)
+        queries = heads + (kv_head * G + group[:, None]) * D + half[None, :]
+        q1 = tl.load(queries, mask=is_query, other=0.0).to(tl.float32)
+        q2 = tl.load(queries + HALF, mask=is_query, other=0.0).to(tl.float32)
+        if NORM:
+            q_scale = 1.0 / tl.sqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / D + eps)
+            q1 = q1 * q_scale[:, None] * query_norm_1[None, :]
+            q2 = q2 * q_scale[:, None] * query_norm_2[None, :]
+        a1 = (q1 * cos[None, :] - q2 * sin[None, :]) * scale
+        a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
+        most = tl.full((GP,), float("-inf"), tl.float32)
+        total = tl.zeros((GP,), tl.float32)
+        acc = tl.zeros((GP, D), tl.float32)
+        if split == num_splits - 1:
+            key = heads + (H + kv_head) * D + half
+            k1 = tl.load(key).to(tl.float32)
+            k2 = tl.load(key + HALF).to(tl.float32)
+            v = tl.load(heads + (H + HK + kv_head) * D + dims)
+            if NORM:
+                k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
+                k1 = k1 * k_scale * key_norm_1
+                k2 = k2 * k_scale * key_norm_2
+            b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
+            b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
+            block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
+            cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
+            tl.store(keys_ptr + cell + half, b1)
+            tl.store(keys_ptr + cell + HALF + half, b2)
+            tl.store(values_ptr + cell + dims, v)
+            most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
+            total = tl.full((GP,), 1.0, tl.float32)
+            acc += v.to(tl.float32)[None, :]
+        a1 = a1.to(keys_ptr.dtype.element_ty)
+        a2 = a2.to(keys_ptr.dtype.element_ty)
+        for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
+            positions = start + tl.arange(0, BLOCK_T)
+            is_past = positions < last
+            blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0).to(tl.int64)
+            cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride + kv_head * head_stride
+            keys_1 = tl.load(keys_ptr + cells[None, :] + half[:, None], mask=is_past[None, :], other=0.0)
+            keys_2 = tl.load(keys_ptr + cells[None, :] + HALF + half[:, None], mask=is_past[None, :], other=0.0)
+            scores = tl.dot(a1, keys_1)
+            scores = tl.dot(a2, keys_2, scores)
+            scores = tl.where(is_past[None, :], scores, float("-inf"))
+            larger = tl.maximum(most, tl.max(scores, 1))
+            p = tl.exp2(scores - larger[:, None])
+            alpha = tl.exp2(most - larger)
+            total = total * alpha + tl.sum(p, 1)
+            v = tl.load(values_ptr + cells[:, None] + dims[None, :], mask=is_past[:, None], other=0.0)
+            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+            most = larger
+        outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
+        if num_splits == 1:
+            tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+        else:
+            # The split that ends last adds the parts up, so that no second kernel is needed.
+            base = (sequence * HK + kv_head) * max_splits
+            parts = partial_ptr + group[:, None] * D + dims[None, :]
+            weights = weight_ptr + group
+            tl.store(parts + (base + split) * (G * D), acc / total[:, None], mask=is_query)
+            tl.store(weights + (base + split) * G, most + tl.log2(total), mask=group < G)
+            tl.debug_barrier()
+            ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
+            if ended == num_splits - 1:
+                most = tl.full((GP,), float("-inf"), tl.float32)
+                total = tl.zeros((GP,), tl.float32)
+                acc = tl.zeros((GP, D), tl.float32)
+                for part in range(num_splits):
+                    # Rows behind G would be -inf - -inf, which is NaN; they are never stored.
+                    weight = tl.load(weights + (base + part) * G, mask=group < G, other=0.0, cache_modifier=".cg")
+                    partial = tl.load(parts + (base + part) * (G * D), mask=is_query, other=0.0, cache_modifier=".cg")
+                    larger = tl.maximum(most, weight)
+                    alpha = tl.exp2(most - larger)
+                    p = tl.exp2(weight - larger)
+                    acc = acc * alpha[:, None] + partial * p[:, None]
+                    total = total * alpha + p
+                    most = larger
+                tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+                tl.store(done_ptr + sequence * HK + kv_head, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The sequences of a step that advance by one token; all i64[sequences] on the device."""
+
+    rows: Tensor  # where each one's token stands in the flat columns
+    slots: Tensor
+    contexts: Tensor  # tokens with KV once the step is done
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class DecodeAttention:
+    """Split-KV paged decoding (Dao et al., Flash-Decoding, 2023) for up to `max_sequences` at once, on one stream.
+
+    Keys and values are [num_blocks, block_size, num_kv_heads, head_dim] with any strides but the last.
+    """
+
+    def __init__(self, max_sequences: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary: Tensor) -> None:
+        device = rotary.device
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._rotary = rotary
+        self._dependent = has_dependent_launch(device)
+        most = max(self.num_splits(count) * count for count in range(1, max_sequences + 1)) * num_heads
+        self._partial = torch.empty(most * head_dim, device=device)
+        self._weight = torch.empty(most, device=device)
+        self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
+
+    def num_splits(self, num_sequences: int) -> int:
+        """Into how many parts long contexts are cut, so that few sequences keep the whole device busy."""
+        return max(1, _PROGRAMS // (num_sequences * self._num_kv_heads))
+
+    def attend(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
+
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], block_tables i32[slots, blocks],
+        out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not name are left alone.
+        """
+        head_dim, splits = self._head_dim, self.num_splits(len(rows))
+        queries = self._num_heads // self._num_kv_heads
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+        tile = max(_MIN_QUERY_ROWS, min(128, _TILE_BYTES // (head_dim * keys.element_size())))
+        _decode_attention[(len(rows), self._num_kv_heads, splits)](
+            qkv,
+            query_norm,
+            key_norm,
+            self._rotary,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            block_tables,
+            keys,
+            values,
+            out,
+            self._partial,
+            self._weight,
+            self._done,
+            eps,
+            head_dim**-0.5 * _LOG2E,
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=self._num_heads,
+            HK=self._num_kv_heads,
+            D=head_dim,
+            G=queries,
+            GP=max(_MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
+            BLOCK_SIZE=keys.shape[1],
+            BLOCK_T=tile,
+            SPLIT_T=_SPLIT_TOKENS,
+            NORM=norms is not None,
+            STAGES=3 if splits == 1 else 2,
+            DEPENDENT=self._dependent,
+            **options(warps=4, dependent=self._dependent),
+        )

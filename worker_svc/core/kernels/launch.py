@@ -1,0 +1,47 @@
+"""How kernels are launched: programmatic dependent launch where the device has it, and Triton's interpreter."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+_FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)  # Hopper
+
+
+def has_dependent_launch(device: torch.device) -> bool:
+    """Whether a kernel may be on the multiprocessors before the one ahead of it has ended."""
+    return (
+        device.type == "cuda"
+        and not INTERPRETED
+        and torch.cuda.get_device_capability(device) >= _FIRST_WITH_DEPENDENT_LAUNCH
+    )
+
+
+def options(*, warps: int = 4, dependent: bool = False) -> dict[str, Any]:
+    """Launch options of a kernel with `warps` warps a program; the interpreter takes none."""
+    if INTERPRETED:
+        return {}
+    return {"num_warps": warps, "launch_pdl": dependent}
+
+
+def power_of_two_divisor(value: int, limit: int) -> int:
+    """The largest power of two that divides `value` and is at most `limit`, itself a power of two."""
+    return min(value & -value, limit)
+
+
+@triton.jit
+def wait(DEPENDENT: tl.constexpr):
+    """Wait until all that the kernels before wrote can be read. Every program of a dependent kernel that reads or
+    writes what others do must call it, or it would not be ordered behind the kernels before the last.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release(DEPENDENT: tl.constexpr):
+    """Let the next kernel start; called behind `wait`, so that it finds all but this kernel's output."""
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,36 @@
+"""Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
+the residual along; more rows through cuBLAS, with the norm and the gate as kernels of their own.
+"""
+
+from torch import Tensor
+
+from worker_svc.core.kernels.activation import silu_mul
+from worker_svc.core.kernels.linear import fits_row_linear, row_linear
+from worker_svc.core.kernels.norm import rms_norm
+from worker_svc.core.operations.interface import Norm, Projection, Reduction
+
+
+class TritonOperations:
+    """See `Operations`."""
+
+    def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
+        """See `Operations.norm_linear`."""
+        if len(hidden) == 1 and fits_row_linear(linear.weight):
+            return row_linear(hidden, linear.weight, norm=(norm.weight, norm.eps), bias=linear.bias)
+        return linear(rms_norm(hidden, norm.weight, norm.eps))
+
+    def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
+        """See `Operations.linear_add`."""
+        if not linear.is_whole:
+            return residual.add_(linear(x))
+        if len(x) == 1 and fits_row_linear(linear.weight):
+            return row_linear(x, linear.weight, bias=linear.bias, residual=residual)
+        if linear.bias is not None:
+            residual.add_(linear.bias)
+        return residual.addmm_(x, linear.weight.t())
+
+    def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
+        """See `Operations.norm_gated`."""
+        if len(hidden) == 1 and gate_up.bias is None and fits_row_linear(gate_up.weight):
+            return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
+        return silu_mul(self.norm_linear(hidden, norm, gate_up))
