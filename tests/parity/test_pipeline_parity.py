@@ -15,6 +15,10 @@ from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.settings import WorkerSettings
 
 
+def plans_in_flight(pipeline: Pipeline) -> int:
+    return sum(worker.num_plans_in_flight for worker in pipeline.scheduler.stats().workers.values())
+
+
 @pytest.mark.parametrize(("name", "case"), pairwise(CHECKPOINTS), ids=str)
 def test_clients_of_the_pipeline_get_what_transformers_says(
     reference: Callable[[str], Reference], name: str, case: Case
@@ -50,6 +54,8 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
         streams = [pipeline.client.generate(answer.prompt, PARAMS) for answer in expected.answers]
         accepted = [next(stream) for stream in streams]
         wait_until(lambda: pipeline.scheduler.stats().num_requests == NUM_PROMPTS)
+        # As many plans as the window allows were sent, and the first is not carried out.
+        wait_until(lambda: plans_in_flight(pipeline) == case.window)
         gate.set()
         generations = []
         for stream, first in zip(streams, accepted, strict=True):
