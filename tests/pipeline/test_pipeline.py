@@ -1,6 +1,5 @@
 """All five services on a bus in memory: what a client asks for comes out, and nothing is left behind."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from byte_tokenizer import write_tokenizer
 from in_memory import Pipeline, wait_until
 
 from penstock.client import Accepted, Delta, Generation
@@ -19,24 +17,6 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 257,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": 256,
-}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("simulated")
-    write_tokenizer(directory)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    return directory
 
 
 @pytest.fixture(scope="module")
