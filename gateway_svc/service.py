@@ -251,12 +251,12 @@ class GatewayService:
             if self._link.connected:
                 self._delivery.probe(asyncio.get_running_loop().time())
                 with contextlib.suppress(BusUnavailable, BusFull):  # the link knows, and waits for the server
-                    workers, prompts, requests = await self._link.execute(
-                        (ListWorkers(), Length(keys.prompts), Length(keys.requests))
+                    workers, prompts, requests, dead = await self._link.execute(
+                        (ListWorkers(), Length(keys.prompts), Length(keys.requests), Length(keys.dead))
                     )
                     self._answered_s = time.monotonic()
                     self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
-                    self.stats.queue_depths = {"prompts": prompts, "requests": requests}
+                    self.stats.queue_depths = {"prompts": prompts, "requests": requests, "dead": dead}
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _make_catalogue(self, infos: list[bytes]) -> Catalogue:

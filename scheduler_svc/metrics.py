@@ -14,6 +14,8 @@ from servicekit.hops import Hop, cumulative
 
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
+_STREAMS = ("requests", "results", "cancels", "worker")  # `worker`: what one says of itself when it is paired
+
 
 class Sizes:
     """How large things were: counts in powers of two. One thread observes; any thread may read."""
@@ -39,7 +41,7 @@ class Meters:
     cancels: Hop = field(default_factory=lambda: Hop("cancels"))
     batch_sequences: Sizes = field(default_factory=Sizes)
     step_tokens: Sizes = field(default_factory=Sizes)
-    dead_letters: Counter[str] = field(default_factory=Counter)  # by stream
+    dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
 
     @property
     def hops(self) -> tuple[Hop, ...]:

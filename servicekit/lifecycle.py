@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -138,7 +139,8 @@ def start(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         return main(argv)
     except PenstockError as error:
-        sys.stderr.write(f"{main.__module__.partition('.')[0]}: {error.message}\n")
+        # As `python -m`, its module is `__main__`; its file lies in the service's package either way.
+        sys.stderr.write(f"{Path(inspect.getfile(main)).parent.name}: {error.message}\n")
         return EXIT_CANNOT_START
 
 

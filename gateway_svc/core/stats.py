@@ -53,4 +53,4 @@ class GatewayStats:
     num_attaches: int = 0
     num_lagging: int = 0  # times that a client was so slow that its text was left where it is kept
     num_dead_letters: int = 0  # entries of `text` that could not be read
-    queue_depths: dict[str, int] = field(default_factory=dict)  # by stream: prompts, requests
+    queue_depths: dict[str, int] = field(default_factory=dict)  # by stream: prompts, requests, dead

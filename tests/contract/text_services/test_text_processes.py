@@ -126,5 +126,6 @@ def test_a_missing_model_is_said_in_a_sentence(service: str) -> None:
     command = [sys.executable, "-m", service, "--model", "/no/such/model"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == EXIT_CANNOT_START
+    assert done.stderr.startswith(f"{service}: ")
     assert "/no/such/model" in done.stderr
     assert "Traceback" not in done.stderr

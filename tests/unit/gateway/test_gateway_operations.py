@@ -50,7 +50,8 @@ def test_metrics_tell_what_was_served(gateway: RunningGateway, http: httpx.Clien
     assert "penstock_inter_token_seconds_count 1.0" in text
     assert "penstock_request_seconds_count 1.0" in text
     assert 'penstock_hop_wait_seconds_count{hop="text"} 2.0' in text
-    assert 'penstock_queue_depth{stream="prompts"}' in text
+    for stream in ("prompts", "requests", "dead"):
+        assert f'penstock_queue_depth{{stream="{stream}"}}' in text
     assert "penstock_open_streams 0.0" in text
 
 
