@@ -71,5 +71,9 @@ def test_one_long_context_is_split_over_many_programs() -> None:
     check([2500], num_heads=2, num_kv_heads=1)
 
 
+def test_whole_tiles_need_fewer_splits_than_there_are() -> None:
+    check([1900, 1665, *[3] * 7], num_heads=2, num_kv_heads=2, rounds=1)
+
+
 def test_so_many_sequences_that_nothing_is_split() -> None:
     check([200, *[index % 5 for index in range(140)]], num_heads=2, num_kv_heads=2, rounds=1)

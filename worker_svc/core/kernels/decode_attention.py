@@ -59,9 +59,11 @@ def _decode_attention(
     row = tl.load(rows_ptr + sequence)
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
     past = context - 1
-    num_splits = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
+    wanted = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
+    length = tl.maximum(1, (past + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T
+    # Whole tiles may need fewer splits than wanted: an empty one would be 0 / 0.
+    num_splits = tl.maximum(1, (past + length - 1) // length)
     if split < num_splits:
-        length = ((past + num_splits - 1) // num_splits + BLOCK_T - 1) // BLOCK_T * BLOCK_T
         first = split * length
         last = tl.minimum(first + length, past)
         half = tl.arange(0, HALF)
