@@ -22,7 +22,7 @@ from gateway_svc.core.replies import Reply, ReplyHead, encode, error_fields
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
-from gateway_svc.intake import TIMEOUT_HEADER, Intake, parse_timeout
+from gateway_svc.intake import TIMEOUT_HEADER, Intake, parse_timeout, too_large_error
 from gateway_svc.sinks import ReplySink, SseSink, error_headers
 from penstock import __version__
 from penstock.domain import request as domain
@@ -196,9 +196,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     Raises:
         PenstockError: REQUEST_TOO_LARGE, before more than that was read.
     """
-    too_large = PenstockError(
-        ErrorCode.REQUEST_TOO_LARGE, f"the body may have at most {max_bytes} bytes; send less at once"
-    )
+    too_large = too_large_error(max_bytes)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise too_large

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway_svc.core.models import Catalogue
-from penstock.domain.errors import invalid
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Prompt, Request
 
@@ -68,3 +68,8 @@ def parse_timeout(text: str | None) -> float | None:
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise invalid(f"{TIMEOUT_HEADER} must be seconds in (0, {MAX_TIMEOUT_S:.0f}], got {text!r:.40}", TIMEOUT_HEADER)
     return seconds
+
+
+def too_large_error(max_bytes: int) -> PenstockError:
+    """What is said of a body beyond the bound, HTTP's or gRPC's."""
+    return PenstockError(ErrorCode.REQUEST_TOO_LARGE, f"the body may have at most {max_bytes} bytes; send less at once")

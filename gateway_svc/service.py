@@ -123,6 +123,7 @@ class GatewayService:
             catalogue=self._models,
             pipeline=self._pipeline,
             stats=self.stats,
+            max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
         )
 

@@ -12,7 +12,7 @@ from gateway_svc.core.auth import OpenDoor
 from gateway_svc.core.models import Catalogue
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
-from gateway_svc.intake import Intake
+from gateway_svc.intake import Intake, too_large_error
 from gateway_svc.pipeline import PipelineReading
 from gateway_svc.sinks import QueueSink
 from penstock.domain.errors import PenstockError, invalid
@@ -36,6 +36,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         catalogue: Callable[[], Catalogue],
         pipeline: Callable[[], Awaitable[PipelineReading]],
         stats: GatewayStats,
+        max_body_bytes: int,
         max_backlog_bytes: int,
     ) -> None:
         self._delivery = delivery
@@ -44,6 +45,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._catalogue = catalogue
         self._pipeline = pipeline
         self._stats = stats
+        self._max_body_bytes = max_body_bytes
         self._max_backlog_bytes = max_backlog_bytes
 
     # Writes to its context instead of yielding: so a cancelled call ends here at once, and with it the request.
@@ -102,6 +104,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _check(self, request: inference_pb2.GenerateCall, context: Context) -> Request:
         metadata = _metadata(context)
+        if request.ByteSize() > self._max_body_bytes:
+            raise too_large_error(self._max_body_bytes)
         ask = wire.decode_generate(request.request)
         return self._intake.requests(
             [ask.prompt],

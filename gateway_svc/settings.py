@@ -20,7 +20,7 @@ class GatewaySettings(ServiceSettings):
         metadata={"help": "names that clients may call the model by, separated by commas; empty: as workers register"},
     )
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
-        default=8 * 1024 * 1024, metadata={"help": "largest request body"}
+        default=8 * 1024 * 1024, metadata={"help": "largest request body, of HTTP and of gRPC"}
     )
     max_streams: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "requests that this gateway serves at once, 429 beyond; 0: no bound"}

@@ -14,8 +14,8 @@ import msgspec
 import structlog
 from structlog.typing import Processor
 
-# Libraries that announce every connection at INFO.
-_TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio")
+# Libraries that announce every connection or call.
+_TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "grpc")
 
 
 def configure(

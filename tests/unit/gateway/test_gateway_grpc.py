@@ -92,6 +92,16 @@ def test_what_is_wrong_is_named_in_the_trailer(stub: Stub, fields: dict[str, obj
     assert (error.code, error.param) == (common_pb2.ERROR_CODE_INVALID_ARGUMENT, param)
 
 
+def test_a_body_beyond_the_bound_of_http_is_refused_here_too(launch: Callable[..., RunningGateway]) -> None:
+    gateway = launch(max_body_bytes=2000)
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        list(Stub(channel).Generate(call(text="x" * 1900)))
+        with pytest.raises(grpc.RpcError, match="at most 2000 bytes") as caught:
+            list(Stub(channel).Generate(call(text="x" * 2000)))
+    error = common_pb2.Error.FromString(dict(caught.value.trailing_metadata())["penstock-error-bin"])
+    assert error.code == common_pb2.ERROR_CODE_REQUEST_TOO_LARGE
+
+
 def test_a_missing_prompt_and_an_unknown_model(stub: Stub) -> None:
     with pytest.raises(grpc.RpcError, match="needs a prompt"):
         list(stub.Generate(inference_pb2.GenerateCall()))

@@ -7,6 +7,7 @@ from checkpoint_files import CHATML, write_checkpoint
 
 from penstock.domain.errors import Fault, PenstockError
 from penstock.domain.request import Message
+from tokenizer_svc.core.checkpoint import find_checkpoint
 from tokenizer_svc.core.vocabulary import load_vocabulary
 
 _HELLO = (Message("user", "Hello"),)
@@ -105,3 +106,27 @@ def test_truncation_and_padding_left_in_the_file_are_switched_off(tmp_path: Path
     made.enable_padding(length=50)
     vocabulary = load_vocabulary(str(write_checkpoint(tmp_path, tokenizer=made.to_str())))
     assert 2 < len(vocabulary.tokenizer.encode("the miller's cat").ids) < 50
+
+
+def test_of_a_hub_id_the_text_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def download(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((model, revision))
+        assert "tokenizer.json" in allow_patterns
+        assert not any("safetensors" in pattern for pattern in allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert find_checkpoint("someone/model", "v2") == tmp_path
+    assert asked == [("someone/model", "v2")]
+
+
+def test_a_hub_that_gives_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(PenstockError, match=r"someone/model .*no network") as caught:
+        find_checkpoint("someone/model")
+    assert caught.value.fault is Fault.OPERATOR
