@@ -8,10 +8,18 @@ from servicekit.bus.calls import SessionInfo, SessionKind
 class Gateways:
     """What surveys of the pool have said about gateways."""
 
-    def __init__(self, orphan_grace_s: float) -> None:
-        """`orphan_grace_s`: how long a gateway may be gone and come back before its requests are given up."""
+    def __init__(self, late_s: float, orphan_grace_s: float) -> None:
+        """No gateway is known to be gone.
+
+        Args:
+            late_s: for so long after its lease a gateway still gets text: it may wake up, or come back to a restarted
+                server, and should find what it missed.
+            orphan_grace_s: after so long its requests are given up.
+        """
+        self._late_s = late_s
         self._orphan_grace_s = orphan_grace_s
-        self._gone_s: dict[bytes, float] = {}  # sessions that nobody reads the text of → since when
+        self._missing_s: dict[bytes, float] = {}  # sessions without a lease → since when
+        self._gone: set[bytes] = set()
         self._told: set[bytes] = set()  # orphans that were cancelled
 
     def note(self, sessions: Iterable[SessionInfo], routes: Iterable[bytes], now_s: float) -> None:
@@ -19,11 +27,15 @@ class Gateways:
         gateways = {session.sid: session.alive for session in sessions if session.kind is SessionKind.GATEWAY}
         # One that the pool has forgotten is named only by its requests.
         known = gateways.keys() | {route for route in routes if route}
-        self._gone_s = {sid: self._gone_s.get(sid, now_s) for sid in known if not gateways.get(sid)}
+        self._missing_s = {sid: self._missing_s.get(sid, now_s) for sid in known if not gateways.get(sid)}
+        # Nobody would ever delete the text of one that is forgotten.
+        self._gone = {
+            sid for sid, since_s in self._missing_s.items() if sid not in gateways or now_s - since_s >= self._late_s
+        }
 
     def is_gone(self, route: bytes) -> bool:
         """Whether text for a gateway would be a stream without a reader, kept for ever."""
-        return route in self._gone_s
+        return route in self._gone
 
     def orphans(self, requests: Iterable[tuple[bytes, bytes]], now_s: float) -> list[bytes]:
         """Requests whose clients lost their connection with their gateway, each named once.
@@ -35,7 +47,7 @@ class Gateways:
         lost = [
             request_id
             for request_id, route in requests
-            if now_s - self._gone_s.get(route, now_s) >= self._orphan_grace_s
+            if now_s - self._missing_s.get(route, now_s) >= self._orphan_grace_s
         ]
         new = [request_id for request_id in lost if request_id not in self._told]
         self._told = set(lost)

@@ -70,7 +70,7 @@ class DetokenizerService:
         self._out: list[Call[Any]] = []  # effects, to go with the next read; all may be sent again
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
-        self._gateways = Gateways(settings.orphan_grace_s)
+        self._gateways = Gateways(settings.session_ttl_s, settings.orphan_grace_s)
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
@@ -177,7 +177,7 @@ class DetokenizerService:
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
             self._out.clear()
-            self._gateways = Gateways(self._settings.orphan_grace_s)
+            self._gateways = Gateways(self._settings.session_ttl_s, self._settings.orphan_grace_s)
             for shard in list(self._shards.values()):
                 self._forget(shard)
 

@@ -298,7 +298,7 @@ def test_text_for_a_gateway_that_left_is_not_written(pool: Pool) -> None:
     with running(service):
         request_id = pool.open(1)
         pool.connection.execute([Leave(GATEWAY), DropStream(stream)])
-        time.sleep(0.5)
+        time.sleep(1.0)
         pool.generate(request_id, ANSWER)
         assert text_of(pool.result(request_id)) == ANSWER
         assert pool.connection.call(Length(stream)) == 0
