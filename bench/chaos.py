@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.rig.chaos.audit import audit
-from bench.rig.chaos.killer import Killer
+from bench.rig.chaos.killer import SHARES, Killer
 from bench.rig.chaos.load import Book, Story, follow, follow_for_ever
 from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
@@ -34,12 +34,13 @@ def main() -> int:
     """Runs one round; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="of requests and blows")
-    parser.add_argument("--kills", type=int, default=20, help="the round ends after so many")
+    parser.add_argument("--kills", type=int, default=20, help="the round ends after so many restarts")
     parser.add_argument("--seconds", type=float, default=600.0, help="or after so long")
     parser.add_argument("--every-s", type=float, default=2.0, help="mean time between two blows")
     parser.add_argument(
         "--kinds", default=",".join(KINDS), help=f"processes to hit, also {SERVER}; separated by commas"
     )
+    parser.add_argument("--hows", default="killed,paused", help=f"what is done to them: {', '.join(SHARES)}")
     parser.add_argument("--replicas", type=int, default=2, help="processes of each service")
     parser.add_argument("--clients", type=int, default=12, help="streams at once")
     parser.add_argument("--recipes", type=int, default=48, help="different requests")
@@ -47,16 +48,15 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="keeps what the services write, in this file")
     parser.add_argument("flags", nargs="*", help="more flags of penstock serve, behind --")
     options = parser.parse_args()
-    kinds = options.kinds.split(",")
-    if unknown := set(kinds) - {*KINDS, SERVER}:
-        parser.error(f"no such process: {', '.join(sorted(unknown))}")
+    if unknown := set(options.kinds.split(",")) - {*KINDS, SERVER} | set(options.hows.split(",")) - SHARES.keys():
+        parser.error(f"no such process or blow: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder:
         flags = [f"--step-ms={options.step_ms:g}", "--max-num-batched-tokens=512", "--num-blocks=4096", *options.flags]
         # How soon a supervisor starts a process again is not what is measured.
         flags = ["--max-restart-pause-s=0.5", *flags]
         with ServedPipeline(Path(folder) / "run", options.replicas, flags) as pipeline:
             try:
-                status = asyncio.run(_round(pipeline, options, kinds))
+                status = asyncio.run(_round(pipeline, options))
             finally:
                 if options.log:
                     shutil.copyfile(Path(folder) / "run" / "err", options.log)
@@ -66,10 +66,17 @@ def main() -> int:
     return status
 
 
-async def _round(pipeline: ServedPipeline, options: argparse.Namespace, kinds: Sequence[str]) -> int:
+async def _round(pipeline: ServedPipeline, options: argparse.Namespace) -> int:
     recipes = make_recipes(random.Random(options.seed), options.recipes)
     references = await _undisturbed(pipeline, recipes)
-    killer = Killer(pipeline, kinds, options.replicas, options.every_s, options.seed)
+    killer = Killer(
+        pipeline,
+        kinds=options.kinds.split(","),
+        hows=options.hows.split(","),
+        replicas=options.replicas,
+        every_s=options.every_s,
+        seed=options.seed,
+    )
     began_s = time.monotonic()
     stories = await _disturbed(pipeline, recipes, killer, options)
     seconds = time.monotonic() - began_s

@@ -1,4 +1,4 @@
-"""What happens to the processes: kill -9 and pauses, drawn from a seed."""
+"""What happens to the processes: kill -9, pauses and orders to end, drawn from a seed."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.rig.chaos.pipeline import SERVER, ServedPipeline
 
-PAUSE_SHARE = 0.3
+SHARES = {"killed": 0.6, "paused": 0.3, "ended": 0.3}  # of each way, beside the others that are wanted
 PAUSE_S = (0.2, 6.0)
 _UNLUCKY_S = 0.1  # until another victim is looked for
 
@@ -21,32 +21,40 @@ class Blow:
 
     kind: str  # of process
     name: str
+    how: str  # killed, paused, or ended: told to drain
     at_s: float  # monotonic
-    pause_s: float  # 0: it was killed
 
 
 class Killer:
     """Hits processes of some kinds one after the other; pauses run beside further blows."""
 
     def __init__(
-        self, pipeline: ServedPipeline, kinds: Sequence[str], replicas: int, every_s: float, seed: int
+        self,
+        pipeline: ServedPipeline,
+        *,
+        kinds: Sequence[str],
+        hows: Sequence[str],
+        replicas: int,
+        every_s: float,
+        seed: int,
     ) -> None:
-        """`every_s` is the mean time between two blows."""
+        """`every_s` is the mean time between two blows, `hows` are keys of `SHARES`."""
         self.blows: list[Blow] = []
         self._pipeline = pipeline
         self._kinds = kinds
+        self._hows = hows
         self._replicas = replicas
         self._every_s = every_s
         self._rng = random.Random(seed)
         self._deck: list[str] = []  # the kinds that are still to be hit before one is hit again
         self._paused: dict[int, asyncio.Task[None]] = {}
-        self._killed: set[int] = set()
+        self._gone: set[int] = set()
 
     async def run(self, num_kills: int, seconds: float) -> None:
-        """Until there were so many kills or so much time has passed; then no process is paused any more."""
+        """Until so many processes had to be started again or so much time has passed; then none is paused any more."""
         end_s = time.monotonic() + seconds
         try:
-            while len(self._killed) < num_kills and time.monotonic() < end_s:
+            while len(self._gone) < num_kills and time.monotonic() < end_s:
                 await asyncio.sleep(self._rng.uniform(0.2, 1.8) * self._every_s)
                 await self._strike()
         finally:
@@ -57,17 +65,18 @@ class Killer:
             self._deck = self._rng.sample(self._kinds, len(self._kinds))
         kind = self._deck.pop()
         name = SERVER if kind == SERVER else f"{kind}-{self._rng.randrange(self._replicas)}"
-        # A paused server says nothing about the pipeline that a dead one does not.
-        is_pause = kind != SERVER and self._rng.random() < PAUSE_SHARE
-        pause_s = self._rng.uniform(*PAUSE_S) if is_pause else 0.0
-        while (pid := self._pipeline.pids()[name]) in self._killed or pid in self._paused or not _runs(pid):
+        how = self._rng.choices(self._hows, [SHARES[each] for each in self._hows])[0]
+        if kind == SERVER:  # a paused one says nothing about the pipeline that a dead one does not
+            how = "killed"
+        pause_s = self._rng.uniform(*PAUSE_S)
+        while (pid := self._pipeline.pids()[name]) in self._gone or pid in self._paused or not _runs(pid):
             await asyncio.sleep(_UNLUCKY_S)
-        self.blows.append(Blow(kind, name, time.monotonic(), pause_s))
-        if is_pause:
+        self.blows.append(Blow(kind, name, how, time.monotonic()))
+        if how == "paused":
             self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
         else:
-            self._killed.add(pid)
-            os.kill(pid, signal.SIGKILL)
+            self._gone.add(pid)
+            os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
 
     async def _pause(self, pid: int, pause_s: float) -> None:
         try:

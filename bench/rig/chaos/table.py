@@ -1,5 +1,6 @@
 """What a round prints."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,14 +29,14 @@ def render(shown: Round) -> str:
     """The table of a round, and below it what was wrong."""
     stories, blows, verdict, leaks = shown.stories, shown.blows, shown.verdict, shown.leaks
     ends = ", ".join(f"{count} {end.value}" for end, count in sorted(verdict.ends.items(), key=lambda each: -each[1]))
+    hows = ", ".join(f"{count} {how}" for how, count in sorted(Counter(blow.how for blow in blows).items()))
     lines = [
         describe_machine(),
         f"seed      {shown.seed}",
-        f"round     {shown.seconds:.0f} s, {sum(not blow.pause_s for blow in blows)} kills, "
-        f"{sum(bool(blow.pause_s) for blow in blows)} pauses, {verdict.num_streams} streams ({ends})",
+        f"round     {shown.seconds:.0f} s, {hows}, {verdict.num_streams} streams ({ends})",
         "",
         "process      blow    times  live  p50 s  p99 s  max s   (silence of the streams that were live, worst stream)",
-        *(_row(kind, stories, blows) for kind in dict.fromkeys((b.kind, bool(b.pause_s)) for b in _sorted(blows))),
+        *(_row(kind, stories, blows) for kind in sorted({(blow.kind, blow.how) for blow in blows})),
         "",
         f"lost {len(verdict.lost)}  repeated {len(verdict.repeated)}  changed {len(verdict.changed)}  "
         f"leaked {len(leaks)}  (books looked at {shown.clean_s:.1f} s after the last stream)",
@@ -46,16 +47,12 @@ def render(shown: Round) -> str:
     return "\n".join(lines)
 
 
-def _sorted(blows: Sequence[Blow]) -> list[Blow]:
-    return sorted(blows, key=lambda blow: (blow.kind, bool(blow.pause_s)))
-
-
-def _row(kind: tuple[str, bool], stories: Sequence[Story], blows: Sequence[Blow]) -> str:
+def _row(kind: tuple[str, str], stories: Sequence[Story], blows: Sequence[Blow]) -> str:
     """One kind of process and of blow: over the blows, the silence of the stream that suffered most."""
-    hits = [blow for blow in blows if (blow.kind, bool(blow.pause_s)) == kind]
+    hits = [blow for blow in blows if (blow.kind, blow.how) == kind]
     silences = [standstills(stories, blow) for blow in hits]
     worst = sorted(max(each) for each in silences if each)
     figures = [worst[round(share * (len(worst) - 1))] for share in (0.5, 0.99, 1.0)] if worst else []
     num_live = sum(map(len, silences))
     shown = "  ".join(f"{figure:5.2f}" for figure in figures)
-    return f"{kind[0]:11}  {'paused' if kind[1] else 'killed'}  {len(hits):5}  {num_live:4}  {shown}"
+    return f"{kind[0]:11}  {kind[1]:6}  {len(hits):5}  {num_live:4}  {shown}"

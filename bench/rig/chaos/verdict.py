@@ -78,7 +78,7 @@ def _loss(story: Story, blows: Sequence[Blow]) -> str:
     if story.end in (End.DONE, End.LEFT):
         return ""
     if story.end is End.BROKEN:
-        deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and not blow.pause_s]
+        deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and blow.how == "killed"]
         if any(story.begun_s <= at_s <= story.ended_s <= at_s + BROKEN_WITHIN_S for at_s in deaths_s):
             return ""
     return f"{story.end.value} {story.error}"
