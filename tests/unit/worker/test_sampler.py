@@ -214,3 +214,31 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     values, ids = exact[[1, 3]].topk(4)
     assert result.top_ids.tolist() == ids.tolist()
     assert result.top_logprobs.flatten().tolist() == pytest.approx(values.flatten().tolist(), abs=1e-5)
+
+
+def test_penalties_come_before_bias_and_bias_before_temperature() -> None:
+    # Halved and then raised, the first token beats the second; raised and then halved, it would not.
+    logits = torch.tensor([[1.0, 1.2, -5.0]])
+    one, zero = torch.ones(1), torch.zeros(1)
+    seen = Penalties(torch.tensor([0]), torch.tensor([[0]]), torch.tensor([1]), torch.tensor([1]), 2 * one, zero, zero)
+    raised = Entries(torch.tensor([0]), torch.tensor([0]), torch.tensor([1.0]))
+    assert sample(logits, SamplerInput(penalties=seen, bias=raised)).token_ids.tolist() == [0]
+    # (-2 + 1) / 2 is e^-0.5 as likely as the best, which min-p 0.8 drops; -2 / 2 + 1 would be as likely as the best.
+    logits = torch.tensor([[0.0, -2.0]]).expand(200, -1)
+    raised = Entries(torch.arange(200), torch.ones(200, dtype=torch.long), torch.ones(200))
+    drawn = draw(200, temperature=2.0, min_p=torch.full((200,), 0.8))
+    assert set(sample(logits, SamplerInput(drawn, bias=raised)).token_ids.tolist()) == {0}
+
+
+def test_top_p_counts_what_top_k_left_and_min_p_comes_last() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(400, -1)
+
+    def possible(top_k: int, top_p: float, min_p: float | None = None) -> set[int]:
+        cut = truncation(400, top_k, top_p, top_k or None)
+        shares = None if min_p is None else torch.full((400,), min_p)
+        return set(sample(logits, SamplerInput(draw(400, truncation=cut, min_p=shares))).token_ids.tolist())
+
+    assert possible(0, 0.55) == {0, 1}
+    assert possible(2, 0.55) == {0}  # 0.4 / 0.7 is more than 0.55
+    assert possible(3, 0.95) == {0, 1, 2}
+    assert possible(3, 0.95, min_p=0.6) == {0, 1}
