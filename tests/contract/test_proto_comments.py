@@ -7,7 +7,9 @@ import pytest
 
 PROTOS = sorted((Path(__file__).parents[2] / "proto" / "penstock" / "v1").glob("*.proto"))
 # Declarations; the fields of a `oneof` too. A `oneof` itself is explained by its fields.
-DECLARED = re.compile(r"(message|enum|service|rpc) \w+|((optional|repeated) )?(map<.+>|[\w.]+) \w+ = \d+;|[A-Z_]+ = \d+;")
+DECLARED = re.compile(
+    r"(message|enum|service|rpc) \w+|((optional|repeated) )?(map<.+>|[\w.]+) \w+ = \d+;|[A-Z_]+ = \d+;"
+)
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.stem)

@@ -82,6 +82,22 @@ def test_a_cancel_before_the_claim_counts() -> None:
     assert client.tokens[request_id, 0] == []
 
 
+def test_the_blocks_of_a_cancelled_request_are_free_without_another_step() -> None:
+    bus = MemoryBus()
+    with scheduler(bus) as service, Worker(bus) as worker:
+        client = Client(bus)
+        until(lambda: len(service.incarnations()) == 1, "the pairing")
+        worker.is_held.set()
+        cancelled = client.submit(1, prompt(1), max_tokens=20)
+        until(lambda: service.stats().workers["w"].num_plans_in_flight == 2, "a full window")
+        assert service.stats().workers["w"].num_used_blocks > 0
+        client.cancel(cancelled)
+        until(lambda: service.stats().workers["w"].num_used_blocks == 0, "free blocks")
+        client.wait((cancelled, 0))
+        assert client.finishes[cancelled, 0] is FinishReason.CANCELLED
+        assert worker.num_steps == 0
+
+
 def test_a_stopped_sequence_leaves_while_its_sibling_goes_on() -> None:
     bus = MemoryBus()
     with scheduler(bus) as service, Worker(bus) as worker:
