@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tools.bundled_model import lexicon, requests, stories, talk
+from tools.bundled_model import lexicon, questions, requests, stories, talk
 from tools.bundled_model.grammar import GRAMMAR, STORY_VARIABLES, Ask, draw, has_held_out_pair, wordings
 from tools.bundled_model.noise import noisy
 from tools.bundled_model.rules import Bindings, Word, pick
@@ -21,7 +21,7 @@ class Turn:
     ask: Ask
 
 
-_Worded = TypeVar("_Worded", stories.Question, talk.Talk)
+_Worded = TypeVar("_Worded", questions.Question, talk.Talk)
 _WEIGHTS = {
     "story": 36, "any_story": 5, "poem": 7, "explanation": 16, "fact": 9, "term": 6, "talk": 15, "odd": 15,
     "reading": 4,
@@ -223,11 +223,11 @@ class Dialogue:
             user = noisy(user, self._rng)
         return self._question_turn("question", question, user, words)
 
-    def _question(self, plot: str, words: Bindings) -> tuple[stories.Question, str]:
-        question = self._rng.choice(self._askable([one for one in stories.QUESTIONS if plot in one.plots]))
+    def _question(self, plot: str, words: Bindings) -> tuple[questions.Question, str]:
+        question = self._rng.choice(self._askable([one for one in questions.QUESTIONS if plot in one.plots]))
         return question, GRAMMAR.write_template(self._wording(question.wordings), words, self._rng)
 
-    def _question_turn(self, kind: str, question: stories.Question, user: str, words: Bindings) -> Turn:
+    def _question_turn(self, kind: str, question: questions.Question, user: str, words: Bindings) -> Turn:
         rule = f"answer.{question.name}"
         known = {name: word for name, word in words.items() if not name.startswith("some_")}
         self._offer = None

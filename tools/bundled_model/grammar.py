@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 
-from tools.bundled_model import lexicon, requests, stories, talk
+from tools.bundled_model import lexicon, questions, requests, stories, talk
 from tools.bundled_model.rules import Bindings, Grammar, Word, pick
 
 VARIABLES: dict[str, Sequence[Word]] = {
@@ -38,7 +38,7 @@ STORY_VARIABLES = ("hero", "friend", "place", "object", "weather", "trait")
 """What a story is made of, and what a user may ask it to be about."""
 
 GRAMMAR = Grammar(
-    {**stories.RULES, **talk.RULES},
+    {**stories.RULES, **questions.RULES, **talk.RULES},
     VARIABLES,
     (frozenset({"hero", "friend"}), frozenset({"hname", "fname"})),
 )
@@ -113,9 +113,9 @@ def _wording_held_out(wording: str) -> bool:
 
 @cache
 def _ordinary_wordings() -> frozenset[str]:
-    questions = [one.wordings for one in stories.QUESTIONS]
+    asked = [one.wordings for one in questions.QUESTIONS]
     sayings = [one.wordings for one in (*talk.TALKS, *talk.FACTS)]
-    lists = [*questions, *sayings, *requests.WORDING_LISTS, talk.EXPLANATION_WORDINGS, talk.YES_WORDINGS]
+    lists = [*asked, *sayings, *requests.WORDING_LISTS, talk.EXPLANATION_WORDINGS, talk.YES_WORDINGS]
     return frozenset(_same_wording(wording) for one in lists for wording in one[:_ORDINARY])
 
 
