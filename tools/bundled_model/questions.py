@@ -51,7 +51,6 @@ _LOSES = spelled_out(
 QUESTIONS = (
     Question("hero_finds", _HERO_FINDS, _FINDS, f"[{{hname}}|{{hname}} the {{hero}}] found {_IT}."),
     Question("friend_finds", _FRIEND_FINDS, _FINDS, f"[{{fname}}|{{fname}} the {{friend}}] found {_IT}."),
-    Question("both_find", ("share",), _FINDS, f"[Both of them|{{hname}} and {{fname}}] saw {_IT}."),
     Question(
         "where_object",
         ("found", "lost", "gift", "trade", "share"),
@@ -69,7 +68,6 @@ QUESTIONS = (
         spelled_out(f"{_WHERE} was {_IT}?", f"{_WHERE} did {{fname}} [look|search][| for {_IT}]?"),
         "{fname} was looking for [it|the {object}] {spot}.",
     ),
-    Question("nobody_loses", ("gift", "trade", "share"), _LOSES, f"Nobody had lost {_IT}."),
     Question("friend_loses", ("found", "noise"), _LOSES, f"[{{fname}}|{{fname}} the {{friend}}] had lost {_IT}."),
     Question(
         "hero_loses",

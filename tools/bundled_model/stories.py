@@ -86,7 +86,9 @@ _NOISE = (
 # is corrected here.
 _BOTH = (
     "[{hname} and {fname}|{fname} and {hname}"
-    "|{hname} the {hero} and {fname} the {friend}|{fname} the {friend} and {hname} the {hero}]"
+    "|{hname} the {hero} and {fname} the {friend}|{fname} the {friend} and {hname} the {hero}"
+    "|the {hero} called {hname} and the {friend} called {fname}"
+    "|the {friend} called {fname} and the {hero} called {hname}]"
 )
 
 _ENDING = (

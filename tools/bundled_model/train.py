@@ -32,7 +32,7 @@ from tools.bundled_model.tokenizer import (
 class Recipe:
     """Everything that decides what the model becomes."""
 
-    steps: int = 10000
+    steps: int = 12500
     batch_tokens: int = 32768
     learning_rate: float = 3e-3
     warmup_steps: int = 300
