@@ -1,10 +1,10 @@
 """What computes, torch or Triton's kernels: chosen once, and the only place that knows both."""
 
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
-import structlog
 import torch
 
 from worker_svc.core.attention.choice import Choice, choose
@@ -17,7 +17,7 @@ from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
 
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Compute(Protocol):
@@ -100,8 +100,8 @@ class TritonCompute:
                 return StepDecoder(step)
             graphs = DecodeGraphs(step)
             started_ns = clock_ns()
-            graphs.capture(lambda done, total: _log.debug("graph captured", done=done, total=total))
-            _log.info("decode graphs captured", seconds=round((clock_ns() - started_ns) / 1e9, 2))
+            graphs.capture(lambda done, total: _log.debug("graph captured", extra={"done": done, "total": total}))
+            _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             return graphs
 
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)

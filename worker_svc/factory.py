@@ -1,10 +1,10 @@
 """Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import structlog
 import torch
 
 from penstock.domain.errors import invalid, unimplemented
@@ -23,7 +23,8 @@ from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
 from worker_svc.weights import fill_randomly, load_weights
 
-_log = structlog.get_logger(__name__)
+# Of the standard library: `LLM` runs in processes that are not ours to configure.
+_log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -98,7 +99,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
     num_heads = heads.stop - heads.start
     compute = choose_compute(options.attention, device, shape, num_heads)
-    _log.info("attention chosen", attention=compute.name, reason=compute.reason)
+    _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     placement = replace(plain, operations=compute.operations)
     model = build_model(config, placement, max_model_len)
     started_ns = clock_ns()
@@ -106,7 +107,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         fill_randomly(placement.shards)
     else:
         load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
-    _log.info("weights loaded", seconds=_seconds(clock_ns() - started_ns))
+    _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     maker = _RunnerMaker(options, config, model, shape, num_heads, device, compute, clock_ns)
     weights_bytes = sum(shard.destination.nbytes for shard in placement.shards.values())
     profile = maker.profile(weights_bytes, max_model_len, group)
@@ -119,7 +120,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     )
     started_ns = clock_ns()
     runner = maker.make(profile.num_blocks, fitted, with_graphs=options.cuda_graphs and group.world_size == 1)
-    _log.info("runner ready", seconds=_seconds(clock_ns() - started_ns), kv_blocks=profile.num_blocks)
+    _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns), "kv_blocks": profile.num_blocks})
     return LoadedRunner(runner, profile, config, device, group, compute)
 
 

@@ -1,5 +1,6 @@
 """How kernels are launched: programmatic dependent launch where the device has it, and Triton's interpreter."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 _FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)  # Hopper
 
 
+@cache
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may be on the multiprocessors before the one ahead of it has ended."""
     return (

@@ -1,23 +1,31 @@
 """Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
-the residual along; more rows through cuBLAS, with the norm and the gate as kernels of their own.
+the residual along; a few rows through products that are cut along the inputs, where the weight is small; more through
+cuBLAS, with the norm and the gate as kernels of their own.
 """
 
 from torch import Tensor
 
 from worker_svc.core.kernels.activation import silu_mul
+from worker_svc.core.kernels.few_rows import FewRows, Tiling, tiling
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.operations.interface import Norm, Projection, Reduction
 
 
 class TritonOperations:
-    """See `Operations`."""
+    """See `Operations`; for use on one stream."""
+
+    def __init__(self) -> None:
+        self._few_rows = FewRows()
 
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
         if len(hidden) == 1 and fits_row_linear(linear.weight):
             return row_linear(hidden, linear.weight, norm=(norm.weight, norm.eps), bias=linear.bias)
-        return linear(rms_norm(hidden, norm.weight, norm.eps))
+        normed = rms_norm(hidden, norm.weight, norm.eps)
+        if linear.bias is None and (cut := self._cut(normed, linear.weight)) is not None:
+            return self._few_rows.multiply(normed, linear.weight, cut)
+        return linear(normed)
 
     def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
         """See `Operations.linear_add`."""
@@ -27,6 +35,8 @@ class TritonOperations:
             return row_linear(x, linear.weight, bias=linear.bias, residual=residual)
         if linear.bias is not None:
             residual.add_(linear.bias)
+        if (cut := self._cut(x, linear.weight)) is not None:
+            return self._few_rows.multiply(x, linear.weight, cut, residual)
         return residual.addmm_(x, linear.weight.t())
 
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
@@ -34,3 +44,6 @@ class TritonOperations:
         if len(hidden) == 1 and gate_up.bias is None and fits_row_linear(gate_up.weight):
             return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
         return silu_mul(self.norm_linear(hidden, norm, gate_up))
+
+    def _cut(self, x: Tensor, weight: Tensor) -> Tiling | None:
+        return tiling(*weight.shape) if 1 < len(x) <= FewRows.MAX_ROWS else None
