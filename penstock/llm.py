@@ -15,8 +15,8 @@ from penstock.progress import ProgressBar
 from penstock.prompts import (
     Conversation,
     PromptLike,
+    as_list,
     at_index,
-    is_single,
     pair_params,
     parse_conversation,
     parse_prompt,
@@ -171,9 +171,8 @@ class LLM:
             PenstockError: a prompt is wrong, naming its index. Nothing was generated then, or what was is given up; the
                 `LLM` is as good as before.
         """
-        each: Sequence[Any] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment]
         parsed = []
-        for index, value in enumerate(each):
+        for index, value in enumerate(as_list(prompts)):
             with at_index("prompts", index):
                 parsed.append(parse_prompt(value))
         return self._run(parsed, sampling_params, priority, use_tqdm=use_tqdm)

@@ -52,11 +52,17 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def is_single(prompts: Any) -> bool:
-    """Whether `prompts` is one prompt and not a list of them."""
+def as_list(prompts: Any) -> Sequence[Any]:
+    """One prompt or a list of them, as a list.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it is neither.
+    """
     if isinstance(prompts, str | Mapping):
-        return True
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise invalid(f"prompts are text, token ids or a list of them, got {prompts!r:.80}", "prompts")
+    return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
 def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any]) -> Prompt:

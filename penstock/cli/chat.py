@@ -9,7 +9,7 @@ from rich.console import Console
 
 from penstock.cli.arguments import add_connection, add_sampling, sampling_params
 from penstock.client import Client, Delta
-from penstock.domain.errors import PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Message
 
@@ -26,8 +26,10 @@ def main(argv: Sequence[str]) -> int:
     params = sampling_params(arguments)
     console = Console(highlight=False)
     with Client(arguments.address) as client:
-        model = client.models()[0].name
-        console.print(f"[bold]{model}[/bold]  [dim]{_HELP}[/dim]\n")
+        models = client.models()
+        if not models:
+            raise PenstockError(ErrorCode.UNAVAILABLE, "no worker has registered a model yet: try again in a moment")
+        console.print(f"[bold]{models[0].name}[/bold]  [dim]{_HELP}[/dim]\n")
         opening = [Message("system", arguments.system)] if arguments.system else []
         history = list(opening)
         while question := _ask(console):

@@ -4,6 +4,7 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import bench, main
+from penstock.client import Client
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +60,11 @@ def test_bench_lists_and_runs_what_the_repository_has(
     assert capsys.readouterr().out == "['--steps', '5']\n"
     assert main(["bench", "slow"]) == 2
     assert "there is no 'slow'; there are speed" in capsys.readouterr().err
+
+
+def test_chat_says_so_when_no_model_is_served_yet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Client, "models", lambda self: [])
+    assert main(["chat", "--address", "127.0.0.1:1"]) == 1
+    assert "no worker has registered a model yet" in capsys.readouterr().err

@@ -231,3 +231,9 @@ def test_a_broken_checkpoint_is_named(checkpoint: Path, file: str | None, conten
         (checkpoint / file).write_text(content or "")
     with pytest.raises(PenstockError, match=what):
         LLM(str(checkpoint))
+
+
+@pytest.mark.parametrize("prompts", [None, 5, 2.5])
+def test_what_is_no_prompt_at_all_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(PenstockError, match="prompts are text, token ids or a list of them"):
+        llm.generate(prompts, use_tqdm=False)
