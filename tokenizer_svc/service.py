@@ -27,7 +27,6 @@ from servicekit.bus.calls import (
     RequestState,
     SessionInfo,
     SessionKind,
-    StoredRequest,
     Tokenized,
 )
 from servicekit.hops import Hop, HopCollector
@@ -55,7 +54,9 @@ class _Job:
     """A prompt that is to be tokenized."""
 
     entry_id: bytes  # of its hint
-    stored: StoredRequest
+    request_id: bytes
+    header: bytes
+    body: bytes
     sent_ns: int
     received_ns: int
 
@@ -172,7 +173,7 @@ class TokenizerService:
         self._leftover_names = [self.name]  # an answer may have been lost
 
     def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
-        """One write and one read: outcomes out, hints in; then the requests that the hints name."""
+        """One write and one read: outcomes out, hints in."""
         self._collect(wait_s=0.0 if may_read and len(self._long) < MAX_LONG_PROMPTS else BUSY_BLOCK_MS / 1000)
         calls: list[Call[Any]] = list(self._unsent)
         num_sent = len(calls)
@@ -195,7 +196,7 @@ class TokenizerService:
         working = {job.entry_id for job in self._long.values()}
         read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in working}
         self._stats.num_reclaimed += len(read) - len(found[-1]) if found else 0
-        return self._fetch(session, list(read.values()))
+        return self._jobs(session, list(read.values()))
 
     def _reads(self) -> list[Call[Any]]:
         """What others left, and last, waited for, what is new."""
@@ -221,35 +222,38 @@ class TokenizerService:
         self._renew_at_s = now_s + self._settings.session_ttl_s / 4
         return session.tick(now_s, self.status().SerializeToString())
 
-    def _fetch(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:
+    def _jobs(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:
+        """What hints ask for. They bring a copy of the request; one that does not is looked up."""
         received_ns = time.time_ns()
-        hints: list[tuple[Entry, bytes]] = []
+        jobs: list[_Job] = []
+        bare: list[Entry] = []
         for entry in entries:
-            request_id = entry.fields.get(k.REQUEST, b"")
-            if len(request_id) == 16:
-                hints.append((entry, request_id))
-            else:
-                self._bury(entry.fields, "a hint without a request id")
+            fields = entry.fields
+            sent_ns = _decimal(fields.get(k.SENT_NS))
+            if len(fields.get(k.REQUEST, b"")) != 16:
+                self._bury(fields, "a hint without a request id")
                 self._unsent.append(self._acknowledge(entry.entry_id))
-        if not hints:
-            return []
-        jobs = []
-        for (entry, _), stored in zip(
-            hints, session.connection.execute([Fetch(request_id) for _, request_id in hints]), strict=True
-        ):
+            elif k.HEADER in fields and k.BODY in fields:
+                request = fields[k.REQUEST], fields[k.HEADER], fields[k.BODY]
+                jobs.append(_Job(entry.entry_id, *request, sent_ns, received_ns))
+            else:
+                bare.append(entry)
+        fetched = session.connection.execute([Fetch(entry.fields[k.REQUEST]) for entry in bare]) if bare else []
+        for entry, stored in zip(bare, fetched, strict=True):
             if stored is None or stored.state is not RequestState.PROMPT:
                 self._unsent.append(self._acknowledge(entry.entry_id))
             else:
-                jobs.append(_Job(entry.entry_id, stored, _decimal(entry.fields.get(k.SENT_NS)), received_ns))
+                request = stored.request_id, stored.header, stored.body
+                jobs.append(_Job(entry.entry_id, *request, _decimal(entry.fields.get(k.SENT_NS)), received_ns))
         return jobs
 
     def _take(self, sid: bytes, jobs: Iterable[_Job]) -> None:
         for job in jobs:
             try:
-                header = wire.decode_header(job.stored.header)
-                message = wire.decode_body(job.stored.body)
+                header = wire.decode_header(job.header)
+                message = wire.decode_body(job.body)
             except wire.PoisonMessageError as error:
-                fields = {k.REQUEST: job.stored.request_id, k.HEADER: job.stored.header, k.BODY: job.stored.body}
+                fields = {k.REQUEST: job.request_id, k.HEADER: job.header, k.BODY: job.body}
                 self._bury(fields, str(error))
                 self._finish(job, _Outcome(self._reject(sid, job, 1, wire.unreadable(str(error))), 0, 0.0))
                 continue
@@ -272,7 +276,7 @@ class TokenizerService:
         self._stats.num_tokens += outcome.num_tokens
         if outcome.num_tokens:
             self._stats.num_tokenized += 1
-            request_id = format_request_id(job.stored.request_id)
+            request_id = format_request_id(job.request_id)
             _logger.debug("tokenized", request_id=request_id, num_tokens=outcome.num_tokens)
         else:
             self._stats.num_rejected += 1
@@ -290,7 +294,7 @@ class TokenizerService:
                 )
             prompt = self._prompts.tokenize(wire.decode_request(header, message))
             meta = wire.encode_tokenized(prompt, self._prompts.vocabulary.context_length)
-            call: Call[Any] = Tokenized(job.stored.request_id, job.entry_id, meta, time.time_ns())
+            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, time.time_ns())
             num_tokens = len(prompt.token_ids)
         except PenstockError as error:
             call = self._reject(sid, job, wire.num_sequences(message), error)
@@ -298,7 +302,7 @@ class TokenizerService:
             # A panic inside the tokenizer library is no Exception, and must not take this process along.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            _logger.exception("tokenizing failed", request_id=format_request_id(job.stored.request_id))
+            _logger.exception("tokenizing failed", request_id=format_request_id(job.request_id))
             internal = PenstockError(
                 ErrorCode.INTERNAL, f"the prompt could not be tokenized ({type(error).__name__}); see the service's log"
             )
@@ -306,7 +310,7 @@ class TokenizerService:
         return _Outcome(call, num_tokens, time.perf_counter() - began_s)
 
     def _reject(self, sid: bytes, job: _Job, n: int, error: PenstockError) -> Reject:
-        request_id = job.stored.request_id
+        request_id = job.request_id
         _logger.debug("rejected", request_id=format_request_id(request_id), reason=error.message)
         shard = int.from_bytes(request_id[-4:], "big") % self._settings.num_shards
         row = wire.encode_rejection(request_id, n, error, sid, time.time_ns())

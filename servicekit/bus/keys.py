@@ -41,7 +41,7 @@ class Keys:
 
     | stream           | entries                                 | written by               | read by     |
     |------------------|-----------------------------------------|--------------------------|-------------|
-    | prompts          | REQUEST SENT_NS                         | submit (gateway)         | tokenizers  |
+    | prompts          | REQUEST SENT_NS HEADER BODY             | submit (gateway)         | tokenizers  |
     | requests         | REQUEST SENT_NS                         | tokenized (tokenizer)    | claim       |
     | cancels          | REQUEST SEQUENCE REASON SENT_NS         | cancel (any)             | schedulers  |
     | steps:{worker}   | PAYLOAD StepPlan                        | commit (scheduler)       | all ranks   |

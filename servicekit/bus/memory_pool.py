@@ -100,7 +100,8 @@ class MemoryPool:
         self._requests[bytes(call.request_id)] = _Request(
             call.tenant, bytes(call.header), bytes(call.body), bytes(call.digest), bytes(call.route), reason
         )
-        self._streams.add(self._keys.prompts, {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns})
+        hint = {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns}
+        self._streams.add(self._keys.prompts, hint | {k.HEADER: call.header, k.BODY: call.body})
         return c.SubmitOutcome.CREATED
 
     def _fetch(self, call: c.Fetch) -> c.StoredRequest | None:

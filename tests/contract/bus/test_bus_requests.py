@@ -48,7 +48,8 @@ def test_submit_stores_the_request_and_hints_the_tokenizers(flow: Flow) -> None:
         cancel_reason=0,
         attempts=0,
     )
-    assert flow.fields(flow.bus.keys.prompts) == [{k.REQUEST: id_of(1), k.SENT_NS: b"1"}]
+    copy = {k.HEADER: b"header" + AWKWARD, k.BODY: b"body" + AWKWARD}
+    assert flow.fields(flow.bus.keys.prompts) == [{k.REQUEST: id_of(1), k.SENT_NS: b"1"} | copy]
 
 
 def test_submit_again_finds_the_first(flow: Flow) -> None:
