@@ -11,7 +11,7 @@ from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.request import Prompt
 from penstock.v1 import requests_pb2
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
+from servicekit.bus.calls import Acknowledge, Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
 
 
 def _tokens(pool: Pool, request_id: bytes) -> requests_pb2.TokenizedPrompt:
@@ -43,6 +43,17 @@ def test_a_text_becomes_tokens_and_waits_for_a_scheduler(pool: Pool) -> None:
     hints = pool.entries(pool.bus.keys.requests)
     assert [hint.fields[k.REQUEST] for hint in hints] == [request_id]
     assert pool.connection.call(Length(pool.bus.keys.prompts)) == 0
+
+
+def test_a_hint_that_brings_no_request_along_is_looked_up(pool: Pool) -> None:
+    request_id = pool.submit(1, Prompt(text="the old mill"))
+    prompts = pool.bus.keys.prompts
+    (hint,) = pool.connection.call(ReadGroup(prompts, k.TOKENIZERS, b"other", 10))
+    bare = {k.REQUEST: request_id, k.SENT_NS: b"1"}
+    pool.connection.execute([Acknowledge(prompts, k.TOKENIZERS, hint.entry_id), Append(prompts, bare)])
+    with running(pool.tokenizer_service()):
+        tokens = _tokens(pool, request_id)
+    assert np.frombuffer(tokens.token_ids, "<u4").tolist() == pool.ids("the old mill")
 
 
 def test_a_wrong_prompt_ends_every_sequence_with_the_callers_error(pool: Pool) -> None:
