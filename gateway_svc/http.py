@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.auth import Door
 from gateway_svc.core.models import Catalogue, ServedModel
 from gateway_svc.core.openai import Ask, parse_chat, parse_completion
 from gateway_svc.core.replies import Reply, ReplyHead, encode, error_fields
@@ -51,7 +51,7 @@ class HttpApi:
 
     delivery: Delivery
     intake: Intake
-    auth: OpenDoor
+    auth: Door
     catalogue: Callable[[], Catalogue]
     vitals: Vitals
     stats: GatewayStats
@@ -83,23 +83,25 @@ class HttpApi:
         """POST /v1/chat/completions."""
         return await self._begin(request, parse_chat)
 
-    async def models(self, _request: Request) -> Response:
+    async def models(self, request: Request) -> Response:
         """GET /v1/models."""
+        self.auth.authenticate(request.headers)
         return _json({"object": "list", "data": [_model_fields(model) for model in self.catalogue().models]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
+        self.auth.authenticate(request.headers)
         return _json(_model_fields(self.catalogue().find(request.path_params["name"])))
 
     async def cancel(self, request: Request) -> Response:
         """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
-        tenant = self.auth.authenticate(request.headers)
+        caller = self.auth.authenticate(request.headers)
         text = request.path_params["request_id"]
         try:
             request_id = domain.parse_request_id(text)
         except ValueError as error:
             raise invalid(str(error), "request_id") from error
-        if not await self.delivery.cancel(request_id, tenant):
+        if not await self.delivery.cancel(request_id, caller.tenant):
             raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
         return _json({"id": text, "object": "request", "cancelled": True})
 
@@ -123,15 +125,15 @@ class HttpApi:
 
     async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> Response:
         try:
-            tenant = self.auth.authenticate(request.headers)
+            caller = self.auth.authenticate(request.headers)
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
             ask = parse(await read_body(request, self.max_body_bytes))
             requests = self.intake.requests(
                 ask.prompts,
                 ask.params,
                 model=ask.model,
-                tenant=tenant,
-                priority=ask.priority,
+                tenant=caller.tenant,
+                priority=caller.priority(ask.priority),
                 traceparent=request.headers.get("traceparent", ""),
                 timeout_s=timeout_s,
             )

@@ -49,6 +49,13 @@ class GatewayCollector(Collector):
             "penstock_lagging_clients", "Times that a client was too slow to keep its text here.",
             value=stats.num_lagging,
         )  # fmt: skip
+        reloads = CounterMetricFamily(
+            "penstock_api_key_reloads", "Readings of the API keys file; broken: the keys before it stayed valid.",
+            labels=["result"],
+        )  # fmt: skip
+        reloads.add_metric(["taken"], stats.num_key_reloads)
+        reloads.add_metric(["broken"], stats.num_broken_key_reloads)
+        yield reloads
         yield GaugeMetricFamily("penstock_open_streams", "Requests being served.", value=stats.num_streams)
         yield _histogram(
             "penstock_time_to_first_token_seconds", "From arrival to the first token.", stats.time_to_first_token

@@ -13,12 +13,13 @@ from prometheus_client.registry import Collector
 
 from gateway_svc import wire
 from gateway_svc.core.admission import Limits
-from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.auth import Door, KeyedDoor, OpenDoor
 from gateway_svc.core.models import Catalogue, catalogue
 from gateway_svc.core.stats import GatewayStats
 from gateway_svc.delivery import Delivery
 from gateway_svc.http import HttpApi
 from gateway_svc.intake import Intake
+from gateway_svc.keys_file import CHECK_S, KeysFile
 from gateway_svc.link import Link
 from gateway_svc.metrics import GatewayCollector
 from gateway_svc.pipeline import PipelineReading, read_pipeline
@@ -50,6 +51,11 @@ class GatewayService:
     kind = SessionKind.GATEWAY
 
     def __init__(self, settings: GatewaySettings, bus: Bus) -> None:
+        """Reads the API keys, if there are to be any.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): they cannot be used.
+        """
         self._settings = settings
         self._bus = bus
         grpc_port = split_address(settings.grpc_address)[1]
@@ -60,7 +66,11 @@ class GatewayService:
         self._delivery = Delivery(self._link, limits, settings.max_waiting, self.stats)
         self._link.rerouted = self._reroute
         self._intake = Intake(self._models, settings.default_timeout_s)
-        self._auth = OpenDoor()
+        self._keys_file: KeysFile | None = None
+        self._auth: Door = OpenDoor()
+        if settings.api_keys_file is not None:
+            self._keys_file = KeysFile(settings.api_keys_file, self.stats)
+            self._auth = KeyedDoor(self._keys_file.read())
         self._hop = Hop("text")
         self._started_ns = time.time_ns()
         self._catalogue = self._make_catalogue([])
@@ -165,6 +175,7 @@ class GatewayService:
         async with asyncio.TaskGroup() as group:
             http = group.create_task(server.serve(sockets=[listener]))
             bus = group.create_task(self._serve_bus())
+            keys = group.create_task(self._reload_keys())
             await stop.wait_async()
             self._draining = self._delivery.draining = True
             await self._drain(stop)
@@ -173,6 +184,13 @@ class GatewayService:
                 server.abort_connections()
             await http
             bus.cancel()
+            keys.cancel()
+
+    async def _reload_keys(self) -> None:
+        while isinstance(self._auth, KeyedDoor) and self._keys_file is not None:
+            await asyncio.sleep(CHECK_S)
+            if (callers := await asyncio.to_thread(self._keys_file.read_if_changed)) is not None:
+                self._auth.callers = callers
 
     async def _drain(self, stop: Stop) -> None:
         idle = asyncio.create_task(self._delivery.wait_idle())

@@ -8,7 +8,7 @@ import structlog
 from grpc import aio
 
 from gateway_svc import wire
-from gateway_svc.core.auth import OpenDoor
+from gateway_svc.core.auth import Door
 from gateway_svc.core.models import Catalogue
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
@@ -32,7 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         *,
         delivery: Delivery,
         intake: Intake,
-        auth: OpenDoor,
+        auth: Door,
         catalogue: Callable[[], Catalogue],
         pipeline: Callable[[], Awaitable[PipelineReading]],
         stats: GatewayStats,
@@ -75,19 +75,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
         """Ends a request of the caller's tenant."""
-        tenant = self._auth.authenticate(_metadata(context))
+        caller = self._auth.authenticate(_metadata(context))
         try:
             request_id = parse_request_id(request.request_id)
         except ValueError as error:
             raise invalid(str(error), "request_id") from error
-        return inference_pb2.CancelReply(known=await self._delivery.cancel(request_id, tenant))
+        return inference_pb2.CancelReply(known=await self._delivery.cancel(request_id, caller.tenant))
 
     async def ListModels(  # noqa: N802
         self,
         request: inference_pb2.ListModelsCall,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> inference_pb2.ListModelsReply:
         """The models that are served."""
+        self._auth.authenticate(_metadata(context))
         models = [
             inference_pb2.Model(name=model.name, max_model_len=model.max_model_len)
             for model in self._catalogue().models
@@ -97,13 +98,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def GetPipeline(  # noqa: N802
         self,
         request: inference_pb2.GetPipelineCall,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> status_pb2.PipelineStatus:
         """The state of the whole pipeline."""
+        self._auth.authenticate(_metadata(context))
         return wire.pipeline_status(await self._pipeline())
 
     def _check(self, request: inference_pb2.GenerateCall, context: Context) -> Request:
         metadata = _metadata(context)
+        caller = self._auth.authenticate(metadata)
         if request.ByteSize() > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
         ask = wire.decode_generate(request.request)
@@ -111,8 +114,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             [ask.prompt],
             ask.params,
             model=ask.model,
-            tenant=self._auth.authenticate(metadata),
-            priority=ask.priority,
+            tenant=caller.tenant,
+            priority=caller.priority(ask.priority),
             traceparent=metadata.get("traceparent", ""),
             timeout_s=context.time_remaining(),
         )[0]

@@ -1,6 +1,7 @@
 """What a gateway can be told."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -18,6 +19,13 @@ class GatewaySettings(ServiceSettings):
     served_model_name: tuple[str, ...] = field(
         default=(),
         metadata={"help": "names that clients may call the model by, separated by commas; empty: as workers register"},
+    )
+    api_keys_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "file of API keys, a JSON line each as `penstock keys new` prints it, read again when it changes; "
+            "none: everybody may call"
+        },
     )
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
         default=8 * 1024 * 1024, metadata={"help": "largest request body, of HTTP and of gRPC"}

@@ -12,12 +12,15 @@ from penstock.domain.errors import PenstockError
 from penstock.domain.rows import TextRow
 
 Headers = list[tuple[bytes, bytes]]
+_UNAUTHENTICATED = 401
 _RETRY_STATUSES = (429, 503)
 
 
 def error_headers(error: PenstockError) -> Headers:
     """Headers of an error's JSON body."""
     headers: Headers = [(b"content-type", b"application/json")]
+    if error.kind.http_status == _UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
     if error.kind.http_status in _RETRY_STATUSES:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     return headers

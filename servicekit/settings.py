@@ -5,7 +5,7 @@ converted to the field's type and checked against its constraints by msgspec. Li
 is None where the type allows it; a boolean is `--flag` or `--no-flag`, and `true` or `false` in the environment.
 
 All services may share one environment: a variable that another service's settings have is left alone, one that
-nobody has is an error.
+nobody has is an error. The one from which commands take their API key is left alone, too.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
 
@@ -128,7 +129,7 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
     add_flags(parser, known.values())
     flags = vars(parser.parse_args(list(argv)))
     own = {option.variable for option in known.values()}
-    strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
+    strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in own | {API_KEY_VARIABLE})
     if strangers:
         strangers = sorted(set(strangers) - service_variables())
     if strangers:

@@ -53,4 +53,6 @@ class GatewayStats:
     num_attaches: int = 0
     num_lagging: int = 0  # times that a client was so slow that its text was left where it is kept
     num_dead_letters: int = 0  # entries of `text` that could not be read
+    num_key_reloads: int = 0  # times that the file of API keys was read, the start included
+    num_broken_key_reloads: int = 0  # times that it had changed and could not be used
     queue_depths: dict[str, int] = field(default_factory=dict)  # by stream: prompts, requests, dead

@@ -19,6 +19,7 @@ _COMMANDS = {
     "chat": "talk with the model in the terminal",
     "complete": "continue a text",
     "status": "show what the pipeline does",
+    "keys": "make API keys",
     "bench": "run a benchmark of this repository",
 }
 _SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")

@@ -1,14 +1,22 @@
 """Flags that several commands have."""
 
 import argparse
+import os
 from typing import Any
 
+from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.params import SamplingParams
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Where the gateway is."""
+    """Where the gateway is, and who calls."""
     parser.add_argument("--address", default="127.0.0.1:50051", help="host:port of a gateway's gRPC [127.0.0.1:50051]")
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get(API_KEY_VARIABLE) or None,
+        help=f"for a gateway that asks for one; flags can be seen by others, variables not [none; {API_KEY_VARIABLE}]",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     params = sampling_params(arguments)
     console = Console(highlight=False)
-    with Client(arguments.address) as client:
+    with Client(arguments.address, api_key=arguments.api_key) as client:
         models = client.models()
         if not models:
             raise PenstockError(ErrorCode.UNAVAILABLE, "no worker has registered a model yet: try again in a moment")

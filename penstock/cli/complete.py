@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     prompt = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     params = sampling_params(arguments)
-    with Client(arguments.address) as client:
+    with Client(arguments.address, api_key=arguments.api_key) as client:
         for event in client.generate(prompt, params, timeout_s=arguments.timeout_s):
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)

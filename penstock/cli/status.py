@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks [1]")
     arguments = parser.parse_args(argv)
     rate = Rate()
-    with Client(arguments.address, timeout_s=10.0) as client:
+    with Client(arguments.address, timeout_s=10.0, api_key=arguments.api_key) as client:
         status = client.pipeline()
         rate.observe(total(status, _GENERATED), time.monotonic())
         # Two looks: one alone tells no rate.

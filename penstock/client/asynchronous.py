@@ -14,6 +14,7 @@ from penstock.client.wire import (
     Delta,
     Generation,
     ServedModel,
+    call_metadata,
     decode_error,
     decode_event,
     encode_call,
@@ -25,11 +26,14 @@ from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 class AsyncClient:
     """Calls one gateway from the running event loop. Methods and errors are those of `Client`."""
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None) -> None:
-        """Connects on first use; must be made while the loop runs."""
+    def __init__(
+        self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None, api_key: str | None = None
+    ) -> None:
+        """As `Client`; must be made while the loop runs."""
         self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
+        self._metadata = call_metadata(api_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,7 +86,7 @@ class AsyncClient:
         """Cancels a request; False: there is no such request."""
         call = inference_pb2.CancelCall(request_id=request_id)
         try:
-            reply = await self._inference.Cancel(call, timeout=self._timeout_s)
+            reply = await self._inference.Cancel(call, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise decode_error(error) from None
         return reply.known
@@ -90,7 +94,9 @@ class AsyncClient:
     async def models(self) -> list[ServedModel]:
         """The models that are served."""
         try:
-            reply = await self._inference.ListModels(inference_pb2.ListModelsCall(), timeout=self._timeout_s)
+            reply = await self._inference.ListModels(
+                inference_pb2.ListModelsCall(), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise decode_error(error) from None
         return [ServedModel(model.name, model.max_model_len) for model in reply.models]
@@ -98,14 +104,16 @@ class AsyncClient:
     async def pipeline(self) -> status_pb2.PipelineStatus:
         """The state of the whole pipeline."""
         try:
-            return await self._inference.GetPipeline(inference_pb2.GetPipelineCall(), timeout=self._timeout_s)
+            return await self._inference.GetPipeline(
+                inference_pb2.GetPipelineCall(), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise decode_error(error) from None
 
     async def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
     ) -> AsyncGenerator[Accepted | Delta, None]:
-        call = self._inference.Generate(message, timeout=timeout_s)
+        call = self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
         try:
             async for event in call:
                 if (decoded := decode_event(event)) is not None:

@@ -13,6 +13,7 @@ from penstock.client.wire import (
     Delta,
     Generation,
     ServedModel,
+    call_metadata,
     decode_error,
     decode_event,
     encode_call,
@@ -27,16 +28,23 @@ class Client:
     Every method raises `PenstockError`: what the pipeline said, or UNAVAILABLE if it cannot be reached.
     """
 
-    def __init__(self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None, api_key: str | None = None
+    ) -> None:
         """Connects on first use.
 
         Args:
             address: host:port of a gateway's gRPC server.
             timeout_s: for every call that does not say otherwise; None: none.
+            api_key: sent with every call; on a network that others can listen on, mind that nothing is encrypted.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: the key cannot be one.
         """
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
+        self._metadata = call_metadata(api_key)
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +110,9 @@ class Client:
     def cancel(self, request_id: str) -> bool:
         """Cancels a request; False: there is no such request."""
         try:
-            reply = self._inference.Cancel(inference_pb2.CancelCall(request_id=request_id), timeout=self._timeout_s)
+            reply = self._inference.Cancel(
+                inference_pb2.CancelCall(request_id=request_id), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise decode_error(error) from None
         return reply.known
@@ -110,7 +120,9 @@ class Client:
     def models(self) -> list[ServedModel]:
         """The models that are served."""
         try:
-            reply = self._inference.ListModels(inference_pb2.ListModelsCall(), timeout=self._timeout_s)
+            reply = self._inference.ListModels(
+                inference_pb2.ListModelsCall(), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise decode_error(error) from None
         return [ServedModel(model.name, model.max_model_len) for model in reply.models]
@@ -118,14 +130,16 @@ class Client:
     def pipeline(self) -> status_pb2.PipelineStatus:
         """The state of the whole pipeline."""
         try:
-            return self._inference.GetPipeline(inference_pb2.GetPipelineCall(), timeout=self._timeout_s)
+            return self._inference.GetPipeline(
+                inference_pb2.GetPipelineCall(), timeout=self._timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError as error:
             raise decode_error(error) from None
 
     def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
     ) -> Generator[Accepted | Delta, None, None]:
-        call = self._inference.Generate(message, timeout=timeout_s)
+        call = self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
         try:
             for event in call:
                 if (decoded := decode_event(event)) is not None:

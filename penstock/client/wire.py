@@ -103,6 +103,20 @@ class Generation:
         return generation
 
 
+def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What is sent along with every call.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: the key cannot be one; it is not quoted.
+    """
+    if api_key is None:
+        return ()
+    if not api_key or not all("!" <= character <= "~" for character in api_key):
+        # gRPC would refuse it too, and quote it.
+        raise invalid("an API key is made of visible ASCII characters without spaces", "api_key")
+    return (("authorization", f"Bearer {api_key}"),)
+
+
 def encode_call(
     prompt: str | Sequence[int] | None, messages: Chat | None, params: SamplingParams, model: str, priority: int
 ) -> inference_pb2.GenerateCall:

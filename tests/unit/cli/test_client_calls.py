@@ -53,8 +53,13 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
         self.asked: Future[inference_pb2.GenerateCall] = Future()
         self.cancelled = threading.Event()
         self.remaining_s: float | None = None
+        self.keys: list[str | None] = []
+
+    def note_key(self, context: Any) -> None:
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
 
     async def Generate(self, request: Any, context: Any) -> None:
+        self.note_key(context)
         self.asked.set_result(request)
         self.remaining_s = context.time_remaining()
         try:
@@ -69,12 +74,15 @@ class Gateway(inference_pb2_grpc.InferenceServicer):
             raise
 
     async def Cancel(self, request: Any, context: Any) -> Any:
+        self.note_key(context)
         return inference_pb2.CancelReply(known=request.request_id == "ab" * 16)
 
     async def ListModels(self, request: Any, context: Any) -> Any:
+        self.note_key(context)
         return inference_pb2.ListModelsReply(models=[inference_pb2.Model(name="m", max_model_len=128)])
 
     async def GetPipeline(self, request: Any, context: Any) -> Any:
+        self.note_key(context)
         return status_pb2.PipelineStatus(pool="p")
 
 
@@ -272,3 +280,29 @@ def test_a_status_that_no_trailer_explains_still_has_a_code() -> None:
         await server.stop(0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", ["", "two words", "line\n", "schlüssel"])
+def test_what_cannot_be_a_key_is_refused_without_being_quoted(key: str) -> None:
+    with pytest.raises(PenstockError, match="visible ASCII") as caught:
+        Client("127.0.0.1:1", api_key=key)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    assert not key or key not in caught.value.message
+
+
+def test_the_key_goes_with_every_call(gateway: Gateway, address: str) -> None:
+    async def call_all() -> None:
+        async with AsyncClient(address, api_key="psk_async") as client:
+            await client.complete("hi")
+            await client.cancel("00" * 16)
+            await client.models()
+            await client.pipeline()
+
+    asyncio.run(call_all())
+    gateway.asked = Future()
+    with Client(address, api_key="psk_sync") as client:
+        client.complete("hi")
+        client.cancel("00" * 16)
+        client.models()
+        client.pipeline()
+    assert gateway.keys == ["Bearer psk_async"] * 4 + ["Bearer psk_sync"] * 4

@@ -5,6 +5,8 @@ import pytest
 from penstock import __version__
 from penstock.cli import bench, main
 from penstock.client import Client
+from penstock.domain.api_keys import API_KEY_VARIABLE
+from penstock.domain.errors import ErrorCode, PenstockError
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,7 +16,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name in (
         *("serve", "gateway", "tokenizer", "scheduler", "worker", "detokenizer"),
-        *("chat", "complete", "status", "bench"),
+        *("chat", "complete", "status", "keys", "bench"),
     ):
         assert f"\n  {name} " in shown
 
@@ -68,3 +70,26 @@ def test_chat_says_so_when_no_model_is_served_yet(
     monkeypatch.setattr(Client, "models", lambda self: [])
     assert main(["chat", "--address", "127.0.0.1:1"]) == 1
     assert "no worker has registered a model yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["complete", "x"], ["chat"], ["status"]])
+def test_commands_that_call_take_a_key_from_the_flag_or_else_from_the_environment(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[object] = []
+
+    def connect(_self: Client, _address: str, *, api_key: str | None, **_: object) -> None:
+        given.append(api_key)
+        raise PenstockError(ErrorCode.UNAVAILABLE, "not today")
+
+    monkeypatch.setattr(Client, "__init__", connect)
+    for variable in (None, "", "psk_variable"):
+        monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+        if variable is not None:
+            monkeypatch.setenv(API_KEY_VARIABLE, variable)
+        assert main(argv) == 1
+    assert main([*argv, "--api-key", "psk_flag"]) == 1
+    assert given == [None, None, "psk_variable", "psk_flag"]
+    with pytest.raises(SystemExit):
+        main([argv[0], "--help"])
+    assert "psk_variable" not in capsys.readouterr().out

@@ -1,0 +1,378 @@
+"""Who is let in, for whom requests are served, and what nobody gets to see."""
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from running_gateway import RunningGateway, eventually
+
+from gateway_svc.core.auth import Caller, KeyedDoor, OpenDoor, parse_keys
+from gateway_svc.core.stats import GatewayStats
+from gateway_svc.keys_file import KeysFile
+from gateway_svc.service import GatewayService
+from gateway_svc.settings import GatewaySettings
+from penstock.cli import main
+from penstock.client import Client
+from penstock.domain.api_keys import hash_api_key
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
+from servicekit import logs
+from servicekit.bus import MemoryBus
+
+KEY, OTHER_KEY, WRONG_KEY = "psk_of-one", "psk_of-other", "psk_of-nobody"
+BODY = {"model": "tiny", "prompt": "x"}
+Stub = inference_pb2_grpc.InferenceStub
+Launch = Callable[..., RunningGateway]
+
+
+def line(key: str, tenant: str, **fields: object) -> str:
+    return json.dumps({"tenant": tenant, "sha256": hash_api_key(key).hex(), **fields}) + "\n"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# who may call\n\n" + line(KEY, "one", name="laptop") + line(OTHER_KEY, "other", min_priority=5))
+    return path
+
+
+@pytest.fixture
+def gateway(launch: Launch, keys_file: Path) -> RunningGateway:
+    return launch(api_keys_file=keys_file)
+
+
+@pytest.fixture
+def stub(gateway: RunningGateway) -> Iterator[Stub]:
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        yield Stub(channel)
+
+
+# --- the door ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["Bearer k", "bearer k", "BEARER   k "])
+def test_a_key_is_found_however_the_scheme_is_written(given: str) -> None:
+    assert KeyedDoor({hash_api_key("k"): Caller("t")}).authenticate({"authorization": given}) == Caller("t")
+
+
+@pytest.mark.parametrize(
+    "given", [None, "", "k", "Bearer", "Bearer ", "Basic k", "Bearer k k", "Bearer K", "Bearer ké"]
+)
+def test_anything_else_is_refused_without_being_quoted(given: str | None) -> None:
+    door = KeyedDoor({hash_api_key("k"): Caller("t")})
+    with pytest.raises(PenstockError) as caught:
+        door.authenticate({} if given is None else {"authorization": given})
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+    assert not given or given not in caught.value.message.replace("Bearer KEY", "")
+
+
+def test_without_keys_everybody_is_the_default_tenant() -> None:
+    assert OpenDoor().authenticate(bearer("whatever")) == Caller("")
+
+
+def test_a_bound_holds_for_what_is_below_it() -> None:
+    assert [Caller("t", 5).priority(asked) for asked in (-9, 0, 5, 9)] == [5, 5, 5, 9]
+    assert Caller("t").priority(-9) == -9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "there is no key"),
+        ("# only a comment\n", "there is no key"),
+        ("{", "line 1 is not"),
+        ("\n\xff", "line 2 is not"),
+        (line(KEY, "one") + line(KEY, "other"), "line 2 has the sha256 of a line before"),
+        (line(KEY, "no spaces"), "line 1 is not"),
+        (line(KEY, "one\n"), "line 1 is not"),
+        (line(KEY, ""), "line 1 is not"),
+        (line(KEY, "one", min_prioritty=3), "line 1 is not"),
+        (line(KEY, "one", min_priority=2**31), "line 1 is not"),
+        (json.dumps({"tenant": "one", "sha256": KEY}), "line 1 is not"),
+        (json.dumps({"tenant": "one", KEY: ""}), "line 1 is not"),
+        (json.dumps({"tenant": "one", "sha256": hash_api_key(KEY).hex().upper()}), "line 1 is not"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_line_and_not_quoted(wrong: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        parse_keys(wrong.encode("latin-1"))
+    assert KEY not in str(caught.value)
+    assert hash_api_key(KEY).hex() not in str(caught.value).lower()
+
+
+def test_what_the_command_prints_lets_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "--tenant", "one", "--name", "Zoë's", "--min-priority", "-3"]) == 0
+    first, entry = capsys.readouterr().out.splitlines()
+    assert main(["keys", "new", "--tenant", "one"]) == 0
+    second, _ = capsys.readouterr().out.splitlines()
+    assert first != second
+    assert len(first) == len("psk_") + 43  # 256 bits in base 64
+    assert first not in entry
+    assert KeyedDoor(parse_keys(entry.encode())).authenticate(bearer(first)) == Caller("one", -3)
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["new"], ["new", "--tenant", "a b"], ["new", "--tenant=a", "--min-priority=2147483648"]]
+)
+def test_a_key_for_nobody_is_not_made(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["keys", *argv])
+    assert end.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_again_when_it_changed_and_only_then(keys_file: Path) -> None:
+    stats = GatewayStats()
+    file = KeysFile(keys_file, stats)
+    assert {caller.tenant for caller in file.read().values()} == {"one", "other"}
+    assert file.read_if_changed() is None
+    keys_file.write_text(line(KEY, "one"))
+    assert file.read_if_changed() == {hash_api_key(KEY): Caller("one")}
+    assert file.read_if_changed() is None
+    new = keys_file.with_suffix(".new")
+    new.write_text(line(KEY, "two"))
+    new.replace(keys_file)
+    assert file.read_if_changed() == {hash_api_key(KEY): Caller("two")}
+    assert (stats.num_key_reloads, stats.num_broken_key_reloads) == (3, 0)
+
+
+def test_trouble_with_the_file_is_told_once_and_ends_with_the_next_good_one(keys_file: Path) -> None:
+    stats = GatewayStats()
+    file = KeysFile(keys_file, stats)
+    file.read()
+    for content, expected in ((f'{{"{KEY}"', 1), (None, 2), (f'{{"{KEY}":', 3)):
+        keys_file.unlink(missing_ok=True)
+        if content is not None:
+            keys_file.write_text(content)
+        with structlog.testing.capture_logs() as lines:
+            assert file.read_if_changed() is None
+            assert file.read_if_changed() is None
+        ((level, why),) = [(entry["log_level"], entry["why"]) for entry in lines]
+        assert level == "error"
+        assert ("No such file" if content is None else "line 1") in why
+        assert stats.num_broken_key_reloads == expected
+    keys_file.write_text(line(KEY, "one"))
+    assert file.read_if_changed() == {hash_api_key(KEY): Caller("one")}
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense"])
+def test_a_gateway_does_not_start_without_usable_keys(keys_file: Path, content: str | None) -> None:
+    keys_file.unlink()
+    if content is not None:
+        keys_file.write_text(content)
+    with pytest.raises(PenstockError, match=r"API keys file .* cannot be used") as caught:
+        GatewayService(GatewaySettings(api_keys_file=keys_file), MemoryBus())
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+def test_a_running_gateway_takes_new_keys_and_survives_a_broken_file(gateway: RunningGateway, keys_file: Path) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+
+        def status(key: str) -> int:
+            return http.get("/v1/models", headers=bearer(key)).status_code
+
+        assert (status(KEY), status(WRONG_KEY)) == (200, 401)
+        keys_file.write_text("half a li")
+        eventually(lambda: 'penstock_api_key_reloads_total{result="broken"} 1.0' in http.get("/metrics").text)
+        assert (status(KEY), status(WRONG_KEY)) == (200, 401)
+        keys_file.write_text(line(WRONG_KEY, "new"))
+        eventually(lambda: status(WRONG_KEY) == 200)
+        assert status(KEY) == 401
+        assert 'penstock_api_key_reloads_total{result="taken"} 2.0' in http.get("/metrics").text
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_openai_client_is_let_in_with_its_key(gateway: RunningGateway) -> None:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key=KEY, max_retries=0, timeout=20) as client:
+        assert client.models.list().data[0].id == "tiny"
+        assert client.models.retrieve("tiny").id == "tiny"
+        messages = [{"role": "user", "content": "hi"}]
+        assert client.chat.completions.create(model="tiny", messages=messages).choices[0].finish_reason == "stop"
+        assert list(client.completions.create(model="tiny", prompt="hi", stream=True))
+    assert [request.header.tenant for request in gateway.pipeline.incoming] == ["one", "one"]
+
+
+def test_the_openai_client_is_told_that_its_key_is_wrong(gateway: RunningGateway) -> None:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key=WRONG_KEY, max_retries=0, timeout=20) as client:
+        for call in (
+            client.models.list,
+            lambda: client.models.retrieve("tiny"),
+            lambda: client.completions.create(model="tiny", prompt="hi"),
+            lambda: client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+            ),
+        ):
+            with pytest.raises(openai.AuthenticationError, match="not one of this gateway's") as caught:
+                call()
+            assert (caught.value.code, caught.value.type) == ("unauthenticated", "authentication_error")
+            assert caught.value.response.headers["www-authenticate"] == "Bearer"
+    assert gateway.pipeline.incoming == []
+
+
+def test_a_body_is_not_looked_at_without_a_key(gateway: RunningGateway) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            assert http.post(path, content=b"nonsense").status_code == 401
+            assert http.post(path, content=b"nonsense", headers=bearer(KEY)).status_code == 400
+        assert http.delete("/v1/requests/nonsense").status_code == 401
+
+
+def test_what_operators_ask_needs_no_key(gateway: RunningGateway) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        for path in ("/health", "/ready", "/metrics", "/version"):
+            assert http.get(path).status_code == 200
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        (told,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked)
+    assert "penstock.v1.Inference" in {service.name for service in told.list_services_response.service}
+
+
+def test_a_priority_below_a_keys_bound_is_raised_to_it(gateway: RunningGateway, stub: Stub) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        for key, priority in ((KEY, -4), (OTHER_KEY, -4), (OTHER_KEY, 8)):
+            http.post("/v1/completions", json={**BODY, "priority": priority}, headers=bearer(key)).raise_for_status()
+    request = requests_pb2.GenerateRequest(text="x", priority=-4)
+    list(stub.Generate(inference_pb2.GenerateCall(request=request), metadata=tuple(bearer(OTHER_KEY).items())))
+    headers = [request.header for request in gateway.pipeline.incoming]
+    assert [(header.tenant, header.priority) for header in headers] == [
+        ("one", -4), ("other", 5), ("other", 8), ("other", 5),
+    ]  # fmt: skip
+
+
+def test_another_tenants_request_is_not_known(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: None
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        own = threading.Thread(target=lambda: http.post("/v1/completions", json=BODY, headers=bearer(KEY)))
+        own.start()
+        (request,) = gateway.pipeline.wait_for()
+        path, request_id = f"/v1/requests/{request.request_id.hex()}", request.request_id.hex()
+        refused = http.delete(path, headers=bearer(OTHER_KEY))
+        missing = http.delete("/v1/requests/" + "00" * 16, headers=bearer(OTHER_KEY))
+        assert refused.status_code == missing.status_code == 404
+        assert refused.text.replace(request_id, "00" * 16) == missing.text
+        with Client(gateway.grpc, api_key=OTHER_KEY, timeout_s=20) as other:
+            assert not other.cancel(request_id)
+        assert gateway.service.stats.num_streams == 1
+        with Client(gateway.grpc, api_key=KEY, timeout_s=20) as same:
+            assert same.cancel(request_id)
+        assert gateway.pipeline.cancels() == [(request.request_id, 1)]
+        request.send(request.row("", [], finish=3))
+        own.join(20)
+        assert not own.is_alive()
+
+
+# --- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metadata", [(), tuple(bearer(WRONG_KEY).items()), (("authorization", KEY),)])
+def test_grpc_without_a_valid_key_is_unauthenticated(stub: Stub, metadata: tuple[tuple[str, str], ...]) -> None:
+    request = requests_pb2.GenerateRequest(text="x")
+    for call in (
+        lambda: list(stub.Generate(inference_pb2.GenerateCall(request=request), metadata=metadata)),
+        lambda: stub.Cancel(inference_pb2.CancelCall(request_id="00" * 16), metadata=metadata),
+        lambda: stub.ListModels(inference_pb2.ListModelsCall(), metadata=metadata),
+        lambda: stub.GetPipeline(inference_pb2.GetPipelineCall(), metadata=metadata),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        error = common_pb2.Error.FromString(dict(caught.value.trailing_metadata())["penstock-error-bin"])
+        assert error.code == common_pb2.ERROR_CODE_UNAUTHENTICATED
+
+
+def test_the_client_sends_its_key_with_every_call(gateway: RunningGateway) -> None:
+    with Client(gateway.grpc, api_key=KEY, timeout_s=20) as client:
+        assert client.complete("hi").text == "Hello world"
+        assert [model.name for model in client.models()] == ["tiny"]
+        assert client.pipeline().pool == "penstock"
+        assert not client.cancel("00" * 16)
+    with (
+        Client(gateway.grpc, timeout_s=20) as nobody,
+        pytest.raises(PenstockError, match="asks for an API key") as caught,
+    ):
+        nobody.models()
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+
+
+# --- what nobody sees -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """All that is logged, at the level that says most."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure("debug", "json", stream=stream)
+    for name in ("httpx", "httpcore", "grpc"):  # of this test's clients, which may log what they send
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_no_log_and_no_reply_has_a_key_or_its_hash(
+    log: io.StringIO,
+    gateway: RunningGateway,
+    keys_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = []
+
+    def call_everything() -> None:
+        with httpx.Client(base_url=gateway.url, timeout=20) as http:
+            for given in (f"{scheme}{key}" for key in (KEY, WRONG_KEY) for scheme in ("Bearer ", "Basic ", "")):
+                for body in (b"nonsense", json.dumps(BODY).encode()):
+                    # A new connection each time: after an unexpected error the server closes it.
+                    headers = {"authorization": given, "connection": "close"}
+                    reply = http.post("/v1/completions", content=body, headers=headers)
+                    said.append(f"{reply.headers} {reply.text}")
+            said.append(http.get("/metrics").text)
+        for key in (KEY, WRONG_KEY):
+            with Client(gateway.grpc, api_key=key, timeout_s=20) as client:
+                for call in (lambda: client.complete("hi"), client.pipeline, lambda: client.cancel("x")):
+                    try:
+                        said.append(str(call()))
+                    except PenstockError as error:
+                        said.append(error.message)
+
+    call_everything()
+    monkeypatch.setattr(gateway.service._intake, "requests", lambda *_, **__: 1 // 0)
+    call_everything()
+    keys_file.write_text(line(KEY, "one", digest=WRONG_KEY))
+    eventually(lambda: gateway.service.stats.num_broken_key_reloads == 1)
+    gateway.close()
+    said += [log.getvalue(), *capfd.readouterr()]
+    for expected in (
+        "ZeroDivisionError",
+        "rpc failed",
+        "the API keys from before stay valid",
+        '"request"',
+        "Hello world",
+    ):
+        assert any(expected in each for each in said), expected
+    for key in (KEY, OTHER_KEY, WRONG_KEY):
+        for secret in (key, hash_api_key(key).hex(), str(hash_api_key(key))):
+            assert not [each for each in said if secret in each]
