@@ -54,7 +54,7 @@ class KeysFile:
             found = _version(self._path.stat())
         except OSError:
             found = None  # `read` says why
-        if found is not None and found == self._seen:
+        if found == self._seen:
             return None
         try:
             callers = self.read()
