@@ -13,6 +13,8 @@ from servicekit.settings import ServiceSettings
 BUSY_POLL_US = 500
 BUSY_POLL_CORES = 8
 
+_WEIGHT = r"=(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?$"  # above 0
+
 
 def _num_cores() -> int:
     """Cores that this process may use."""
@@ -23,8 +25,14 @@ def _num_cores() -> int:
 class SchedulerSettings(ServiceSettings):
     """Settings of `scheduler_svc`."""
 
-    policy: Literal["fcfs", "priority"] = field(
-        default="fcfs", metadata={"help": "who is served first: by arrival, or by priority and then arrival"}
+    policy: Literal["fcfs", "priority", "fair"] = field(
+        default="fcfs",
+        metadata={
+            "help": "who is served first: by arrival; by priority, then arrival; by priority, then tenants' shares"
+        },
+    )
+    tenant_weights: tuple[Annotated[str, msgspec.Meta(pattern=_WEIGHT)], ...] = field(
+        default=(), metadata={"help": "shares of tenants under the policy fair, as name=2,other=0.5; 1 unless named"}
     )
     window: Annotated[int, msgspec.Meta(ge=1, le=64)] = field(
         default=2, metadata={"help": "plans in flight per worker"}
@@ -46,10 +54,12 @@ class SchedulerSettings(ServiceSettings):
     @property
     def scheduling(self) -> SchedulerConfig:
         """The core's part."""
+        weights = (entry.rpartition("=") for entry in self.tenant_weights)
         return SchedulerConfig(
             policy=self.policy,
             window=self.window,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             max_waiting=self.max_waiting_seqs,
+            tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
         )

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from scheduler_svc.core.blocks import BlockManager
-from scheduler_svc.core.ordered_queue import OrderedQueue
+from scheduler_svc.core.policy import WaitingQueue
 from scheduler_svc.core.sequence import RequestState, SequenceState, Status
 from scheduler_svc.core.worker import WorkerState
 
 
 def check_integrity(
-    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: OrderedQueue[SequenceState]
+    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: WaitingQueue
 ) -> None:
     """Compare what is counted with what is there.
 
@@ -38,9 +38,7 @@ def check_integrity(
         assert not worker.at_tip[free].any(), "an empty slot is at its tip"
 
 
-def _check_place(
-    sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: OrderedQueue[SequenceState]
-) -> None:
+def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: WaitingQueue) -> None:
     name = f"sequence {sequence.index} of {sequence.request.request_id.hex()}"
     assert (sequence.status is Status.WAITING) == (sequence in waiting), f"{name} waits in one book only"
     if sequence.status is Status.RUNNING:

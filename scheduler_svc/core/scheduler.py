@@ -5,7 +5,9 @@ towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute 
 (Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
 """
 
+import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +41,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -46,6 +49,9 @@ class SchedulerConfig:
         for name in ("window", "max_num_batched_tokens", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,10 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.policy = POLICIES[config.policy]()
+        self.policy = POLICIES[config.policy](config.tenant_weights)
         self.workers: dict[str, WorkerState] = {}
         self.requests: dict[bytes, RequestState] = {}
-        self.waiting: OrderedQueue[SequenceState] = OrderedQueue()
+        self.waiting = self.policy.waiting
         self._deadlines: OrderedQueue[bytes] = OrderedQueue()
         self._early_cancels: OrderedDict[bytes, list[_EarlyCancel]] = OrderedDict()
         self._order = 0
@@ -113,6 +119,7 @@ class Scheduler:
         self._order += 1
         state = RequestState(request, self._order, now_ns)
         self.requests[request.request_id] = state
+        self.policy.open(state)
         if request.deadline_ns:
             self._deadlines.push(request.deadline_ns, request.request_id)
         ends = []
@@ -185,6 +192,7 @@ class Scheduler:
         if valid is None:
             return NO_ROWS
         rows, slots = token_rows(worker, result, valid)
+        self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
         self._counters.num_generated_tokens += len(rows.token_ids)
         self._counters.num_wasted_tokens += len(result.token_ids) - len(rows.token_ids)
         if self.config.enable_prefix_caching:
@@ -266,6 +274,8 @@ class Scheduler:
     def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: _Draft, now_ns: int) -> None:
         request = sequence.request
         is_first = sequence.index == 0 and not sequence.started
+        if not sequence.started:
+            self.policy.charge([(sequence, request.num_prompt_tokens - reused.num_tokens)])
         slot = worker.place(sequence, reused)
         if is_first:
             worker.cached[slot] = reused.num_tokens
@@ -356,6 +366,7 @@ class Scheduler:
 
     def _wait(self, sequence: SequenceState) -> None:
         sequence.status, sequence.num_deferrals = Status.WAITING, 0
+        self.policy.enter(sequence)
         self.waiting.push(self.policy.key(sequence), sequence)
 
     def _wait_for_slots(self, request: RequestState) -> None:
@@ -398,6 +409,7 @@ class Scheduler:
         request.num_live -= 1
         if request.num_live == 0:
             del self.requests[request.request_id]
+            self.policy.close(request)
             self._deadlines.discard(request.request_id)
             finished = self._counters.num_finished_requests
             finished[end.outcome] = finished.get(end.outcome, 0) + 1

@@ -12,6 +12,7 @@ from penstock.domain.finish import CancelReason, FinishReason, RequestError
 from penstock.domain.params import Sampling, Stopping
 from penstock.domain.plan import StepPlan, StepResult
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.policy import Fair
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig, WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
 
@@ -154,6 +155,8 @@ class Scheduling:
         assert not scheduler.requests
         assert not len(scheduler.waiting)
         assert not len(scheduler._deadlines)
+        if isinstance(scheduler.policy, Fair):
+            assert not scheduler.policy._queue._classes
         for worker in scheduler.workers.values():
             assert worker.blocks.num_free == worker.limits.num_blocks
             assert worker.num_running == 0

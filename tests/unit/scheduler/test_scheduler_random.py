@@ -24,7 +24,7 @@ class Machine(RuleBasedStateMachine):
         window=st.integers(1, 4),
         budget=st.integers(1, 24),
         caching=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
         num_blocks=st.lists(st.integers(1, 12), min_size=2, max_size=2),
         block_size=st.lists(st.integers(1, 4), min_size=2, max_size=2),
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
@@ -53,8 +53,9 @@ class Machine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         patience=st.none() | st.integers(0, 30),
         salt=st.sampled_from([b"", b"", b"salt"]),
+        tenant=st.sampled_from(["", "a", "b"]),
     )
-    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt):  # noqa: PLR0917
+    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt, tenant):  # noqa: PLR0917
         prompt = [1 + position % 3 for position in range(prefix)] + tail
         self.num_requests += 1
         self.scheduling.add(
@@ -69,6 +70,7 @@ class Machine(RuleBasedStateMachine):
                 priority=priority,
                 deadline_ns=0 if patience is None else self.scheduling.now_ns + patience,
                 cache_salt=salt,
+                tenant=tenant,
             )
         )
 
