@@ -51,7 +51,7 @@ class LLM:
         block_size: tokens of a KV block.
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
         window: steps that are launched ahead of results.
-        policy: "fcfs" or "priority".
+        policy: "fcfs", "priority" or "fair".
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
         attention: kernels: "triton", "torch", or "auto": triton for half precision on CUDA, torch for all else.
         cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
