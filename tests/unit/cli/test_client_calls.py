@@ -217,7 +217,7 @@ def test_a_timeout_is_the_calls_deadline_and_a_typed_error(client: Client, gatew
         client.complete("hi", timeout_s=0.5)
     assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
     assert gateway.remaining_s is not None
-    assert gateway.remaining_s < 1  # gRPC rounds timeouts up by a few milliseconds on their way; 1 is no rounding
+    assert round(gateway.remaining_s, 1) <= 0.5  # gRPC rounds a timeout up by a few milliseconds on its way
 
 
 def test_where_nobody_listens_the_gateway_is_unavailable() -> None:
