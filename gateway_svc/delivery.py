@@ -1,86 +1,29 @@
 """Requests being served: submitted once, their text handed to clients exactly once, cancelled when nobody listens."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import structlog
 
 from gateway_svc import wire
+from gateway_svc.call import PROBE_S, Call, Served, Sink
 from gateway_svc.core.admission import Limits, admit
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import ClientStream, Refusal
 from gateway_svc.link import Link
+from gateway_svc.outbox import Outbox
 from penstock.domain.errors import ErrorCode, Fault, PenstockError
 from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.request import Request, format_request_id
 from penstock.domain.rows import TextRow
-from servicekit.bus.calls import Attach, Attachment, Cancel, Submit, SubmitOutcome
-from servicekit.bus.calls import Call as BusCall
-from servicekit.bus.interface import BusFull, BusUnavailable
+from servicekit.bus.calls import Attachment
 
-PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
 MAX_PROBE_S = 60.0
 ATTACH_ANSWER_S = 1.0  # how long the text of a re-attachment is waited for before asking again
-RETRY_S = 0.2
 _GONE = (FinishReason.CANCELLED, FinishReason.ERROR)
 _logger = structlog.stdlib.get_logger(__name__)
-
-
-class Sink(Protocol):
-    """Where the text of a call goes. Nothing here waits, and nothing is called after `fail` or the last row."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether a row can be taken; if not, `Delivery.resume` is called when it can."""
-        ...
-
-    def take(self, prompt: int, row: TextRow) -> None:
-        """The next row of the prompt with this index."""
-        ...
-
-    def end(self) -> None:
-        """All requests of the call have ended; the last row was taken."""
-        ...
-
-    def fail(self, error: PenstockError) -> None:
-        """The call ends with an error."""
-        ...
-
-
-class Served:
-    """One request of a call."""
-
-    __slots__ = ("call", "is_behind", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "stream")
-
-    def __init__(self, call: "Call", prompt: int, request: Request) -> None:
-        self.call = call
-        self.prompt = prompt
-        self.request_id = request.header.request_id
-        self.stream = ClientStream(request.params.n)
-        self.is_behind = False  # the client is slow and rows were let go
-        self.last_s = 0.0  # when tokens last came
-        self.next_attach_s = 0.0
-        self.probe_s = PROBE_S
-
-
-class Call:
-    """What one client asked for: one request, or one for each of its prompts."""
-
-    __slots__ = ("accepted_s", "deadline", "is_over", "is_submitted", "num_open", "served", "sink", "tenant")
-
-    def __init__(self, requests: Sequence[Request], sink: Sink, now_s: float) -> None:
-        self.sink = sink
-        self.tenant = requests[0].header.tenant
-        self.served = [Served(self, prompt, request) for prompt, request in enumerate(requests)]
-        self.num_open = len(requests)
-        self.accepted_s = now_s
-        self.is_submitted = False
-        self.is_over = False
-        self.deadline: asyncio.TimerHandle | None = None
 
 
 class Delivery:
@@ -89,12 +32,9 @@ class Delivery:
     def __init__(self, link: Link, limits: Limits, max_waiting: int, stats: GatewayStats) -> None:
         self._link = link
         self._limits = limits
-        self._max_waiting = max_waiting
         self._stats = stats
         self._served: dict[bytes, Served] = {}
-        self._cancels: dict[bytes, Cancel] = {}
-        self._attaches: dict[bytes, Served] = {}
-        self._outbox = asyncio.Event()
+        self.outbox = Outbox(link, max_waiting, self._attached)
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -121,7 +61,7 @@ class Delivery:
                 connected=self._link.connected,
             )
             self._register(call)
-            await self._submit(requests)
+            await self.outbox.submit(requests)
         except PenstockError:
             self._stats.outcomes[Outcome.REJECTED] += len(requests)
             self._withdraw(call)
@@ -185,17 +125,7 @@ class Delivery:
         ids = [request_id]
         if served is not None and served.call.tenant == tenant:
             ids = [each.request_id for each in served.call.served]
-        if not self._link.connected:
-            raise _unavailable()
-        now_ns = time.time_ns()
-        calls = [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in ids]
-        try:
-            known: list[bool] = await self._link.execute(calls)
-        except BusUnavailable as error:
-            raise _unavailable() from error
-        except BusFull as error:
-            raise _full() from error
-        return any(known)
+        return await self.outbox.cancel(ids, tenant)
 
     def attach_all(self) -> None:
         """The route changed, or the server may have lost text: every client's text is asked for again."""
@@ -211,36 +141,6 @@ class Delivery:
                 served.probe_s = min(2 * served.probe_s, MAX_PROBE_S)
                 self._want_attach(served, now_s)
 
-    async def run_outbox(self) -> None:
-        """Sends cancels and re-attachments for ever; while the server is away they wait."""
-        while True:
-            await self._outbox.wait()
-            await self._link.wait_connected()
-            self._outbox.clear()
-            cancels, self._cancels = self._cancels, {}
-            attaches = [served for served in self._attaches.values() if not served.call.is_over]
-            self._attaches = {}
-            route = self._link.sid
-            calls: list[BusCall[Any]] = [
-                *cancels.values(),
-                *(
-                    Attach(each.request_id, each.call.tenant, route, wire.encode_offsets(each.stream.offsets()))
-                    for each in attaches
-                ),
-            ]
-            if not calls:
-                continue
-            try:
-                answers = await self._link.execute(calls)
-            except (BusUnavailable, BusFull):
-                self._cancels = {**cancels, **self._cancels}
-                self._attaches = {each.request_id: each for each in attaches} | self._attaches
-                self._outbox.set()
-                await asyncio.sleep(RETRY_S)
-                continue
-            for served, answer in zip(attaches, answers[len(cancels) :], strict=True):
-                self._attached(served, answer)
-
     async def wait_idle(self) -> None:
         """Returns when nothing is being served."""
         await self._idle.wait()
@@ -250,45 +150,11 @@ class Delivery:
         for served in list(self._served.values()):
             self.fail(served.call, error, reason)
 
-    async def flush(self) -> None:
-        """Sends the cancels that wait; the last thing before the link closes."""
-        cancels, self._cancels = self._cancels, {}
-        if cancels and self._link.connected:
-            try:
-                await self._link.execute(list(cancels.values()))
-            except (BusUnavailable, BusFull) as error:
-                _logger.warning("cancels were not sent: %s", error, num_requests=len(cancels))
-
     def _register(self, call: Call) -> None:
         for served in call.served:
             self._served[served.request_id] = served
         self._stats.num_streams = len(self._served)
         self._idle.clear()
-
-    async def _submit(self, requests: Sequence[Request]) -> None:
-        now_ns = time.time_ns()
-        calls = []
-        for request in requests:
-            header, body = wire.encode_header(request.header), wire.encode_request(request)
-            digest = hashlib.blake2b(body, digest_size=16).digest()
-            request_id, tenant = request.header.request_id, request.header.tenant
-            calls.append(Submit(request_id, tenant, header, body, digest, self._link.sid, now_ns, self._max_waiting))
-        try:
-            outcomes: list[SubmitOutcome] = await self._link.execute(calls)
-        except BusUnavailable as error:
-            raise _unavailable() from error
-        except BusFull as error:
-            raise _full() from error
-        for outcome in outcomes:
-            if outcome is SubmitOutcome.OVERLOADED:
-                raise PenstockError(
-                    ErrorCode.OVERLOADED,
-                    f"{self._max_waiting} requests wait already; send the request again later",
-                )
-            if outcome is SubmitOutcome.OUT_OF_MEMORY:
-                raise _full()
-            if outcome is SubmitOutcome.CONFLICT:
-                raise PenstockError(ErrorCode.IDEMPOTENCY_CONFLICT, "another request has this id; send it again")
 
     def _withdraw(self, call: Call) -> None:
         """What was submitted of a call that is not accepted is cancelled; a lost answer may have been a yes."""
@@ -388,19 +254,16 @@ class Delivery:
         if now_s and now_s < served.next_attach_s:
             return
         served.next_attach_s = asyncio.get_running_loop().time() + ATTACH_ANSWER_S
-        self._attaches[served.request_id] = served
-        self._outbox.set()
+        self.outbox.attach_later(served)
 
     def _expire(self, call: Call) -> None:
         error = PenstockError(ErrorCode.DEADLINE_EXCEEDED, "the request's time is over")
         self.fail(call, error, CancelReason.DEADLINE)
 
     def _cancel_open(self, call: Call, reason: CancelReason) -> None:
-        now_ns = time.time_ns()
         for served in call.served:
             if not served.stream.ended:
-                self._cancels[served.request_id] = Cancel(served.request_id, int(reason), now_ns, call.tenant)
-        self._outbox.set()
+                self.outbox.cancel_later(served.request_id, call.tenant, reason)
 
     def _forget(self, call: Call) -> None:
         call.is_over = True
@@ -420,16 +283,6 @@ class Delivery:
         self._stats.num_streams = len(self._served)
         if not self._served:
             self._idle.set()
-
-
-def _unavailable() -> PenstockError:
-    return PenstockError(
-        ErrorCode.UNAVAILABLE, "the gateway cannot reach its Redis server at the moment; send the request again"
-    )
-
-
-def _full() -> PenstockError:
-    return PenstockError(ErrorCode.UNAVAILABLE, "the Redis server is short of memory; send the request again later")
 
 
 def _error_of(row: TextRow) -> PenstockError:

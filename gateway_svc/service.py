@@ -167,7 +167,7 @@ class GatewayService:
             if refusal := _first_refusal(group):
                 raise refusal from group
             raise
-        await self._delivery.flush()
+        await self._delivery.outbox.flush()
         await self._link.close()
 
     async def _serve(self, listener: socket.socket, stop: Stop) -> None:
@@ -208,7 +208,7 @@ class GatewayService:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read_text())
             group.create_task(self._link.keep(lambda: self.status().SerializeToString()))
-            group.create_task(self._delivery.run_outbox())
+            group.create_task(self._delivery.outbox.run())
             group.create_task(self._keep_house())
 
     def _reroute(self) -> None:

@@ -1,6 +1,5 @@
 """Protobuf to domain and back: requests, text rows, results, offsets, and what gRPC clients see."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from gateway_svc.core.logprob_columns import LogprobColumns
 from gateway_svc.core.streams import SequenceState, split
 from gateway_svc.pipeline import PipelineReading
 from penstock.domain.chain import CHAIN_START
@@ -216,7 +216,7 @@ def _rows(batch: text_pb2.TextBatch) -> list[TextRow]:
         raise ValueError(f"{len(token_ids)} token ids for counts that add up to {sum(counts)}")
     end_rows = np.frombuffer(batch.end_rows, "<u4").tolist()
     ends = dict(zip(end_rows, batch.ends, strict=True))
-    logprobs = _LogprobReader(batch.logprobs, len(token_ids)) if batch.HasField("logprobs") else None
+    logprobs = _logprobs(batch.logprobs, len(token_ids)) if batch.HasField("logprobs") else None
     rows = []
     start = 0
     for row, (sequence, token_offset, text_offset, chain, count, text) in enumerate(
@@ -268,44 +268,16 @@ def _usage(usage: common_pb2.Usage) -> Usage:
     return Usage(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
 
 
-class _LogprobReader:
-    """LogprobColumns, token by token."""
-
-    def __init__(self, columns: common_pb2.LogprobColumns, num_tokens: int) -> None:
-        self._sampled: list[float] = np.frombuffer(columns.sampled, "<f4").tolist()
-        counts = np.frombuffer(columns.top_counts, "<u4")
-        self._ends: list[int] = [0, *np.cumsum(counts).tolist()]
-        self._top_ids: list[int] = np.frombuffer(columns.top_ids, "<u4").tolist()
-        self._top_logprobs: list[float] = np.frombuffer(columns.top_logprobs, "<f4").tolist()
-        byte_counts = np.frombuffer(columns.byte_counts, "<u4")
-        self._byte_ends: list[int] = [0, *np.cumsum(byte_counts).tolist()]
-        self._bytes = columns.token_bytes
-        num_top = self._ends[-1]
-        lengths = (len(self._sampled), len(counts), len(self._top_ids), len(self._top_logprobs), len(byte_counts))
-        if lengths != (num_tokens, num_tokens, num_top, num_top, num_tokens + num_top):
-            raise ValueError(f"logprob columns of {lengths} values for {num_tokens} tokens")
-        if self._byte_ends[-1] != len(self._bytes):
-            raise ValueError(f"{len(self._bytes)} bytes of tokens where {self._byte_ends[-1]} were counted")
-
-    def tokens(self, start: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """Logprobs of the tokens from `start` on; none if the request asked for none."""
-        if not token_ids or math.isnan(self._sampled[start]):
-            return ()
-        return tuple(self._token(start + i, token_id) for i, token_id in enumerate(token_ids))
-
-    def _token(self, token: int, token_id: int) -> TokenLogprob:
-        first, last = self._ends[token], self._ends[token + 1]
-        num_tokens = len(self._sampled)
-        return TokenLogprob(
-            token_id=token_id,
-            logprob=self._sampled[token],
-            top=tuple(zip(self._top_ids[first:last], self._top_logprobs[first:last], strict=True)),
-            token_bytes=self._piece(token),
-            top_bytes=tuple(self._piece(num_tokens + index) for index in range(first, last)),
-        )
-
-    def _piece(self, index: int) -> bytes:
-        return self._bytes[self._byte_ends[index] : self._byte_ends[index + 1]]
+def _logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> LogprobColumns:
+    return LogprobColumns(
+        num_tokens,
+        sampled=columns.sampled,
+        top_counts=columns.top_counts,
+        top_ids=columns.top_ids,
+        top_logprobs=columns.top_logprobs,
+        byte_counts=columns.byte_counts,
+        token_bytes=columns.token_bytes,
+    )
 
 
 # --- attaching --------------------------------------------------------------------------------------------------------
@@ -331,7 +303,7 @@ def decode_finished(request_id: bytes, payload: bytes) -> list[TextRow]:
         rows = []
         for sequence, each in enumerate(finished.sequences):
             token_ids = tuple(np.frombuffer(each.token_ids, "<u4").tolist())
-            reader = _LogprobReader(each.logprobs, len(token_ids)) if each.HasField("logprobs") else None
+            reader = _logprobs(each.logprobs, len(token_ids)) if each.HasField("logprobs") else None
             logprobs = reader.tokens(0, token_ids) if reader else ()
             rows.append(
                 TextRow(request_id, sequence, 0, 0, CHAIN_START, token_ids, each.text, logprobs, **_end(each.end))
