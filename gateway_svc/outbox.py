@@ -1,4 +1,4 @@
-"""What a gateway tells the bus of its requests: submits and wanted cancels at once, all else once the server is there."""
+"""What a gateway tells the bus: submits and wanted cancels at once, all else once the server is there."""
 
 import asyncio
 import hashlib

@@ -1,0 +1,21 @@
+"""Protobuf to domain and back."""
+
+from gateway_svc.wire.clients import GrpcAsk, decode_generate, deltas
+from gateway_svc.wire.operations import decode_worker, pipeline_status
+from gateway_svc.wire.requests import encode_header, encode_request
+from gateway_svc.wire.text import PoisonMessageError, decode_finished, decode_text, encode_offsets, error_code
+
+__all__ = [
+    "GrpcAsk",
+    "PoisonMessageError",
+    "decode_finished",
+    "decode_generate",
+    "decode_text",
+    "decode_worker",
+    "deltas",
+    "encode_header",
+    "encode_offsets",
+    "encode_request",
+    "error_code",
+    "pipeline_status",
+]

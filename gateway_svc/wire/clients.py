@@ -1,0 +1,149 @@
+"""What gRPC clients send and see."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gateway_svc.core.streams import split
+from gateway_svc.wire.columns import u32
+from penstock.domain.errors import invalid
+from penstock.domain.params import SamplingParams
+from penstock.domain.request import Message, Prompt
+from penstock.domain.rows import TextRow, TokenLogprob
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2
+
+_U64 = 2**64
+_DELTA_TOKENS = 2048  # with 20 alternatives each
+_DELTA_CHARS = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAsk:
+    """A checked `Generate` call."""
+
+    model: str  # empty: the one that is served
+    prompt: Prompt
+    params: SamplingParams
+    priority: int
+
+
+def decode_generate(message: requests_pb2.GenerateRequest) -> GrpcAsk:
+    """What a gRPC client asks for.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field.
+    """
+    return GrpcAsk(message.model, _prompt(message), _sampling_params(message), message.priority)
+
+
+def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
+    form = message.WhichOneof("prompt")
+    if form is None:
+        raise invalid("a request needs a prompt: text, token_ids or messages", "prompt")
+    if form == "text":
+        return Prompt(text=message.text)
+    if form == "token_ids":
+        ids = tuple(_unpack("token_ids.ids", message.token_ids.ids))
+        if not ids:
+            raise invalid("a prompt must have at least one token id", "token_ids")
+        return Prompt(token_ids=ids)
+    if not message.messages.messages:
+        raise invalid("messages must have at least one message", "messages")
+    messages = tuple(
+        Message(each.role, each.content, _object(f"messages[{index}].extra_json", each.extra_json))
+        for index, each in enumerate(message.messages.messages)
+    )
+    kwargs = _object("messages.template_kwargs_json", message.messages.template_kwargs_json)
+    return Prompt(messages=messages, chat_template_kwargs=kwargs)
+
+
+def _sampling_params(message: requests_pb2.GenerateRequest) -> SamplingParams:
+    sampling, stopping, text = message.sampling, message.stopping, message.text_options
+    given: dict[str, Any] = {
+        name: getattr(sampling, name)
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+            *("presence_penalty", "frequency_penalty"),
+        )
+        if sampling.HasField(name)
+    }
+    bias_ids = _unpack("sampling.logit_bias_ids", sampling.logit_bias_ids)
+    if len(sampling.logit_bias_values) != 4 * len(bias_ids):
+        raise invalid("logit_bias_values must have a value for each of logit_bias_ids", "logit_bias_values")
+    given["logit_bias"] = dict(
+        zip(bias_ids, np.frombuffer(sampling.logit_bias_values, "<f4").astype(float).tolist(), strict=True)
+    )
+    if sampling.HasField("num_logprobs"):
+        given["logprobs"] = sampling.num_logprobs
+    if message.HasField("seed"):
+        given["seed"] = message.seed if message.seed < _U64 // 2 else message.seed - _U64
+    return SamplingParams(
+        n=message.n if message.HasField("n") else 1,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
+        min_tokens=stopping.min_tokens,
+        stop_token_ids=tuple(_unpack("stopping.stop_token_ids", stopping.stop_token_ids)),
+        ignore_eos=stopping.ignore_eos,
+        stop=tuple(text.stop),
+        include_stop_str_in_output=text.include_stop_str_in_output,
+        skip_special_tokens=text.skip_special_tokens if text.HasField("skip_special_tokens") else True,
+        **given,
+    )
+
+
+def _object(where: str, text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise invalid(f"{where} must be a JSON object: {error}", where) from error
+
+
+def _unpack(where: str, packed: bytes) -> list[int]:
+    if len(packed) % 4:
+        raise invalid(f"{where} must hold 4 bytes for each value, got {len(packed)} bytes", where)
+    values: list[int] = np.frombuffer(packed, "<u4").tolist()
+    return values
+
+
+def deltas(row: TextRow) -> list[inference_pb2.GenerateEvent]:
+    """A row as events of `Generate`: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
+    return [_delta(part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+
+
+def _delta(row: TextRow) -> inference_pb2.GenerateEvent:
+    message = inference_pb2.Delta(
+        sequence=row.sequence,
+        token_offset=row.token_offset,
+        token_ids=u32(row.token_ids),
+        text=row.text,
+        logprobs=[_token_logprob(entry) for entry in row.logprobs],
+        finish_reason=common_pb2.FinishReason.ValueType(row.finish),
+    )
+    if isinstance(row.stop_reason, str):
+        message.stop_string = row.stop_reason
+    elif row.stop_reason is not None:
+        message.stop_token_id = row.stop_reason
+    if row.usage is not None:
+        message.usage.prompt_tokens = row.usage.num_prompt_tokens
+        message.usage.output_tokens = row.usage.num_output_tokens
+        message.usage.cached_tokens = row.usage.num_cached_tokens
+    return inference_pb2.GenerateEvent(delta=message)
+
+
+def _token_logprob(entry: TokenLogprob) -> inference_pb2.TokenLogprob:
+    top_bytes = entry.top_bytes or (b"",) * len(entry.top)
+    return inference_pb2.TokenLogprob(
+        token_id=entry.token_id,
+        text=entry.token_bytes.decode(errors="replace"),
+        utf8=entry.token_bytes,
+        logprob=entry.logprob,
+        top=[
+            inference_pb2.TokenLogprob(
+                token_id=token_id, text=token_bytes.decode(errors="replace"), utf8=token_bytes, logprob=logprob
+            )
+            for (token_id, logprob), token_bytes in zip(entry.top, top_bytes, strict=True)
+        ],
+    )
