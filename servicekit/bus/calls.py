@@ -112,6 +112,8 @@ class SessionInfo:
     alive: bool  # active and not expired
     num_owned: int  # requests it owns
     status: bytes
+    left: bool = False  # ended in order
+    silent_ms: int = field(default=0, compare=False)  # since it was last heard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ class StoredRequest:
     shard: int | None
     owner: bytes | None
     cancel_reason: int  # CancelReason; 0: not cancelled
-    attempts: int  # how often it was taken over from a dead owner
+    strikes: int  # workers that died while they computed it, see `Strike`
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +246,25 @@ class Claim(Call[list[StoredRequest] | None]):
 
 @dataclass(frozen=True, slots=True)
 class Take(Call[list[bytes] | None]):
-    """Takes over everything of `dead` once its lease ran out or it left: requests (attempts + 1) and workers (freed).
+    """Takes over everything of `dead` once its lease ran out or it left: requests and workers (freed).
 
     The answer is the ids of the requests moved; None: `sid` is fenced, or `dead` lives.
     """
 
     sid: bytes
     dead: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Strike(Call[bool]):
+    """A worker died while it computed these requests of `sid`: each gets a strike. False: fenced.
+
+    An incarnation counts once for a request that it is told of again right away.
+    """
+
+    sid: bytes
+    incarnation: bytes  # the worker's session
+    request_ids: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

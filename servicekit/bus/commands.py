@@ -33,7 +33,7 @@ def _ids(reply: Reply) -> list[bytes] | None:
 
 
 def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, attempts = reply
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes = reply
     return c.StoredRequest(
         request_id,
         tenant.decode(),
@@ -45,7 +45,7 @@ def _stored(reply: Reply) -> c.StoredRequest:
         None if shard is None else int(shard),
         None if owner is None else bytes.fromhex(owner.decode()),
         int(cancel),
-        int(attempts),
+        int(strikes),
     )
 
 
@@ -78,8 +78,10 @@ def _sessions(reply: Reply) -> list[c.SessionInfo]:
             bool(alive),
             num_owned,
             status,
+            bool(left),
+            silent_ms,
         )
-        for sid, kind, name, address, alive, num_owned, status in reply
+        for sid, kind, name, address, alive, num_owned, status, left, silent_ms in reply
     ]
 
 
@@ -193,6 +195,7 @@ class Commands:
         add(c.Reject, "reject", lambda q: (q.request_id, q.entry_id, q.shard, q.row), bool)
         add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
         add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _ids)
+        add(c.Strike, "strike", lambda q: (q.sid.hex(), q.incarnation.hex(), *q.request_ids), bool)
         add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
         self._add(c.Commit, self._commit, bool)

@@ -29,7 +29,8 @@ class _Request:
     meta: bytes = b""
     shard: int | None = None
     owner: bytes | None = None
-    attempts: int = 0
+    strikes: int = 0
+    striker: bytes = b""  # incarnation of the last strike
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class MemoryPool:
             c.Reject: self._reject,
             c.Claim: self._claim,
             c.Take: self._take,
+            c.Strike: self._strike,
             c.Owned: self._owned,
             c.Load: self._load,
             c.Commit: self._commit,
@@ -154,8 +156,17 @@ class MemoryPool:
         moved = self._owned_by(call.dead)
         for request_id in moved:
             self._requests[request_id].owner = bytes(call.sid)
-            self._requests[request_id].attempts += 1
         return moved
+
+    def _strike(self, call: c.Strike) -> bool:
+        if not self._sessions.is_active(call.sid):
+            return False
+        for request_id in call.request_ids:
+            request = self._requests.get(request_id)
+            if request is not None and request.owner == call.sid and request.striker != call.incarnation:
+                request.strikes += 1
+                request.striker = bytes(call.incarnation)
+        return True
 
     def _owned(self, call: c.Owned) -> list[bytes] | None:
         return self._owned_by(call.sid) if self._sessions.is_active(call.sid) else None
@@ -257,7 +268,7 @@ class MemoryPool:
             request.shard,
             request.owner,
             request.cancel_reason,
-            request.attempts,
+            request.strikes,
         )
 
     def _bury(self, stream: bytes, fields: dict[bytes, bytes]) -> None:

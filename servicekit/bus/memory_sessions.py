@@ -147,8 +147,20 @@ class MemorySessions:
                 self._streams.drop(self._keys.text(sid))
                 continue
             alive = self._lives(sid)
+            has_left = session.state is _SessionState.LEFT
+            heard_ms = session.until_ms if has_left else session.until_ms - session.ttl_ms
             listed.append(
-                c.SessionInfo(sid, session.kind, session.name, session.address, alive, num_owned, session.status)
+                c.SessionInfo(
+                    sid,
+                    session.kind,
+                    session.name,
+                    session.address,
+                    alive,
+                    num_owned,
+                    session.status,
+                    has_left,
+                    max(0, now_ms - heard_ms),
+                )
             )
         for name, worker in list(self._workers.items()):
             if worker.incarnation not in self._sessions:

@@ -15,7 +15,7 @@ end
 
 local function stored(key, id)
   local request =
-    redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'attempts')
+    redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes')
   table.insert(request, 1, id)
   return request
 end
@@ -62,7 +62,7 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'route', route, 'cancel', reason, 'attempts', '0')
+    'route', route, 'cancel', reason, 'strikes', '0')
   -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
   redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
     '@BODY@', body)
@@ -155,11 +155,27 @@ local function take(keys, args)
   local moved = sorted_members(prefix .. 'own:' .. dead)
   for _, id in ipairs(moved) do
     redis.call('HSET', prefix .. 'req:' .. id, 'owner', sid)
-    redis.call('HINCRBY', prefix .. 'req:' .. id, 'attempts', 1)
     redis.call('SADD', prefix .. 'own:' .. sid, id)
   end
   redis.call('DEL', prefix .. 'own:' .. dead)
   return moved
+end
+
+-- Each incarnation counts once for a request, however often it is told.
+local function strike(keys, args)
+  local prefix, sid, incarnation = keys[1], args[1], args[2]
+  if not is_active(prefix, sid) then
+    return 0
+  end
+  for i = 3, #args do
+    local key = request_key(prefix, args[i])
+    local request = redis.call('HMGET', key, 'owner', 'striker')
+    if request[1] == sid and request[2] ~= incarnation then
+      redis.call('HINCRBY', key, 'strikes', 1)
+      redis.call('HSET', key, 'striker', incarnation)
+    end
+  end
+  return 1
 end
 
 local function owned(keys, args)

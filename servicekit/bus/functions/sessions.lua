@@ -108,7 +108,7 @@ local function list_sessions(keys)
   local prefix, now, listed = keys[1], now_ms(), {}
   for _, sid in ipairs(sorted_members(prefix .. 'sessions')) do
     local key = prefix .. 'sess:' .. sid
-    local session = redis.call('HMGET', key, 'kind', 'name', 'address', 'status', 'state', 'until')
+    local session = redis.call('HMGET', key, 'kind', 'name', 'address', 'status', 'state', 'until', 'ttl')
     local num_owned = redis.call('SCARD', prefix .. 'own:' .. sid)
     local deadline = tonumber(session[6])
     if num_owned == 0 and deadline <= now - FORGET_MS then
@@ -116,8 +116,10 @@ local function list_sessions(keys)
       redis.call('DEL', prefix .. 'text:' .. sid)
     else
       local alive = session[5] == 'active' and deadline > now
-      listed[#listed + 1] =
-        { sid, session[1], session[2], session[3], alive and 1 or 0, num_owned, session[4] or '' }
+      local has_left = session[5] == 'left'
+      local heard = has_left and deadline or deadline - tonumber(session[7])
+      listed[#listed + 1] = { sid, session[1], session[2], session[3], alive and 1 or 0, num_owned, session[4] or '',
+        has_left and 1 or 0, math.max(0, now - heard) }
     end
   end
   for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do

@@ -25,6 +25,7 @@ from servicekit.bus.calls import (
     Retire,
     SessionKind,
     StoredRequest,
+    Strike,
     SubmitOutcome,
     Take,
     Tokenized,
@@ -46,7 +47,7 @@ def test_submit_stores_the_request_and_hints_the_tokenizers(flow: Flow) -> None:
         shard=None,
         owner=None,
         cancel_reason=0,
-        attempts=0,
+        strikes=0,
     )
     copy = {k.HEADER: b"header" + AWKWARD, k.BODY: b"body" + AWKWARD}
     assert flow.fields(flow.bus.keys.prompts) == [{k.REQUEST: id_of(1), k.SENT_NS: b"1"} | copy]
@@ -249,6 +250,42 @@ def test_load_leaves_out_what_ended(flow: Flow) -> None:
     loaded = flow.connection.call(Load(scheduler, (request_id,)))
     assert loaded is not None
     assert (loaded.requests, loaded.log) == ([], {})
+
+
+def strikes(flow: Flow, request_id: bytes) -> int:
+    stored = flow.connection.call(Fetch(request_id))
+    assert stored is not None
+    return stored.strikes
+
+
+def test_a_strike_counts_once_for_each_incarnation_of_a_worker(flow: Flow) -> None:
+    scheduler = flow.session()
+    struck, spared = flow.running(scheduler), flow.running(scheduler)
+    for incarnation in (sid_of(101), sid_of(101), sid_of(102)):
+        assert flow.connection.call(Strike(scheduler, incarnation, (struck,)))
+    assert (strikes(flow, struck), strikes(flow, spared)) == (2, 0)
+
+
+def test_strikes_outlive_their_scheduler(flow: Flow) -> None:
+    dead, living = flow.session(), flow.session()
+    request_id = flow.running(dead)
+    flow.connection.call(Strike(dead, sid_of(101), (request_id,)))
+    flow.expire(dead)
+    flow.connection.call(Take(living, dead))
+    loaded = flow.connection.call(Load(living, (request_id,)))
+    assert loaded is not None
+    assert loaded.requests[0].strikes == 1
+
+
+def test_only_the_owner_strikes(flow: Flow) -> None:
+    owner, other, dead = flow.session(), flow.session(), flow.session()
+    request_id = flow.running(owner)
+    assert flow.connection.call(Strike(other, sid_of(101), (request_id, id_of(99))))
+    flow.expire(dead)
+    flow.connection.call(Take(owner, dead))
+    assert not flow.connection.call(Strike(dead, sid_of(101), (request_id,)))
+    assert strikes(flow, request_id) == 0
+    assert flow.connection.call(Fetch(id_of(99))) is None
 
 
 def test_commit_writes_rows_and_plan_in_order(flow: Flow) -> None:

@@ -87,7 +87,7 @@ def test_take_waits_for_the_lease_then_moves_requests_and_frees_workers(flow: Fl
     assert flow.connection.call(ListWorkers())[0].owner is None
     loaded = flow.connection.call(Load(living, (first, second, own)))
     assert loaded is not None
-    assert [request.attempts for request in loaded.requests] == [1, 1, 0]
+    assert [request.strikes for request in loaded.requests] == [0, 0, 0]
     assert [info.sid for info in flow.connection.call(ListSessions())] == [living, worker]
 
 
@@ -97,9 +97,7 @@ def test_take_twice_moves_once(flow: Flow) -> None:
     flow.expire(dead)
     assert flow.connection.call(Take(living, dead)) == [request_id]
     assert flow.connection.call(Take(living, dead)) == []
-    loaded = flow.connection.call(Load(living, (request_id,)))
-    assert loaded is not None
-    assert loaded.requests[0].attempts == 1
+    assert flow.connection.call(Owned(living)) == [request_id]
 
 
 def test_of_two_takers_one_gets_everything(flow: Flow) -> None:
@@ -171,6 +169,21 @@ def test_a_session_that_left_is_fenced(flow: Flow) -> None:
     ]
     assert not flow.connection.call(hello).active
     assert flow.entries(flow.bus.keys.tokens(0)) == []
+
+
+def test_who_left_can_be_told_from_who_died(flow: Flow) -> None:
+    leaving, dead, living = flow.session(), flow.session(), flow.session()
+    flow.connection.call(Leave(leaving))
+    flow.expire(dead)
+    listed = {info.sid: (info.alive, info.left) for info in flow.connection.call(ListSessions())}
+    assert listed == {leaving: (False, True), dead: (False, False), living: (True, False)}
+
+
+def test_how_long_a_session_has_been_silent_is_told(flow: Flow) -> None:
+    silent, fresh = flow.session(ttl_ms=1000), flow.session(ttl_ms=1000)
+    flow.connection.call(Renew(silent, -9000))  # as a renewal ten seconds ago would have left it
+    silent_ms = {info.sid: info.silent_ms for info in flow.connection.call(ListSessions())}
+    assert silent_ms[silent] - silent_ms[fresh] >= 9000
 
 
 def test_leave_of_an_unknown_session_does_nothing(flow: Flow) -> None:
