@@ -31,6 +31,7 @@ from servicekit.bus.calls import (
     Append,
     Call,
     Cancel,
+    Compact,
     Entry,
     Fetch,
     LastId,
@@ -42,7 +43,6 @@ from servicekit.bus.calls import (
     Retire,
     SessionInfo,
     SessionKind,
-    TrimLog,
 )
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
@@ -275,7 +275,7 @@ class DetokenizerService:
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]
         num_before = len(calls)
-        calls += [LeaseShard(session.sid, number) for number in held]
+        calls += [LeaseShard(session.sid, number, held=True) for number in held]
         calls.append(ListSessions())
         answers = session.connection.execute(calls)
         if renewal and not answers[len(self._out)]:
@@ -306,12 +306,12 @@ class DetokenizerService:
             self._stats.num_orphans += 1
 
     def _trim(self, session: Session) -> None:
-        calls: list[TrimLog] = []
+        calls: list[Compact] = []
         for shard in self._shards.values():
             oldest = shard.oldest_needed()
             if oldest != shard.trimmed_to:
                 shard.trimmed_to = oldest
-                calls.append(TrimLog(session.sid, shard.number, oldest))
+                calls.append(Compact(session.sid, shard.number, oldest))
         session.connection.execute(calls)
 
     def _give_back(self, session: Session, numbers: list[int]) -> None:

@@ -276,15 +276,19 @@ class Owned(Call[list[bytes] | None]):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a new owner needs: its requests, and all entries of their shards' logs, in one atomic read."""
+    """What a new owner needs, in one atomic read: its requests, their checkpoints, all entries of their shards' logs.
+
+    A request's rows are those of its checkpoint, if it has one, and then those of the log; some may be in both.
+    """
 
     requests: list[StoredRequest]
     log: dict[int, list[Entry]]  # by shard
+    checkpoints: dict[bytes, bytes] = field(default_factory=dict)  # penstock.v1.TokenBatch by request
 
 
 @dataclass(frozen=True, slots=True)
 class Load(Call[Loaded | None]):
-    """Reads requests that `sid` owns, after `Take`, and their shards' logs. Others are left out. None: fenced."""
+    """Reads requests that `sid` owns, after `Take`, with what was logged. Others are left out. None: fenced."""
 
     sid: bytes
     request_ids: tuple[bytes, ...]
@@ -304,7 +308,7 @@ class Commit(Call[bool]):
 class Retire(Call[bool]):
     """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
 
-    Writes the result for `ttl_ms`, drops payload and ownership, and appends the last text to its gateway.
+    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway.
     """
 
     sid: bytes
@@ -406,10 +410,15 @@ class Pair(Call[Pairing | None]):
 
 @dataclass(frozen=True, slots=True)
 class LeaseShard(Call[bool]):
-    """Leases a shard for as long as the session is alive. False: another living session has it, or fenced."""
+    """Leases a shard for as long as the session is alive. False: another living session has it, or fenced.
+
+    With `held`, only if the session has it already: who lost a shard meanwhile may have missed what another holder
+    compacted, and must not get it back without rebuilding it.
+    """
 
     sid: bytes
     shard: int
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +427,44 @@ class ReleaseShard(Call[None]):
 
     sid: bytes
     shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compact(Call[bool]):
+    """Replaces the beginning of a shard's log: stores checkpoints, then drops entries of `tokens:{shard}` before
+    `min_id`. False: `sid` does not lease the shard.
+
+    Of every running request that was opened before `min_id` there must be a checkpoint, given here or before, that has
+    its rows before `min_id`. One of a request that does not run in this shard (any more) is passed over. `retire`
+    deletes checkpoints.
+    """
+
+    sid: bytes
+    shard: int
+    min_id: bytes  # `0-0`: nothing is dropped
+    checkpoints: tuple[tuple[bytes, bytes], ...] = ()  # (request, penstock.v1.TokenBatch)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a compaction has kept of a running request: it, which has all that its opening had, and its rows."""
+
+    request: StoredRequest
+    rows: bytes  # penstock.v1.TokenBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCheckpoints(Call[list[Checkpoint] | None]):
+    """Checkpoints of a shard in order of request ids, from the first one behind `after` on; none are left: empty.
+
+    None: `sid` does not lease the shard. For the lease holder several reads are as good as one: nobody else compacts
+    or retires, and of what is committed meanwhile it finds all in the log.
+    """
+
+    sid: bytes
+    shard: int
+    after: bytes = b""  # a request id; empty: from the beginning
+    count: int = 64
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -456,15 +503,6 @@ class Length(Call[int]):
     """How many entries a stream has."""
 
     stream: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TrimLog(Call[bool]):
-    """Drops entries of `tokens:{shard}` before `min_id`. False: `sid` does not lease the shard."""
-
-    sid: bytes
-    shard: int
-    min_id: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,16 @@ def _claimed(reply: Reply) -> list[c.StoredRequest] | None:
 def _loaded(reply: Reply) -> c.Loaded | None:
     if reply is None:
         return None
-    requests, logs = reply
-    return c.Loaded([_stored(request) for request in requests], {int(shard): _entries(log) for shard, log in logs})
+    requests, logs, checkpoints = reply
+    return c.Loaded(
+        [_stored(request) for request in requests],
+        {int(shard): _entries(log) for shard, log in logs},
+        dict(checkpoints),
+    )
+
+
+def _checkpoints(reply: Reply) -> list[c.Checkpoint] | None:
+    return None if reply is None else [c.Checkpoint(_stored(request), rows) for request, rows in reply]
 
 
 def _greeting(reply: Reply) -> c.Greeting:
@@ -218,9 +226,20 @@ class Commands:
         add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info), bytes)
         add(c.ListWorkers, "list_workers", lambda _: (), _workers)
         add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), _pairing)
-        add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard), bool)
+        add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard, int(q.held)), bool)
         add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), _nothing)
-        add(c.TrimLog, "trim_log", lambda q: (q.sid.hex(), q.shard, q.min_id), bool)
+        add(
+            c.Compact,
+            "compact",
+            lambda q: (q.sid.hex(), q.shard, q.min_id, *(part for checkpoint in q.checkpoints for part in checkpoint)),
+            bool,
+        )
+        add(
+            c.ReadCheckpoints,
+            "read_checkpoints",
+            lambda q: (q.sid.hex(), q.shard, q.after, q.count),
+            _checkpoints,
+        )
 
     def _add_streams(self) -> None:
         self._add(c.Append, _append, bytes)

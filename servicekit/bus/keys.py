@@ -94,6 +94,14 @@ class Keys:
         """String with TTL: the finished result, penstock.v1.FinishedRequest."""
         return self.key("out", request_id.hex())
 
+    def checkpoint(self, request_id: bytes) -> bytes:
+        """String: a running request's rows so far when its log was last compacted, penstock.v1.TokenBatch."""
+        return self.key("ckpt", request_id.hex())
+
+    def checkpoints(self, shard: int) -> bytes:
+        """Sorted set, all of score 0: the requests (hex) of a shard that have a checkpoint."""
+        return self.key("ckpts", str(shard))
+
     @property
     def workers(self) -> bytes:
         """Set of worker names."""

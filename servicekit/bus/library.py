@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from servicekit.bus import keys
 
-_FILES = ("basics", "sessions", "requests", "workers", "register")  # each uses what stands before it
+_FILES = ("basics", "sessions", "requests", "checkpoints", "workers", "register")  # each uses what stands before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class _Request:
     owner: bytes | None = None
     strikes: int = 0
     striker: bytes = b""  # incarnation of the last strike
+    checkpoint: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class MemoryPool:
             c.Retire: self._retire,
             c.Attach: self._attach,
             c.Cancel: self._cancel,
-            c.TrimLog: self._trim_log,
+            c.Compact: self._compact,
+            c.ReadCheckpoints: self._read_checkpoints,
         }
 
     def apply(self, call: c.Call[Any]) -> Any:
@@ -179,6 +181,8 @@ class MemoryPool:
             request = self._requests.get(request_id)
             if request is not None and request.owner == call.sid and request.shard is not None:
                 loaded.requests.append(self._stored(request_id, request))
+                if request.checkpoint is not None:
+                    loaded.checkpoints[bytes(request_id)] = request.checkpoint
                 if request.shard not in loaded.log:
                     loaded.log[request.shard] = self._streams.get(self._keys.tokens(request.shard)).read(b"0-0", 0)
         return loaded
@@ -198,7 +202,7 @@ class MemoryPool:
             return False
         if request.state is not c.RequestState.RUNNING or request.shard != call.shard:
             return False
-        request.state, request.owner = c.RequestState.ENDED, None
+        request.state, request.owner, request.checkpoint = c.RequestState.ENDED, None, None
         request.header = request.body = request.meta = b""
         request_id = bytes(call.request_id)
         self._results[request_id] = bytes(call.result)
@@ -241,6 +245,26 @@ class MemoryPool:
         }
         self._streams.add(self._keys.cancels, fields, k.CANCELS_CAP)
         return True
+
+    def _compact(self, call: c.Compact) -> bool:
+        if not self._sessions.leases_shard(call.sid, call.shard):
+            return False
+        for request_id, checkpoint in call.checkpoints:
+            request = self._requests.get(request_id)
+            if request and request.state is c.RequestState.RUNNING and request.shard == call.shard:
+                request.checkpoint = bytes(checkpoint)
+        self._streams.get(self._keys.tokens(call.shard)).trim(call.min_id)
+        return True
+
+    def _read_checkpoints(self, call: c.ReadCheckpoints) -> list[c.Checkpoint] | None:
+        if not self._sessions.leases_shard(call.sid, call.shard):
+            return None
+        found = [
+            c.Checkpoint(self._stored(request_id, request), request.checkpoint)
+            for request_id, request in sorted(self._requests.items(), key=lambda item: item[0])
+            if request_id > call.after and request.shard == call.shard and request.checkpoint is not None
+        ]
+        return found[: call.count]
 
     def _owned_by(self, sid: bytes) -> list[bytes]:
         return sorted(request_id for request_id, request in self._requests.items() if request.owner == sid)
@@ -285,9 +309,3 @@ class MemoryPool:
 
     def _forget_after(self, ttl_ms: int, forget: Callable[[], object]) -> None:
         heapq.heappush(self._expiries, _Expiry(self._now_ms() + ttl_ms, next(self._order), forget))
-
-    def _trim_log(self, call: c.TrimLog) -> bool:
-        if not self._sessions.leases_shard(call.sid, call.shard):
-            return False
-        self._streams.get(self._keys.tokens(call.shard)).trim(call.min_id)
-        return True

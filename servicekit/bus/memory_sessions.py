@@ -213,7 +213,7 @@ class MemorySessions:
 
     def _lease_shard(self, call: c.LeaseShard) -> bool:
         holder = self._leases.get(call.shard)
-        if not self.is_active(call.sid) or (holder != call.sid and self._lives(holder)):
+        if not self.is_active(call.sid) or (holder != call.sid and (call.held or self._lives(holder))):
             return False
         self._leases[call.shard] = bytes(call.sid)
         return True

@@ -15,6 +15,10 @@ local function hex(bytes)
   return (string.gsub(bytes, '.', HEX))
 end
 
+local function unhex(digits)
+  return (string.gsub(digits, '..', function(pair) return string.char(tonumber(pair, 16)) end))
+end
+
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)

@@ -13,6 +13,16 @@ local function request_key(prefix, id)
   return prefix .. 'req:' .. hex(id)
 end
 
+local function checkpoint_key(prefix, id)
+  return prefix .. 'ckpt:' .. hex(id)
+end
+
+local function drop_checkpoint(prefix, id, shard)
+  if redis.call('UNLINK', checkpoint_key(prefix, id)) == 1 then
+    redis.call('ZREM', prefix .. 'ckpts:' .. shard, hex(id))
+  end
+end
+
 local function stored(key, id)
   local request =
     redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes')
@@ -188,20 +198,24 @@ local function load(keys, args)
   if not is_active(prefix, sid) then
     return false
   end
-  local requests, logs, seen = {}, {}, {}
+  local requests, logs, checkpoints, seen = {}, {}, {}, {}
   for i = 2, #args do
     local key = request_key(prefix, args[i])
     local request = redis.call('HMGET', key, 'owner', 'shard')
     local shard = request[2]
     if request[1] == sid then
       requests[#requests + 1] = stored(key, args[i])
+      local checkpoint = redis.call('GET', checkpoint_key(prefix, args[i]))
+      if checkpoint then
+        checkpoints[#checkpoints + 1] = { args[i], checkpoint }
+      end
       if not seen[shard] then
         seen[shard] = true
         logs[#logs + 1] = { shard, redis.call('XRANGE', prefix .. 'tokens:' .. shard, '-', '+') }
       end
     end
   end
-  return { requests, logs }
+  return { requests, logs, checkpoints }
 end
 
 -- The hot one: sid, worker, plan, then shard and row in turn.
@@ -236,6 +250,7 @@ local function retire(keys, args)
   if request[3] then
     redis.call('SREM', prefix .. 'own:' .. request[3], hex(id))
   end
+  drop_checkpoint(prefix, id, shard)
   redis.call('HDEL', key, 'owner', 'header', 'body', 'meta')
   redis.call('HSET', key, 'state', 'ENDED')
   redis.call('PEXPIRE', key, ttl)

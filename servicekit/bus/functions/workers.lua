@@ -52,9 +52,9 @@ local function pair(keys, args)
 end
 
 local function lease_shard(keys, args)
-  local prefix, sid, shard = keys[1], unpack(args)
+  local prefix, sid, shard, held = keys[1], unpack(args)
   local holder = redis.call('HGET', prefix .. 'shards', shard)
-  if not is_active(prefix, sid) or (holder ~= sid and lives(prefix, holder, now_ms())) then
+  if not is_active(prefix, sid) or (holder ~= sid and (held == '1' or lives(prefix, holder, now_ms()))) then
     return 0
   end
   redis.call('HSET', prefix .. 'shards', shard, sid)
@@ -66,14 +66,5 @@ local function release_shard(keys, args)
   if redis.call('HGET', prefix .. 'shards', shard) == sid then
     redis.call('HDEL', prefix .. 'shards', shard)
   end
-  return 1
-end
-
-local function trim_log(keys, args)
-  local prefix, sid, shard, min_id = keys[1], unpack(args)
-  if not leases_shard(prefix, sid, shard) then
-    return 0
-  end
-  redis.call('XTRIM', prefix .. 'tokens:' .. shard, 'MINID', min_id)
   return 1
 end

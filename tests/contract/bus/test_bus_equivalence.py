@@ -68,7 +68,7 @@ class Side:
                 answer = {stream: self._entries(stream, entries) for stream, entries in answer.items()}
             case c.Load() if answer:
                 logs = {shard: self._entries(keys.tokens(shard), log) for shard, log in answer.log.items()}
-                answer = (answer.requests, logs)
+                answer = (answer.requests, logs, answer.checkpoints)
         return answer
 
     def _entries(self, stream: bytes, entries: list[c.Entry]) -> list[tuple[int, dict[bytes, bytes]]]:
@@ -116,6 +116,21 @@ def _ended(request_id: bytes, shard: int, ttl_ms: int, route: bytes) -> Step:
     return lambda side: [*_running(request_id, owner, shard)(side), *retire(side)]
 
 
+def _compact(sid: bytes, shard: int, checkpoints: tuple[tuple[bytes, bytes], ...], position: int) -> Step:
+    return lambda side: [c.Compact(sid, shard, side.entry_id(side.bus.keys.tokens(shard), position), checkpoints)]
+
+
+def _compacted(sid: bytes, request_id: bytes, shard: int) -> Step:
+    compact = _compact(sid, shard, ((request_id, b"rows" + AWKWARD),), 0)
+    return lambda side: [
+        *_running(request_id, sid, shard)(side),
+        c.LeaseShard(sid, shard),
+        *compact(side),
+        c.Load(sid, (request_id,)),
+        c.ReadCheckpoints(sid, shard),
+    ]
+
+
 def _take(sid: bytes, dead: bytes) -> Step:
     return _fixed(c.Renew(dead, DEAD_MS), c.Take(sid, dead), c.Load(sid, tuple(id_of(number) for number in range(3))))
 
@@ -158,11 +173,11 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.RegisterWorker, sids, workers, payloads),
     _simple(c.ListWorkers),
     _simple(c.Pair, sids, workers),
-    _simple(c.LeaseShard, sids, shards),
+    _simple(c.LeaseShard, sids, shards, st.booleans()),
     _simple(c.ReleaseShard, sids, shards),
-    st.tuples(sids, shards, positions).map(
-        lambda v: lambda side: [c.TrimLog(v[0], v[1], side.entry_id(side.bus.keys.tokens(v[1]), v[2]))]
-    ),
+    st.builds(_compact, sids, shards, st.lists(st.tuples(request_ids, payloads), max_size=3).map(tuple), positions),
+    st.builds(_compacted, sids, request_ids, shards),
+    _simple(c.ReadCheckpoints, sids, shards, request_ids | st.just(b""), st.integers(1, 3)),
     _named("prompts", c.ReadGroup, st.just(k.TOKENIZERS), st.sampled_from([b"t1", b"t2"]), st.integers(1, 3)),
     _named(
         "prompts",
@@ -202,6 +217,7 @@ def _everything(side: Side) -> list[Any]:
         *(side.ask(c.Length(name)) for name in names),
         *(side.ask(c.Fetch(id_of(number))) for number in range(3)),
         *(side.ask(c.Owned(sid_of(number))) for number in range(4)),
+        *(side.ask(c.ReadCheckpoints(sid_of(number), shard)) for number in range(4) for shard in (0, 1)),
         side.ask(c.ListWorkers()),
         side.ask(c.ListSessions()),
         side.ask(c.ListWorkers()),

@@ -13,6 +13,7 @@ from servicekit.bus.calls import (
     Append,
     Claim,
     Commit,
+    Compact,
     Hello,
     LeaseShard,
     Leave,
@@ -25,7 +26,6 @@ from servicekit.bus.calls import (
     SessionKind,
     SubmitOutcome,
     Take,
-    TrimLog,
 )
 from servicekit.session import Recovery, Session, Stopped
 
@@ -90,7 +90,7 @@ def test_a_new_run_drops_shard_leases_and_gives_sessions_their_time_anew(outage:
     assert flow.connection.call(Revalidate(other, LONG_MS))
     assert flow.connection.call(Take(other, holder)) is None, "the outage was not its fault"
     assert flow.connection.call(Revalidate(holder, LONG_MS))
-    assert not flow.connection.call(TrimLog(holder, 0, b"0-1")), "its lease is gone, and nobody else has it yet"
+    assert not flow.connection.call(Compact(holder, 0, b"0-1")), "its lease is gone, and nobody else has it yet"
     assert flow.connection.call(LeaseShard(other, 0))
     assert flow.connection.execute([Take(other, left), Revalidate(left, LONG_MS)]) == [[], False]
     flow.connection.close()

@@ -21,12 +21,14 @@ from servicekit.bus.calls import (
     Call,
     Cancel,
     Commit,
+    Compact,
     LeaseShard,
     Length,
     ListSessions,
     ListWorkers,
     Pair,
     Read,
+    ReadCheckpoints,
     RegisterWorker,
     Reject,
     Renew,
@@ -96,6 +98,8 @@ def test_a_full_server_takes_no_entries_but_lets_requests_end(server: EmbeddedSe
     assert flow.connection.execute(
         [Renew(sid, LONG_MS), Commit(sid, ((0, b"row"),), "w", b"plan"), Renew(dead, -1), Take(sid, dead)]
     ) == [True, True, True, [request_id]]
+    compaction = [LeaseShard(sid, 0), Compact(sid, 0, b"0-0", ((request_id, b"rows"),)), ReadCheckpoints(sid, 0)]
+    assert all(flow.connection.execute(compaction))
     assert flow.connection.call(submit(id_of(2))) is SubmitOutcome.OUT_OF_MEMORY
     with pytest.raises(BusFull):
         flow.connection.execute([Append(stream, {b"n": b"1"}), Commit(sid, ((1, b"row"),))])
@@ -218,6 +222,9 @@ def test_no_key_is_left_behind(server: EmbeddedServer) -> None:
             Reject(marked, b"", 0, b"finish"),
             Attach(ended, "tenant", gateway, b""),
             Commit(scheduler, ((0, b"row"),), "w", b"plan"),
+            Compact(
+                detokenizer, 0, b"0-1", ((ended, b"rows"), (rejected, b""), (marked, b"rows"), (id_of(98), b"rows"))
+            ),
             Append(keys.results("w"), {PAYLOAD: b"result"}),
             *(Retire(detokenizer, 0, one, b"r", 0, gateway, b"text") for one in (ended, rejected, marked)),
             *(Renew(sid, -60_001) for sid in (scheduler, worker, detokenizer, gateway)),

@@ -5,10 +5,9 @@ from bus_flow import AWKWARD, DEAD_MS, LONG_MS, Flow, sid_of
 from servicekit.bus.calls import (
     Append,
     Commit,
-    LastId,
+    Compact,
     LeaseShard,
     Leave,
-    Length,
     ListWorkers,
     Pair,
     Pairing,
@@ -17,7 +16,6 @@ from servicekit.bus.calls import (
     Renew,
     SessionKind,
     Take,
-    TrimLog,
     WorkerEntry,
 )
 from servicekit.bus.keys import PAYLOAD
@@ -113,10 +111,10 @@ def test_an_expired_holder_keeps_its_shard_until_another_wants_it(flow: Flow) ->
     first, second = flow.session(ttl_ms=DEAD_MS), flow.session()
     keys = flow.bus.keys
     last = flow.connection.call(Append(keys.tokens(0), {PAYLOAD: b"row"}))
-    assert flow.connection.execute([LeaseShard(first, 0), TrimLog(first, 0, last)]) == [True, True]
+    assert flow.connection.execute([LeaseShard(first, 0), Compact(first, 0, last)]) == [True, True]
     assert flow.connection.call(LeaseShard(second, 0))
     assert flow.connection.call(Renew(first, LONG_MS))
-    assert flow.connection.execute([LeaseShard(first, 0), TrimLog(first, 0, last)]) == [False, False]
+    assert flow.connection.execute([LeaseShard(first, 0), Compact(first, 0, last)]) == [False, False]
 
 
 def test_the_shard_of_a_session_that_was_taken_is_free(flow: Flow) -> None:
@@ -127,19 +125,16 @@ def test_the_shard_of_a_session_that_was_taken_is_free(flow: Flow) -> None:
     assert flow.connection.call(LeaseShard(living, 0))
 
 
-def test_the_holder_trims_its_log_and_nobody_else(flow: Flow) -> None:
-    holder, other = flow.session(), flow.session()
-    log = flow.bus.keys.tokens(0)
-    first, second, third = (flow.connection.call(Append(log, {PAYLOAD: b"%d" % i})) for i in range(3))
-    flow.connection.call(LeaseShard(holder, 0))
-    assert not flow.connection.call(TrimLog(other, 0, third))
-    assert flow.connection.call(Length(log)) == 3
-    assert flow.connection.call(TrimLog(holder, 0, second))
-    assert [entry.entry_id for entry in flow.entries(log)] == [second, third]
-    assert first not in {entry.entry_id for entry in flow.entries(log)}
-    assert flow.connection.call(TrimLog(holder, 0, b"9999999999999-0"))
-    assert flow.connection.call(Length(log)) == 0
-    assert flow.connection.call(LastId(log)) == third
+def test_a_shard_that_is_held_is_confirmed_and_one_that_was_lost_is_not(flow: Flow) -> None:
+    first, second = flow.session(), flow.session()
+    assert not flow.connection.call(LeaseShard(first, 0, held=True)), "it was never leased"
+    assert flow.connection.execute([LeaseShard(first, 0), LeaseShard(first, 0, held=True)]) == [True, True]
+    flow.expire(first)
+    assert flow.connection.call(LeaseShard(first, 0, held=True)), "nobody took it"
+    assert flow.connection.execute([LeaseShard(second, 0), ReleaseShard(second, 0)]) == [True, None]
+    assert flow.connection.call(Renew(first, LONG_MS))
+    assert not flow.connection.call(LeaseShard(first, 0, held=True)), "it is free, but was another's meanwhile"
+    assert flow.connection.call(LeaseShard(first, 0))
 
 
 def test_a_shard_is_nobodys_for_an_unknown_session(flow: Flow) -> None:

@@ -1,0 +1,32 @@
+-- Compaction of the log: what is dropped of it is kept in the checkpoints of the requests that go on.
+
+-- sid, shard, min_id, then request and checkpoint in turn.
+local function compact(keys, args)
+  local prefix, sid, shard, min_id = keys[1], args[1], args[2], args[3]
+  if not leases_shard(prefix, sid, shard) then
+    return 0
+  end
+  for i = 4, #args, 2 do
+    local id = args[i]
+    local request = redis.call('HMGET', request_key(prefix, id), 'state', 'shard')
+    if request[1] == 'RUNNING' and request[2] == shard then
+      redis.call('SET', checkpoint_key(prefix, id), args[i + 1])
+      redis.call('ZADD', prefix .. 'ckpts:' .. shard, '0', hex(id))
+    end
+  end
+  redis.call('XTRIM', prefix .. 'tokens:' .. shard, 'MINID', min_id)
+  return 1
+end
+
+local function read_checkpoints(keys, args)
+  local prefix, sid, shard, after, count = keys[1], unpack(args)
+  if not leases_shard(prefix, sid, shard) then
+    return false
+  end
+  local first = after == '' and '-' or '(' .. hex(after)
+  local found = {}
+  for _, id in ipairs(redis.call('ZRANGE', prefix .. 'ckpts:' .. shard, first, '+', 'BYLEX', 'LIMIT', '0', count)) do
+    found[#found + 1] = { stored(prefix .. 'req:' .. id, unhex(id)), redis.call('GET', prefix .. 'ckpt:' .. id) }
+  end
+  return found
+end
