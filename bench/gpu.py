@@ -1,178 +1,145 @@
-"""The engine in one process on a GPU, against what the card can do: decode, prefill and a mixed load.
+"""One GPU: our engine in one process, as the whole pipeline, and a peer, against what the card can do.
 
-Models have the shapes of Qwen3-0.6B and Qwen3-8B and random weights, made on the device; nothing is downloaded. Prompts
-are token ids, outputs are as long as asked for. Ceilings are measured in the same run. A row's floor is the time that
-the card needs at those ceilings with nothing overlapped: weights and KV read once a step, and the matrix products.
+For each model, one after the other on an otherwise free card, each in processes of its own: the card's ceilings; `LLM`;
+`penstock serve` with all services and its server, streaming over HTTP to clients in other processes; vLLM's offline
+engine and its server, where they can be imported. Nothing is downloaded: models have the shapes of published ones and
+random weights, which are written to files and loaded from there. Prompts are token ids, outputs are as long as asked
+for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
+counts.
 
-    decode B    B sequences at once, 128 tokens in, 256 out
-    prefill     32 prompts of 2,048 tokens, one token out
-    nano        256 requests, in and out uniform in 100-1024, temperature 0.6, seed 0 (nano-vllm's bench)
+    0.6b, 8b   decode1, decode32, decode256: that many sequences, 128 tokens in, 256 out
+               prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second
+               nano: 256 requests, in and out uniform in 100-1024, temperature 0.6 (nano-vllm's bench)
+    v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
+               served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
 
-    python -m bench.gpu [--models 0.6b,8b] [--rows decode1,decode32,decode256,prefill,nano] [--profile]
+    penstock bench gpu [--models 0.6b,8b,v32k] [--profile]
+    penstock bench gpu --models v32k --simulated-ms 2      without a GPU: the pipeline around a runner that pretends
 """
 
 import argparse
-import random
-import statistics
-import time
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import torch
+from tokenizers import Tokenizer
 
+from bench.rig import engines
+from bench.rig.children import ChildError, ask
+from bench.rig.engines import Measured, Options
 from bench.rig.machine import describe_machine
-from bench.rig.qwen3 import write_qwen3
-from bench.rig.step_profile import profile_decode
-from penstock import LLM, SamplingParams
+from bench.rig.qwen3 import SIZES, write_qwen3
+from bench.rig.table import header, notes, row_line
+from bench.rig.work import Ceilings, Work, as_text, make_work
 
-ROWS = ("decode1", "decode32", "decode256", "prefill", "nano")
-CHUNK = {"0.6b": 8192, "8b": 4096}
-PREFILL_TOKENS = 2048
-KV_BYTES = {"0.6b": 28 * 8 * 128 * 4, "8b": 36 * 8 * 128 * 4}  # of one token
-PARAMETERS = {"0.6b": 0.596e9, "8b": 7.57e9}  # read in every step: all layers and the head
-HEAD_PARAMETERS = {"0.6b": 0.156e9, "8b": 0.622e9}  # used only for tokens that are sampled
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What the card does at its best."""
-
-    bytes_per_s: float  # copied, bytes read and written
-    flops: float  # bf16 product of 8192 x 8192 matrices
+_OFFLINE = ("decode1", "decode32", "decode256", "prefill", "nano")
+ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone")}
+CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 8192}
+PROFILED = (1, 32, 256)
+ENGINES = ("process", "pipeline", "peer")
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one row generates."""
+class Model:
+    """One model's folder and what is done with it."""
 
     name: str
-    prompts: list[list[int]]
-    params: list[SamplingParams]
-    counts_prompts: bool = False  # tokens per second are prompt tokens
-
-    @property
-    def num_tokens(self) -> int:
-        if self.counts_prompts:
-            return sum(map(len, self.prompts))
-        return sum(each.max_tokens or 0 for each in self.params)
+    folder: Path
+    works: list[Work]
+    options: Options
 
 
-def measure_ceilings() -> Ceilings:
-    source = torch.randn(1 << 30, device="cuda")
-    target = torch.empty_like(source)
-    copy_s = median_s(lambda: target.copy_(source))
-    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    product_s = median_s(lambda: left @ right)
-    return Ceilings(2 * source.nbytes / copy_s, 2 * 8192**3 / product_s)
-
-
-def median_s(run: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times[2:])
-
-
-def make_work(row: str) -> Work:
-    draw = random.Random(0)
-
-    def prompt(length: int) -> list[int]:
-        return [draw.randint(0, 10000) for _ in range(length)]
-
-    def params(length: int, temperature: float = 0.0) -> SamplingParams:
-        return SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=length)
-
-    if row == "prefill":
-        return Work(row, [prompt(PREFILL_TOKENS) for _ in range(32)], [params(1)] * 32, counts_prompts=True)
-    if row == "nano":
-        prompts = [prompt(draw.randint(100, 1024)) for _ in range(256)]
-        return Work(row, prompts, [params(draw.randint(100, 1024), 0.6) for _ in range(256)])
-    batch = int(row.removeprefix("decode"))
-    return Work(row, [prompt(128) for _ in range(batch)], [params(256)] * batch)
-
-
-def floor_s(model: str, work: Work, ceilings: Ceilings) -> float:
-    """Seconds for the products of all tokens, or for the bytes of all steps where those take longer, step by step."""
-    layer_flops = 2 * (PARAMETERS[model] - HEAD_PARAMETERS[model])
-    prompt_tokens = sum(map(len, work.prompts))
-    seconds = prompt_tokens * layer_flops / ceilings.flops
-    lengths = [each.max_tokens or 0 for each in work.params]
-    for step in range(1, max(lengths)):
-        running = [len(ids) + step for ids, length in zip(work.prompts, lengths, strict=True) if length > step]
-        moved = 2 * PARAMETERS[model] + KV_BYTES[model] * sum(running)
-        flops = 2 * PARAMETERS[model] * len(running)
-        seconds += max(moved / ceilings.bytes_per_s, flops / ceilings.flops)
-    return seconds
-
-
-def run(llm: LLM, work: Work) -> float:
-    prompts = [{"prompt_token_ids": ids} for ids in work.prompts]
-    begin = time.perf_counter()
-    outputs = llm.generate(prompts, work.params, use_tqdm=False)
-    seconds = time.perf_counter() - begin
-    for output, params in zip(outputs, work.params, strict=True):
-        assert len(output.outputs[0].token_ids) == params.max_tokens
-    return seconds
-
-
-def measure(model: str, rows: list[str], ceilings: Ceilings, rounds: int, *, with_profile: bool) -> list[str]:
-    lines = []
-    with TemporaryDirectory() as folder:
-        write_qwen3(Path(folder), model)
-        begin = time.perf_counter()
-        llm = LLM(
-            folder,
-            load_format="dummy",
-            max_model_len=4096,
-            gpu_memory_utilization=0.85,
-            max_num_batched_tokens=CHUNK[model],
-            enable_prefix_caching=False,
+def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Namespace) -> Model:
+    """Writes the folder."""
+    write_qwen3(folder, name)
+    if not arguments.simulated_ms:
+        [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
+        print(
+            f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
-        ready_s = time.perf_counter() - begin
-        llm.generate([{"prompt_token_ids": [1] * 10}], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
-        first_s = time.perf_counter() - begin
-    lines.append(f"{model:5} start     ready {ready_s:.1f} s, first tokens {first_s:.1f} s")
-    for row in rows:
-        work = make_work(row)
-        seconds = min(run(llm, work) for _ in range(rounds))
-        rate, floor = work.num_tokens / seconds, work.num_tokens / floor_s(model, work, ceilings)
-        lines.append(
-            f"{model:5} {row:9} {seconds:8.3f} s {rate:10,.0f} tok/s  floor {floor:10,.0f}  {rate / floor:.2f}"
-        )
-        print(lines[-1], flush=True)
-    if with_profile:
-        lines += [f"{model:5} {line}" for batch in (1, 32, 256) for line in profile_decode(llm, batch)]
-    llm.llm_engine.close()
-    del llm
-    torch.cuda.empty_cache()
-    return lines
+    works = [make_work(row) for row in rows]
+    if name == "v32k":
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        works = [as_text(work, tokenizer) for work in works]
+    options = Options(
+        rounds=arguments.rounds,
+        chunk=arguments.chunk or CHUNK[name],
+        gateways=arguments.gateways,
+        simulated_ms=arguments.simulated_ms,
+        profiled=PROFILED if arguments.profile and not arguments.simulated_ms else (),
+        peer_path=arguments.peer_path,
+        more=arguments.serve,
+    )
+    return Model(name, folder, works, options)
 
 
-def main() -> None:
+def measure(model: Model, chosen: Sequence[str]) -> tuple[dict[str, Measured], list[str]]:
+    """What each engine did, and what went wrong."""
+    found: dict[str, Measured] = {}
+    wrong = []
+    runs = {
+        "process": engines.in_process,
+        "pipeline": engines.pipeline,
+        "peer": engines.peer_server if model.name == "v32k" else engines.peer,
+    }
+    for engine in chosen:
+        try:
+            measured = runs[engine](model.folder, model.works, model.options)
+        except ChildError as error:
+            wrong.append(f"{model.name} {engine}: {error}")
+            print(wrong[-1], flush=True)
+            continue
+        if measured is not None:
+            found[engine] = measured
+            print(f"{model.name} {engine}: {measured.summary()}", flush=True)
+    return found, wrong
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="0.6b,8b")
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--rows", default="", help="only these")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="only these of process, pipeline, peer")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each row, of which the fastest counts")
-    parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes")
+    parser.add_argument("--chunk", type=int, default=0, help="tokens of a step at most; 0: what suits the model")
+    parser.add_argument("--gateways", type=int, default=4, help="gateway processes of the pipeline")
+    parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")
+    parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes, and the CPU's")
+    parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
+    parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
     arguments = parser.parse_args()
-    ceilings = measure_ceilings()
-    lines = [
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
-        f"bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s"
-    ]
-    for model in arguments.models.split(","):
-        lines += measure(model, arguments.rows.split(","), ceilings, arguments.rounds, with_profile=arguments.profile)
-    print(describe_machine())
-    print("\n".join(lines))
+    print(describe_machine(), flush=True)
+    ceilings = None
+    if not arguments.simulated_ms:
+        [answer] = ask([sys.executable, "-m", "bench.rig.ceilings"], {}, 120.0)
+        ceilings = Ceilings(**answer)
+        print(
+            f"card      {ceilings.name}: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
+            f"bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s",
+            flush=True,
+        )
+    lines, failures = [], []
+    with TemporaryDirectory(prefix="penstock-bench-") as directory:
+        # The first start of a model compiles its kernels, the second finds them.
+        os.environ["TRITON_CACHE_DIR"] = str(Path(directory) / "triton")
+        for name in arguments.models.split(","):
+            folder = Path(directory) / name
+            folder.mkdir()
+            rows = [row for row in ROWS[name] if not arguments.rows or row in arguments.rows.split(",")]
+            model = prepare(name, folder, rows, arguments)
+            found, wrong = measure(model, arguments.engines.split(","))
+            failures += wrong
+            lines += [row_line(name, work, found, ceilings) for work in model.works]
+            lines += [f"{name:5} {line}" for line in notes(found)]
+            for path in folder.iterdir():
+                path.unlink()
+    print("\n".join(["", header(), *lines]))
+    print("\n".join(failures), file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The engines that `bench.gpu` compares: ours in one process and as the pipeline, and a peer."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.rig.children import ask
+from bench.rig.served import Load, Server, answers_at, pipeline_ports
+from bench.rig.work import Work
+from penstock.launcher.layout import free_ports
+
+TIMEOUT_S = 500.0
+START_TIMEOUT_S = 240.0
+MAX_MODEL_LEN = 4096
+MEMORY_SHARE = 0.85
+_PEER_SCRIPT = Path(__file__).with_name("vllm_engine.py")
+_PEER_ENVIRON = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_RUST_FRONTEND": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the engines are run."""
+
+    rounds: int  # of each row
+    chunk: int  # tokens of a step at most
+    gateways: int
+    simulated_ms: float  # 0: on the GPU
+    profiled: tuple[int, ...]  # batches whose decode steps are looked into
+    peer_path: str  # a folder with the peer's packages; empty: as installed
+    more: list[str]  # flags of `penstock serve`
+
+
+@dataclass
+class Measured:
+    """What one engine did."""
+
+    name: str
+    start: dict[str, Any] = field(default_factory=dict)  # seconds from its start, and phases
+    seconds: dict[str, float] = field(default_factory=dict)  # by row, of the fastest round
+    loads: dict[str, Load] = field(default_factory=dict)  # by row, what clients saw of it
+    notes: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """While the others are still to come."""
+        rows = ", ".join(f"{row} {seconds:.3f} s" for row, seconds in self.seconds.items())
+        return f"first token after {self.start['first_s']:.1f} s; {rows}"
+
+
+def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
+    """`LLM`.
+
+    Raises:
+        ChildError: it failed.
+    """
+    chosen: dict[str, Any] = {
+        "max_model_len": MAX_MODEL_LEN,
+        "gpu_memory_utilization": MEMORY_SHARE,
+        "max_num_batched_tokens": options.chunk,
+        "enable_prefix_caching": False,
+    }
+    if options.simulated_ms:
+        chosen |= {"runner": "simulated", "step_ms": options.simulated_ms}
+    asked = {
+        "model": str(folder),
+        "options": chosen,
+        "works": [work.as_json() for work in works],
+        "rounds": options.rounds,
+        "profiled": options.profiled,
+    }
+    return _measured("one process", ask([sys.executable, "-m", "bench.rig.in_process"], asked, TIMEOUT_S))
+
+
+def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
+    """`penstock serve`, streaming to clients.
+
+    Raises:
+        ChildError: it, a service or a client failed.
+    """
+    command = [
+        *(sys.executable, "-m", "penstock.cli", "serve", f"--model={folder}", "--served-model-name=bench"),
+        *("--port=0", "--grpc-port=0", f"--gateways={options.gateways}", f"--max-model-len={MAX_MODEL_LEN}"),
+        *(f"--max-num-batched-tokens={options.chunk}", "--no-enable-prefix-caching"),
+        f"--gpu-memory-utilization={MEMORY_SHARE}",
+        *options.more,
+    ]
+    if options.simulated_ms:
+        command += ["--runner=simulated", f"--step-ms={options.simulated_ms}"]
+    measured = Measured("pipeline")
+    with Server(command, "bench", pipeline_ports, START_TIMEOUT_S) as server:
+        _load(server, works, options.rounds, measured)
+    return measured
+
+
+def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
+    """vLLM's offline engine; None where there is none.
+
+    Raises:
+        ChildError: it failed.
+    """
+    if not _has_peer(options):
+        return None
+    asked = {"model": str(folder), "works": [work.as_json() for work in works], "rounds": options.rounds}
+    found = ask([sys.executable, str(_PEER_SCRIPT)], asked, TIMEOUT_S, _peer_environ(options))
+    return _measured(f"vLLM {found[0]['version']}", found)
+
+
+def peer_server(folder: Path, works: list[Work], options: Options) -> Measured | None:
+    """vLLM's server with its Rust front end, under the same clients; None where there is none.
+
+    Raises:
+        ChildError: it or a client failed.
+    """
+    if not _has_peer(options):
+        return None
+    [port] = free_ports(1)
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "bench"),
+        *("--load-format", "dummy", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "512"),
+        *("--gpu-memory-utilization", str(MEMORY_SHARE), "--no-enable-prefix-caching", "--port", str(port)),
+    ]
+    measured = Measured("vLLM, Rust front end")
+    with Server(command, "bench", answers_at(port), START_TIMEOUT_S, _peer_environ(options)) as server:
+        _load(server, works, options.rounds, measured)
+    return measured
+
+
+def _load(server: Server, works: list[Work], rounds: int, measured: Measured) -> None:
+    measured.start = {"first_s": server.first_s}
+    for work in works:
+        before_s = server.cpu_s()
+        loads = [server.load(work) for _ in range(rounds)]
+        after_s = server.cpu_s()
+        best = min(loads, key=lambda load: load.seconds)
+        measured.seconds[work.name], measured.loads[work.name] = best.seconds, best
+        wall_s = sum(load.seconds for load in loads)
+        cores = {name: (seconds - before_s.get(name, 0.0)) / wall_s for name, seconds in after_s.items()}
+        busiest = sorted(cores.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{name} {used:.2f}" for name, used in busiest if used > 0.02)
+        measured.notes.append(f"{work.name}: cores used: {shown}; {best.events_per_token:.2f} events a token")
+
+
+def _measured(name: str, found: list[dict[str, Any]]) -> Measured:
+    measured = Measured(name, start=found[0])
+    for each in found[1:]:
+        if "row" in each:
+            measured.seconds[each["row"]] = min(each["seconds"])
+        else:
+            measured.notes += each["profile"]
+    return measured
+
+
+def _peer_environ(options: Options) -> dict[str, str]:
+    path = {"PYTHONPATH": options.peer_path} if options.peer_path else {}
+    return _PEER_ENVIRON | path
+
+
+def _has_peer(options: Options) -> bool:
+    command = [sys.executable, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"]
+    return subprocess.run(command, env=os.environ | _peer_environ(options), check=False).returncode == 0

@@ -1,0 +1,71 @@
+"""The table of `bench.gpu`: rates, and the ratios that matter."""
+
+from bench.rig.engines import Measured
+from bench.rig.qwen3 import SIZES
+from bench.rig.work import Ceilings, Work, floor_s
+
+# Of the pipeline: what it must reach of the peer's rate, and of the one process's.
+PEER_GOALS = {
+    "0.6b": {"decode1": 2.2, "decode32": 1.5, "decode256": 1.2, "prefill": 1.1, "nano": 1.15},
+    "8b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1, "prefill": 1.0, "nano": 1.12},
+    "v32k": {"served": 1.15},
+}
+PROCESS_GOALS = {"prefill": 0.95}
+_PROCESS_GOAL = 0.97
+_TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
+
+
+def header() -> str:
+    """Over the rows; rates are tokens per second."""
+    floor, process, pipeline, peer, *ratios = _TITLES
+    rates = "".join(f"{title:>11}" for title in (floor, process, pipeline, peer))
+    return f"{'model':5} {'row':9}{rates}" + "".join(f"  {title:>16}" for title in ratios)
+
+
+def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceilings | None) -> str:
+    """One row: tokens per second, and of the pipeline its ratio to each."""
+    floor = work.counted_tokens / floor_s(SIZES[model], work, ceilings) if ceilings else None
+    process, pipeline, peer = (_rate(found.get(engine), work) for engine in ("process", "pipeline", "peer"))
+    rates = "".join(_shown(rate, "11,.0f") for rate in (floor, process, pipeline, peer))
+    ratios = (
+        _ratio(pipeline, process, PROCESS_GOALS.get(work.name, _PROCESS_GOAL)),
+        _ratio(pipeline, peer, PEER_GOALS[model].get(work.name)),
+        _ratio(pipeline, floor, None),
+    )
+    return f"{model:5} {work.name:9}{rates}" + "".join(f"  {ratio:>16}" for ratio in ratios)
+
+
+def notes(found: dict[str, Measured]) -> list[str]:
+    """What else was seen: starts, latencies, profiles."""
+    lines = []
+    for measured in found.values():
+        phases = measured.start.get("phases") or {}
+        more = "".join(f"; {name}: {value}" for name, value in phases.items())
+        before = "".join(
+            f", {name[:-2]} {measured.start[name]:.1f} s"
+            for name in ("imported_s", "ready_s")
+            if name in measured.start
+        )
+        lines.append(f"start, {measured.name}: first token {measured.start['first_s']:.1f} s{before}{more}")
+        for row, load in measured.loads.items():
+            lines.append(
+                f"{row}, {measured.name}: time to first token {load.ttft_ms:.2f} ms, "
+                f"{load.tpot_ms:.3f} ms a token after it (medians)"
+            )
+        lines += [f"{measured.name}: {line}" for line in measured.notes]
+    return lines
+
+
+def _rate(measured: Measured | None, work: Work) -> float | None:
+    seconds = measured.seconds.get(work.name) if measured else None
+    return work.counted_tokens / seconds if seconds else None
+
+
+def _ratio(rate: float | None, other: float | None, goal: float | None) -> str:
+    if rate is None or other is None:
+        return "–"
+    return f"{rate / other:.3f}" + (f" ({goal:g})" if goal else "")
+
+
+def _shown(value: float | None, form: str) -> str:
+    return format(value, form) if value is not None else f"{'–':>11}"

@@ -1,0 +1,97 @@
+"""What `bench.gpu` lets engines generate, and the least time that a card needs for it."""
+
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from bench.rig.qwen3 import Size
+
+AT_ONCE = 256  # requests of the served rows
+NUM_SERVED = 2000
+NUM_ALONE = 30
+PREFILL_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of the table: requests, and how they come."""
+
+    name: str
+    prompts: list[list[int]]
+    num_tokens: list[int]  # output of each
+    temperature: float = 0.0
+    at_once: int = 0  # requests at once, the next one when one ends; 0: all
+    counts_prompts: bool = False  # tokens per second are prompt tokens
+    texts: list[str] | None = None  # the prompts as text: then engines get these
+
+    @property
+    def inputs(self) -> list[Any]:
+        """What engines get: token ids or texts."""
+        return self.texts or self.prompts
+
+    @property
+    def counted_tokens(self) -> int:
+        """The tokens of which a rate is made."""
+        return sum(map(len, self.prompts)) if self.counts_prompts else sum(self.num_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        """For another process."""
+        return asdict(self)
+
+
+def make_work(row: str) -> Work:
+    """The work of a row: the same at every call."""
+    draw = random.Random(0)
+
+    def prompts(count: int, length: int) -> list[list[int]]:
+        return [[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)]
+
+    if row == "prefill":
+        return Work(row, prompts(32, PREFILL_TOKENS), [1] * 32, counts_prompts=True)
+    if row == "nano":
+        mixed = [prompts(1, draw.randint(100, 1024))[0] for _ in range(256)]
+        return Work(row, mixed, [draw.randint(100, 1024) for _ in range(256)], temperature=0.6)
+    if row == "served":
+        return Work(row, prompts(NUM_SERVED, 512), [128] * NUM_SERVED, at_once=AT_ONCE)
+    if row == "alone":
+        return Work(row, prompts(NUM_ALONE, 128), [128] * NUM_ALONE, at_once=1)
+    batch = int(row.removeprefix("decode"))
+    return Work(row, prompts(batch, 128), [256] * batch)
+
+
+def as_text(work: Work, tokenizer: Tokenizer) -> Work:
+    """The same with texts for prompts, as long as they were up to a few tokens: random ids need not come back."""
+    lengths = [len(prompt) for prompt in work.prompts]
+    found = tokenizer.encode_batch(tokenizer.decode_batch(work.prompts), add_special_tokens=False)
+    prompts = [each.ids[:length] for each, length in zip(found, lengths, strict=True)]
+    return replace(work, prompts=prompts, texts=tokenizer.decode_batch(prompts))
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a card does at its best."""
+
+    name: str
+    bytes_per_s: float  # copied, bytes read and written
+    flops: float  # bf16 product of 8192 x 8192 matrices
+
+
+def floor_s(size: Size, work: Work, ceilings: Ceilings) -> float:
+    """Seconds for the products of all prompts, and for the products or the bytes of each decode step, whichever takes
+    longer: weights and KV read once a step, nothing overlapped. Requests that wait for others come in waves.
+    """
+    layer_flops = 2 * (size.num_parameters - size.head_parameters)
+    seconds = sum(map(len, work.prompts)) * layer_flops / ceilings.flops
+    wave = work.at_once or len(work.prompts)
+    for first in range(0, len(work.prompts), wave):
+        lengths = list(
+            zip(map(len, work.prompts[first : first + wave]), work.num_tokens[first : first + wave], strict=True)
+        )
+        for step in range(1, max(num_tokens for _, num_tokens in lengths)):
+            contexts = [prompt + step for prompt, num_tokens in lengths if num_tokens > step]
+            num_bytes = 2 * size.num_parameters + size.kv_bytes * sum(contexts)
+            flops = 2 * size.num_parameters * len(contexts)
+            seconds += max(num_bytes / ceilings.bytes_per_s, flops / ceilings.flops)
+    return seconds

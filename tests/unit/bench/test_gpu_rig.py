@@ -1,0 +1,92 @@
+"""What `penstock bench gpu` counts is what there was, however the bytes arrive; floors follow from sizes."""
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from bench.rig.checkpoint import write_tokenizer
+from bench.rig.completions import Connection
+from bench.rig.qwen3 import SIZES
+from bench.rig.work import Ceilings, as_text, floor_s, make_work
+
+STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    b'1e\r\ndata: {"choices":[{"text":"a"}]}\n\n\r\n'
+    b'1e\r\ndata: {"choices":[{"text":"0"}]}\n\n\r\n'
+    b'3c\r\ndata: {"choices":[],"usage":{"completion_tokens": 2}}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n'
+)
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_sent = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.num_sent += 1
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 50, 1000])
+def test_events_and_usage_are_found_in_pieces_of_any_length(piece: int) -> None:
+    async def run() -> list[list[float]]:
+        found: list[list[float]] = []
+        connection, transport = Connection(deque([b"first", b"second"]), found), Transport()
+        connection.connection_made(transport)
+        connection.send_next()
+        for _ in range(2):
+            for first in range(0, len(STREAM), piece):
+                connection.data_received(STREAM[first : first + piece])
+        await connection.ended
+        assert transport.num_sent == 2
+        return found
+
+    found = asyncio.run(run())
+    assert [each[3:] for each in found] == [[4, 2], [4, 2]]
+
+
+def test_a_refusal_ends_the_client() -> None:
+    async def run() -> None:
+        connection = Connection(deque([b"request"]), [])
+        connection.connection_made(Transport())
+        connection.send_next()
+        connection.data_received(b'HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\n{"error": "full"}')
+        await connection.ended
+
+    with pytest.raises(ConnectionError, match="429"):
+        asyncio.run(run())
+
+
+def test_sizes_are_those_of_the_published_models() -> None:
+    assert SIZES["0.6b"].num_parameters == pytest.approx(0.596e9, rel=0.01)
+    assert SIZES["8b"].num_parameters == pytest.approx(7.57e9, rel=0.01)
+    assert SIZES["0.6b"].kv_bytes == 28 * 8 * 128 * 4
+
+
+def test_the_floor_of_one_sequence_is_its_weights_once_a_token() -> None:
+    size, work = SIZES["8b"], make_work("decode1")
+    floor = floor_s(size, work, Ceilings("", bytes_per_s=4e12, flops=8e14))
+    weights_s = 2 * size.num_parameters / 4e12
+    assert 255 * weights_s < floor < 1.02 * 256 * weights_s
+
+
+def test_requests_that_wait_come_in_waves() -> None:
+    work = make_work("served")
+    half = type(work)("half", work.prompts[:1024], work.num_tokens[:1024], at_once=256)
+    quarter = type(work)("quarter", work.prompts[:256], work.num_tokens[:256])
+    ceilings = Ceilings("", 4e12, 8e14)
+    assert floor_s(SIZES["v32k"], half, ceilings) == pytest.approx(4 * floor_s(SIZES["v32k"], quarter, ceilings))
+
+
+def test_texts_are_as_long_as_the_prompts(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 10_001)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_tokens([f" w{number:04}" for number in range(10_001)])
+    work = make_work("alone")
+    texts = as_text(work, tokenizer)
+    assert texts.texts is not None
+    assert len(texts.texts) == len(work.prompts)
+    assert all(len(ids) <= 128 for ids in texts.prompts)
+    assert texts.inputs is texts.texts
