@@ -37,18 +37,18 @@ class Gateways:
         """Whether text for a gateway would be a stream without a reader, kept for ever."""
         return route in self._gone
 
-    def orphans(self, requests: Iterable[tuple[bytes, bytes]], now_s: float) -> list[bytes]:
-        """Requests whose clients lost their connection with their gateway, each named once.
+    def orphans(self, requests: Iterable[tuple[bytes, bytes]], now_s: float) -> list[tuple[bytes, bytes]]:
+        """Those requests, with their routes, whose clients lost their connection with their gateway; each once.
 
         Args:
             requests: (request id, route) of all live requests.
             now_s: on the clock of `note`.
         """
         lost = [
-            request_id
+            (request_id, route)
             for request_id, route in requests
             if now_s - self._missing_s.get(route, now_s) >= self._orphan_grace_s
         ]
-        new = [request_id for request_id in lost if request_id not in self._told]
-        self._told = set(lost)
+        new = [(request_id, route) for request_id, route in lost if request_id not in self._told]
+        self._told = {request_id for request_id, _ in lost}
         return new

@@ -301,8 +301,9 @@ class DetokenizerService:
         now_s = time.monotonic()
         requests = [each for shard in self._shards.values() for each in shard.detokenizer.routes()]
         self._gateways.note(sessions, {route for _, route in requests}, now_s)
-        for request_id in self._gateways.orphans(requests, now_s):
-            self._out.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns()))
+        for request_id, route in self._gateways.orphans(requests, now_s):
+            # Unless its client comes back through another gateway at this moment.
+            self._out.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns(), route=route))
             self._stats.num_orphans += 1
 
     def _trim(self, session: Session) -> None:

@@ -146,6 +146,7 @@ class Submit(Call[SubmitOutcome]):
     route: bytes  # the gateway session that gets the text
     sent_ns: int
     max_waiting: int = 0  # bound on waiting hints of `prompts` and `requests` together; 0: none
+    reply: bytes = b""  # penstock.v1.ReplyForm: what another gateway must know to go on; kept as long as the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,25 +322,45 @@ class Retire(Call[bool]):
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a gateway can tell of a request that it did not submit."""
+
+    state: RequestState
+    reply: bytes  # penstock.v1.ReplyForm
+    result: bytes | None = None  # penstock.v1.FinishedRequest, once it has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Call[Recalled | None]):
+    """Reads how a request is answered and, if it has ended, its result. None: unknown, or another tenant's."""
+
+    request_id: bytes
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """What `attach` found. Neither `known` nor a `result`: the request never was, or its result expired."""
 
     known: bool
     state: RequestState | None = None
     result: bytes | None = None  # penstock.v1.FinishedRequest
+    is_elsewhere: bool = False  # it has another route than `held`: nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
 class Attach(Call[Attachment]):
-    """Routes a request's text to another gateway session, from the given offsets on.
+    """Routes a request's text to a gateway session, from the given offsets on.
 
-    A request of another tenant is not known. An ended one answers with its result.
+    A request of another tenant is not known. An ended one answers with its result. The session that had the route, if
+    it is active, finds an entry with REQUEST in its `text` and asks again: that is how it learns that it lost it.
     """
 
     request_id: bytes
     tenant: str
     route: bytes
     offsets: bytes  # penstock.v1.AttachOffsets
+    held: bytes = b""  # only if the route is this one, or `route` already; empty: whatever it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +368,8 @@ class Cancel(Call[bool]):
     """Sets the cancel flag (sequence −1) and hints `cancels`. False: not known (a mark stays for a minute).
 
     A cancel for one sequence only hints: its sender decides the same again after a crash. With a tenant, a request of
-    another tenant is not known and gets no mark.
+    another tenant is not known and gets no mark. With a route, nothing happens if the request has another one: who
+    lost a client must not end what that client follows through another gateway. Nor does it leave a mark.
     """
 
     request_id: bytes
@@ -355,6 +377,7 @@ class Cancel(Call[bool]):
     sent_ns: int
     tenant: str | None = None
     sequence: int = -1
+    route: bytes = b""  # empty: whatever it is
 
 
 # --- workers and shards -----------------------------------------------------------------------------------------------

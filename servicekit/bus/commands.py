@@ -96,7 +96,13 @@ def _sessions(reply: Reply) -> list[c.SessionInfo]:
 def _attachment(reply: Reply) -> c.Attachment:
     if reply is None:
         return c.Attachment(known=False)
-    return c.Attachment(known=True, state=c.RequestState(reply[0].decode()), result=reply[1])
+    return c.Attachment(
+        known=True, state=c.RequestState(reply[0].decode()), result=reply[1], is_elsewhere=bool(reply[2])
+    )
+
+
+def _recalled(reply: Reply) -> c.Recalled | None:
+    return None if reply is None else c.Recalled(c.RequestState(reply[0].decode()), reply[1], reply[2])
 
 
 def _workers(reply: Reply) -> list[c.WorkerEntry]:
@@ -195,7 +201,9 @@ class Commands:
         add(
             c.Submit,
             "submit",
-            lambda q: (q.request_id, q.tenant, q.header, q.body, q.digest, q.route, q.sent_ns, q.max_waiting),
+            lambda q: (
+                *(q.request_id, q.tenant, q.header, q.body, q.digest, q.route, q.sent_ns, q.max_waiting, q.reply),
+            ),
             c.SubmitOutcome,
         )
         add(c.Fetch, "fetch", lambda q: (q.request_id,), _optional_stored)
@@ -213,11 +221,19 @@ class Commands:
             lambda q: (q.sid.hex(), q.shard, q.request_id, q.result, q.ttl_ms, q.route, q.text),
             bool,
         )
-        add(c.Attach, "attach", lambda q: (q.request_id, q.tenant, q.route, q.offsets), _attachment)
+        add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), _recalled)
+        add(c.Attach, "attach", lambda q: (q.request_id, q.tenant, q.route, q.offsets, q.held), _attachment)
         add(
             c.Cancel,
             "cancel",
-            lambda q: (q.request_id, q.reason, q.sent_ns, q.sequence, *(() if q.tenant is None else (q.tenant,))),
+            lambda q: (
+                q.request_id,
+                q.reason,
+                q.sent_ns,
+                q.sequence,
+                q.route,
+                *(() if q.tenant is None else (q.tenant,)),
+            ),
             bool,
         )
 

@@ -25,6 +25,7 @@ class _Request:
     digest: bytes
     route: bytes
     cancel_reason: int
+    reply: bytes
     state: c.RequestState = c.RequestState.PROMPT
     meta: bytes = b""
     shard: int | None = None
@@ -74,6 +75,7 @@ class MemoryPool:
             c.Load: self._load,
             c.Commit: self._commit,
             c.Retire: self._retire,
+            c.Recall: self._recall,
             c.Attach: self._attach,
             c.Cancel: self._cancel,
             c.Compact: self._compact,
@@ -102,7 +104,13 @@ class MemoryPool:
         mark = self._marks.pop(call.request_id, None)
         reason = mark.reason if mark and mark.tenant in (None, call.tenant) else 0
         self._requests[bytes(call.request_id)] = _Request(
-            call.tenant, bytes(call.header), bytes(call.body), bytes(call.digest), bytes(call.route), reason
+            call.tenant,
+            bytes(call.header),
+            bytes(call.body),
+            bytes(call.digest),
+            bytes(call.route),
+            reason,
+            bytes(call.reply),
         )
         hint = {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns}
         self._streams.add(self._keys.prompts, hint | {k.HEADER: call.header, k.BODY: call.body})
@@ -211,13 +219,24 @@ class MemoryPool:
             self._streams.add(self._keys.text(call.route), {k.PAYLOAD: call.text}, k.TEXT_CAP)
         return True
 
+    def _recall(self, call: c.Recall) -> c.Recalled | None:
+        request = self._requests.get(call.request_id)
+        if request is None or request.tenant != call.tenant:
+            return None
+        return c.Recalled(request.state, request.reply, self._results.get(call.request_id))
+
     def _attach(self, call: c.Attach) -> c.Attachment:
         request = self._requests.get(call.request_id)
         if request is None or request.tenant != call.tenant:
             return c.Attachment(known=False)
         if request.state is c.RequestState.ENDED:
             return c.Attachment(known=True, state=request.state, result=self._results[call.request_id])
+        before = request.route
+        if call.held and before not in (call.held, call.route):
+            return c.Attachment(known=True, state=request.state, is_elsewhere=True)
         request.route = bytes(call.route)
+        if before != call.route and self._sessions.is_active(before):
+            self._streams.add(self._keys.text(before), {k.REQUEST: call.request_id}, k.TEXT_CAP)
         if request.shard is not None:
             fields = {k.REQUEST: call.request_id, k.ROUTE: call.route, k.OFFSETS: call.offsets}
             self._streams.add(self._keys.attach(request.shard), fields, k.ATTACH_CAP)
@@ -226,12 +245,12 @@ class MemoryPool:
     def _cancel(self, call: c.Cancel) -> bool:
         request = self._requests.get(call.request_id)
         if request is None:
-            if call.sequence < 0:
+            if call.sequence < 0 and not call.route:
                 request_id, mark = bytes(call.request_id), _Mark(call.reason, call.tenant)
                 self._marks[request_id] = mark
                 self._forget_after(MARK_TTL_MS, lambda: self._forget_mark(request_id, mark))
             return False
-        if call.tenant not in (None, request.tenant):
+        if call.tenant not in (None, request.tenant) or call.route not in (b"", request.route):
             return False
         if request.state is c.RequestState.ENDED:
             return True

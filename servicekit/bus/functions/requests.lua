@@ -49,7 +49,7 @@ local function open(prefix, key, id, shard)
 end
 
 local function submit(keys, args)
-  local prefix, id, tenant, header, body, digest, route, sent_ns, max_waiting = keys[1], unpack(args)
+  local prefix, id, tenant, header, body, digest, route, sent_ns, max_waiting, reply = keys[1], unpack(args)
   local key = request_key(prefix, id)
   local known = redis.call('HMGET', key, 'digest', 'tenant')
   if known[1] then
@@ -72,7 +72,7 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'route', route, 'cancel', reason, 'strikes', '0')
+    'reply', reply, 'route', route, 'cancel', reason, 'strikes', '0')
   -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
   redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
     '@BODY@', body)
@@ -260,32 +260,48 @@ local function retire(keys, args)
   return 1
 end
 
+local function recall(keys, args)
+  local prefix, id, tenant = keys[1], unpack(args)
+  local request = redis.call('HMGET', request_key(prefix, id), 'tenant', 'state', 'reply')
+  if request[1] ~= tenant then
+    return false
+  end
+  return { request[2], request[3] or '', request[2] == 'ENDED' and redis.call('GET', prefix .. 'out:' .. hex(id)) }
+end
+
 local function attach(keys, args)
-  local prefix, id, tenant, route, offsets = keys[1], unpack(args)
+  local prefix, id, tenant, route, offsets, held = keys[1], unpack(args)
   local key = request_key(prefix, id)
-  local request = redis.call('HMGET', key, 'tenant', 'state', 'shard')
+  local request = redis.call('HMGET', key, 'tenant', 'state', 'shard', 'route')
   if request[1] ~= tenant then
     return false
   end
   if request[2] == 'ENDED' then
-    return { request[2], redis.call('GET', prefix .. 'out:' .. hex(id)) }
+    return { request[2], redis.call('GET', prefix .. 'out:' .. hex(id)), 0 }
+  end
+  local before = request[4]
+  if held ~= '' and before ~= held and before ~= route then
+    return { request[2], false, 1 }
   end
   redis.call('HSET', key, 'route', route)
+  if before ~= route and is_active(prefix, hex(before)) then
+    redis.call('XADD', prefix .. 'text:' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
+  end
   if request[3] then
     redis.call('XADD', prefix .. 'attach:' .. request[3], 'MAXLEN', '~', '@ATTACH_CAP@', '*', '@REQUEST@', id,
       '@ROUTE@', route, '@OFFSETS@', offsets)
   end
-  return { request[2], false }
+  return { request[2], false, 0 }
 end
 
--- A fifth argument is the tenant.
+-- A sixth argument is the tenant.
 local function cancel(keys, args)
-  local prefix, id, reason, sent_ns, sequence, tenant = keys[1], unpack(args)
+  local prefix, id, reason, sent_ns, sequence, route, tenant = keys[1], unpack(args)
   local key = request_key(prefix, id)
-  local request = redis.call('HMGET', key, 'tenant', 'state', 'cancel')
+  local request = redis.call('HMGET', key, 'tenant', 'state', 'cancel', 'route')
   local for_all = tonumber(sequence) < 0
   if not request[1] then
-    if for_all then
+    if for_all and route == '' then
       local mark_key = prefix .. 'mark:' .. hex(id)
       redis.call('DEL', mark_key)
       redis.call('HSET', mark_key, 'reason', reason)
@@ -296,7 +312,7 @@ local function cancel(keys, args)
     end
     return 0
   end
-  if tenant and request[1] ~= tenant then
+  if (tenant and request[1] ~= tenant) or (route ~= '' and request[4] ~= route) then
     return 0
   end
   if request[2] == 'ENDED' then

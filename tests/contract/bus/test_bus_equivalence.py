@@ -90,7 +90,7 @@ def _simple(kind: type[c.Call[Any]], *arguments: st.SearchStrategy[Any]) -> st.S
 
 
 def _submit(request_id: bytes, tenant: str = "one", digest: bytes = b"d", max_waiting: int = 0) -> c.Submit:
-    return c.Submit(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, max_waiting)
+    return c.Submit(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, max_waiting, b"reply")
 
 
 def _ready(request_id: bytes) -> Step:
@@ -168,8 +168,11 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.Owned, sids),
     _simple(c.Load, sids, st.lists(request_ids, max_size=3).map(tuple)),
     _simple(c.Commit, sids, st.lists(st.tuples(shards, payloads), max_size=3).map(tuple), workers, payloads),
-    _simple(c.Attach, request_ids, tenants, routes, payloads),
-    _simple(c.Cancel, request_ids, st.integers(1, 5), st.just(9), st.none() | tenants, st.sampled_from([-1, -1, 0])),
+    _simple(c.Recall, request_ids, tenants),
+    _simple(c.Attach, request_ids, tenants, routes, payloads, routes),
+    _simple(
+        c.Cancel, request_ids, st.integers(1, 5), st.just(9), st.none() | tenants, st.sampled_from([-1, -1, 0]), routes
+    ),
     _simple(c.RegisterWorker, sids, workers, payloads),
     _simple(c.ListWorkers),
     _simple(c.Pair, sids, workers),

@@ -1,5 +1,7 @@
 """A request's way: every state, every way to get there, and every way to ask twice."""
 
+from dataclasses import replace
+
 import pytest
 from bus_flow import AWKWARD, DEAD_MS, LONG_MS, Flow, id_of, ids, sid_of, submit
 
@@ -14,10 +16,13 @@ from servicekit.bus.calls import (
     Commit,
     Fetch,
     LeaseShard,
+    Leave,
     Length,
     Load,
     Owned,
     ReadGroup,
+    Recall,
+    Recalled,
     Reclaim,
     Reject,
     ReleaseShard,
@@ -424,6 +429,58 @@ def test_attach_of_another_tenants_request_finds_nothing(flow: Flow, ended: bool
     assert flow.connection.call(Length(flow.bus.keys.attach(0))) == 0
 
 
+def text_hints(flow: Flow, gateway: bytes) -> list[bytes]:
+    return [fields[k.REQUEST] for fields in flow.fields(flow.bus.keys.text(gateway))]
+
+
+def test_an_active_gateway_is_told_that_another_took_its_request(flow: Flow) -> None:
+    gateway, other = flow.session(SessionKind.GATEWAY), flow.session(SessionKind.GATEWAY)
+    request_id = flow.running(flow.session())
+    flow.connection.execute([Attach(request_id, "tenant", gateway, b""), Attach(request_id, "tenant", gateway, b"")])
+    assert text_hints(flow, gateway) == []
+    flow.connection.call(Attach(request_id, "tenant", other, b""))
+    assert text_hints(flow, gateway) == [request_id]
+    assert text_hints(flow, other) == []
+
+
+def test_a_gateway_that_left_gets_no_stream_without_a_reader(flow: Flow) -> None:
+    gateway = flow.session(SessionKind.GATEWAY)
+    request_id = flow.running(flow.session())
+    flow.connection.execute([Attach(request_id, "tenant", gateway, b""), Leave(gateway)])
+    flow.connection.call(Attach(request_id, "tenant", sid_of(79), b""))
+    assert text_hints(flow, gateway) == []
+
+
+def test_a_gateway_that_lost_its_request_does_not_get_it_back_by_asking(flow: Flow) -> None:
+    request_id = flow.running(flow.session(), shard=6)
+    mine, renamed, other = sid_of(78), sid_of(79), sid_of(80)
+    flow.connection.call(Attach(request_id, "tenant", mine, b"taken"))
+    assert not flow.connection.call(Attach(request_id, "tenant", renamed, b"fenced", held=mine)).is_elsewhere
+    assert not flow.connection.call(Attach(request_id, "tenant", renamed, b"again", held=mine)).is_elsewhere
+    assert flow.connection.call(Attach(request_id, "tenant", other, b"late", held=mine)) == Attachment(
+        known=True, state=RequestState.RUNNING, is_elsewhere=True
+    )
+    stored = flow.connection.call(Fetch(request_id))
+    assert stored is not None
+    assert stored.route == renamed
+    assert [fields[k.OFFSETS] for fields in flow.fields(flow.bus.keys.attach(6))] == [b"taken", b"fenced", b"again"]
+
+
+def test_recall_tells_how_a_request_is_answered_and_its_result(flow: Flow) -> None:
+    request_id = id_of(1)
+    assert flow.connection.call(Recall(request_id, "tenant")) is None
+    flow.connection.call(replace(submit(request_id), reply=b"reply" + AWKWARD))
+    assert flow.connection.call(Recall(request_id, "other")) is None
+    assert flow.connection.call(Recall(request_id, "tenant")) == Recalled(RequestState.PROMPT, b"reply" + AWKWARD)
+    detokenizer = flow.session()
+    flow.connection.execute([Reject(request_id, b"", 0, b"finish"), LeaseShard(detokenizer, 0)])
+    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result" + AWKWARD, LONG_MS))
+    assert flow.connection.call(Recall(request_id, "other")) is None
+    assert flow.connection.call(Recall(request_id, "tenant")) == Recalled(
+        RequestState.ENDED, b"reply" + AWKWARD, b"result" + AWKWARD
+    )
+
+
 # --- cancel -----------------------------------------------------------------------------------------------------------
 
 
@@ -502,6 +559,27 @@ def test_cancel_of_an_ended_request_is_known_and_changes_nothing(flow: Flow) -> 
     request_id = flow.ended()
     assert flow.connection.call(Cancel(request_id, 3, 9, "tenant"))
     assert flow.connection.call(Length(flow.bus.keys.cancels)) == 0
+
+
+def test_a_cancel_by_who_lost_the_client_counts_only_while_the_request_is_there(flow: Flow) -> None:
+    request_id = flow.running(flow.session())
+    lost, now = sid_of(78), sid_of(79)
+    flow.connection.execute([Attach(request_id, "tenant", lost, b""), Attach(request_id, "tenant", now, b"")])
+    assert not flow.connection.call(Cancel(request_id, 1, 9, "tenant", route=lost))
+    stored = flow.connection.call(Fetch(request_id))
+    assert stored is not None
+    assert stored.cancel_reason == 0
+    assert flow.connection.call(Length(flow.bus.keys.cancels)) == 0
+    assert flow.connection.call(Cancel(request_id, 1, 9, "tenant", route=now))
+    assert flow.connection.call(Length(flow.bus.keys.cancels)) == 1
+
+
+def test_a_cancel_by_who_lost_the_client_does_not_end_what_is_sent_again(flow: Flow) -> None:
+    assert not flow.connection.call(Cancel(id_of(1), 1, 9, "tenant", route=sid_of(200)))
+    flow.connection.call(submit(id_of(1)))
+    stored = flow.connection.call(Fetch(id_of(1)))
+    assert stored is not None
+    assert stored.cancel_reason == 0
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------
