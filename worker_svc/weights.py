@@ -2,23 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
 
 from worker_svc.checkpoint import broken, read_json
 from worker_svc.core.layers.placement import Shard
+from worker_svc.lanes import Load, carry
+from worker_svc.stored import FLOATS, StoredTensor, read_header
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 _RANDOM_DEVIATION = 0.02
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
-def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) -> None:
-    """Fill every shard from the checkpoint in `directory`, converting to the destination's dtype.
+def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) -> int:
+    """Fill every shard from the checkpoint in `directory`, converting to the destination's dtype; the bytes that were
+    read. Nothing is copied before all tensors are known to be there and to fit.
 
     tied: the head shares the embedding's weight; a head that is stored nevertheless is left out.
 
@@ -27,23 +25,22 @@ def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) ->
             tensor is missing, unexpected, misshapen or not of floats.
     """
     remaining = dict(shards)
+    loads = []
     for path in _files(directory):
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                for name in file.keys():  # noqa: SIM118  (not a mapping)
-                    if name.endswith(_DERIVED) or (tied and name == "lm_head.weight"):
-                        continue
-                    shard = remaining.pop(name, None)
-                    if shard is None:
-                        what = "twice" if name in shards else "a tensor that the model does not have"
-                        raise broken(f"{path} holds {name}, {what}")
-                    _fill(shard, file.get_slice(name), f"{name} in {path}")
-        except (SafetensorError, OSError) as error:
-            raise broken(f"{path} is corrupt or cannot be read: {error}") from error
+        for name, stored in read_header(path).items():
+            if name.endswith(_DERIVED) or (tied and name == "lm_head.weight"):
+                continue
+            shard = remaining.pop(name, None)
+            if shard is None:
+                what = "twice" if name in shards else "a tensor that the model does not have"
+                raise broken(f"{path} holds {name}, {what}")
+            _check(shard, stored, f"{name} in {path}")
+            loads.append(Load(path, stored, shard))
     if remaining:
         names = sorted(remaining)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise broken(f"{directory} lacks the tensor {names[0]}{more}")
+    return carry(loads)
 
 
 def fill_randomly(shards: Mapping[str, Shard]) -> None:
@@ -72,11 +69,8 @@ def _files(directory: Path) -> list[Path]:
     return files
 
 
-def _fill(shard: Shard, stored: Any, where: str) -> None:
-    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-    if shape != shard.shape:
-        raise broken(f"{where} has shape {list(shape)}, the configuration means {list(shard.shape)}")
-    if dtype not in _FLOATS:
-        raise broken(f"{where} is of {dtype}, expected one of {', '.join(sorted(_FLOATS))}")
-    part: torch.Tensor = stored[shard.index]
-    shard.destination.copy_(part)
+def _check(shard: Shard, stored: StoredTensor, where: str) -> None:
+    if stored.shape != shard.shape:
+        raise broken(f"{where} has shape {list(stored.shape)}, the configuration means {list(shard.shape)}")
+    if stored.dtype not in FLOATS:
+        raise broken(f"{where} is of {stored.dtype}, expected one of {', '.join(sorted(FLOATS))}")

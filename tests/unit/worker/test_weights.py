@@ -9,10 +9,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.domain.errors import ErrorCode, PenstockError
+from worker_svc import lanes
 from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.placement import Placement
+from worker_svc.stored import read_header
 from worker_svc.weights import load_weights
 
 UP = torch.arange(48, dtype=torch.float32).reshape(8, 6)
@@ -41,6 +43,32 @@ def test_each_rank_reads_its_part(tmp_path: Path) -> None:
         assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
         assert down.bias is not None
         assert torch.equal(down.bias, torch.ones(6))
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 60, 200])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_tensors_come_in_pieces_that_fit_into_a_buffer(
+    buffer_bytes: int, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "BUFFER_BYTES", buffer_bytes)
+    save_file({name: tensor.to(stored) for name, tensor in TENSORS.items()}, tmp_path / "model.safetensors")
+    for rank in range(2):
+        placement, up, down = layers(rank, 2)
+        # Rank by rank the rows of one matrix, and whole rows of the other, of which it has some columns.
+        num_elements = UP.numel() // 2 + DOWN.numel() + 6
+        assert load_weights(tmp_path, placement.shards, tied=False) == num_elements * stored.itemsize
+        assert torch.equal(up.weight, UP[rank * 4 : rank * 4 + 4])
+        assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    placement, _, _ = layers()
+    loads = [lanes.Load(path, stored, placement.shards[name]) for name, stored in read_header(path).items()]
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt .*shorter"):
+        lanes.carry(loads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
