@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from scheduler_svc.core.blocks import BlockManager
-from scheduler_svc.core.policy import WaitingQueue
+from scheduler_svc.core.isolation import IsolatingQueue
 from scheduler_svc.core.sequence import RequestState, SequenceState, Status
 from scheduler_svc.core.worker import WorkerState
 
 
 def check_integrity(
-    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: WaitingQueue
+    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: IsolatingQueue
 ) -> None:
     """Compare what is counted with what is there.
 
@@ -36,9 +36,11 @@ def check_integrity(
         assert sorted(worker.free_slots) == free, "a slot is free and in use, or neither"
         assert worker.num_running <= worker.max_num_batched_tokens, "more sequences run than the budget has tokens"
         assert not worker.at_tip[free].any(), "an empty slot is at its tip"
+        running = {sequence.request for sequence in worker.running()}
+        assert len(running) <= 1 or not any(map(waiting.tolerance.is_suspect, running)), "a suspect does not run alone"
 
 
-def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: WaitingQueue) -> None:
+def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], waiting: IsolatingQueue) -> None:
     name = f"sequence {sequence.index} of {sequence.request.request_id.hex()}"
     assert (sequence.status is Status.WAITING) == (sequence in waiting), f"{name} waits in one book only"
     if sequence.status is Status.RUNNING:

@@ -54,6 +54,15 @@ def ended_by_tokens(sequence: SequenceState) -> End | None:
     return None
 
 
+def condemned(sequence: SequenceState, num_alone: int) -> End:
+    """The end of a sequence whose request has killed too many workers, the last `num_alone` of them while alone."""
+    message = (
+        f"{sequence.request.num_strikes} workers died while they computed this request, the last {num_alone} while it "
+        "ran alone: it is not tried again. The logs of the workers say why they died"
+    )
+    return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
+
+
 def end_rows(ends: list[End]) -> TokenRows:
     """Rows without tokens; the sequences are in no slot (any more)."""
     return TokenRows(

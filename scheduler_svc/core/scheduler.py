@@ -19,9 +19,10 @@ from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
 from penstock.domain.rows import TokenRows
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
+from scheduler_svc.core.isolation import IsolatingQueue, Tolerance
 from scheduler_svc.core.ordered_queue import OrderedQueue
 from scheduler_svc.core.policy import POLICIES
-from scheduler_svc.core.rows import NO_ROWS, End, cancelled, end_rows, ended_by_tokens, token_rows
+from scheduler_svc.core.rows import NO_ROWS, End, cancelled, condemned, end_rows, ended_by_tokens, token_rows
 from scheduler_svc.core.sequence import QueuedRequest, RequestState, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
 from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
@@ -42,6 +43,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
+    tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -52,6 +54,14 @@ class SchedulerConfig:
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a worker's death means."""
+
+    struck: tuple[bytes, ...]  # ids of the requests that it was computing
+    rows: TokenRows  # ends of those that are not tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ class Scheduler:
         self.policy = POLICIES[config.policy](config.tenant_weights)
         self.workers: dict[str, WorkerState] = {}
         self.requests: dict[bytes, RequestState] = {}
-        self.waiting = self.policy.waiting
+        self.waiting = IsolatingQueue(self.policy, config.tolerance)
         self._deadlines: OrderedQueue[bytes] = OrderedQueue()
         self._early_cancels: OrderedDict[bytes, list[_EarlyCancel]] = OrderedDict()
         self._order = 0
@@ -102,9 +112,20 @@ class Scheduler:
     def remove_worker(self, worker_id: str) -> None:
         """End a worker's epoch: its sequences wait again with all their known tokens, in front of those not started."""
         worker = self.workers.pop(worker_id)
+        self.waiting.remove_worker(worker_id)
         for sequence in list(worker.running()):
             worker.vacate(sequence)
             self._wait(sequence)
+
+    def lose_worker(self, worker_id: str) -> Loss:
+        """As `remove_worker`, for one that has died: what it was computing may be the reason."""
+        worker = self.workers[worker_id]
+        struck = list(dict.fromkeys(sequence.request for sequence in worker.running())) if worker.in_flight else []
+        for request in struck:
+            request.num_strikes += 1
+        self.remove_worker(worker_id)
+        ends = [end for request in struck for end in self._sentence(request)]
+        return Loss(tuple(request.request_id for request in struck), self._end(ends))
 
     # Requests.
 
@@ -126,6 +147,8 @@ class Scheduler:
         for sequence in state.sequences:
             if sequence.index in request.ended_sequences:
                 ends.append(cancelled(sequence, CancelReason.STOP))
+            elif self.config.tolerance.is_guilty(state):
+                ends.append(condemned(sequence, self.config.tolerance.num_strikes_alone))
             elif end := ended_by_tokens(sequence) or self._unholdable(sequence):
                 ends.append(end)
             elif sequence.index > 0 and not request.output_token_ids:
@@ -253,23 +276,24 @@ class Scheduler:
         worker can never hold and those that are better off on another.
         """
         passed_over: list[tuple[Any, SequenceState]] = []
+        waiting = self.waiting.for_worker(worker, self.workers)
         while budget and worker.has_slot and worker.blocks.num_free and len(passed_over) < _MAX_PASSED_OVER:
-            first = self.waiting.peek()
+            first = waiting.peek()
             if first is None:
                 break
             sequence = first[1]
             if not worker.holds(sequence) or self._belongs_elsewhere(worker, sequence):
-                self.waiting.pop()
+                waiting.pop()
                 passed_over.append(first)
                 continue
             reused = self._reusable(worker, sequence)
             if not worker.has_blocks(sequence, reused):
                 break
-            self.waiting.pop()
+            waiting.pop()
             self._start(worker, sequence, reused, draft, now_ns)
             budget -= self._advance(worker, sequence, budget, draft)
         for key, sequence in passed_over:
-            self.waiting.push(key, sequence)
+            waiting.push(key, sequence)
 
     def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: _Draft, now_ns: int) -> None:
         request = sequence.request
@@ -367,7 +391,7 @@ class Scheduler:
     def _wait(self, sequence: SequenceState) -> None:
         sequence.status, sequence.num_deferrals = Status.WAITING, 0
         self.policy.enter(sequence)
-        self.waiting.push(self.policy.key(sequence), sequence)
+        self.waiting.push(sequence)
 
     def _wait_for_slots(self, request: RequestState) -> None:
         """Let the further samples wait for slots: the prompt is planned, or its first sample is gone."""
@@ -387,6 +411,20 @@ class Scheduler:
         capacity = max(worker.limits.capacity for worker in self.workers.values())
         message = f"the prompt has {sequence.num_tokens} tokens, prompt and output together may have {capacity}"
         return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "prompt"))
+
+    def _sentence(self, request: RequestState) -> list[End]:
+        """What a strike leads to: nothing yet, that the request runs alone, or its end."""
+        tolerance = self.config.tolerance
+        if tolerance.is_guilty(request):
+            return [condemned(sequence, tolerance.num_strikes_alone) for sequence in request.sequences]
+        for sequence in request.sequences if tolerance.is_suspect(request) else ():
+            if sequence.status is Status.RUNNING:
+                self.workers[sequence.worker_id].vacate(sequence)
+            elif sequence.status is not Status.WAITING:
+                continue
+            self.waiting.discard(sequence)
+            self._wait(sequence)
+        return []
 
     def _cancelled(self, request_id: bytes, reason: CancelReason, index: int | None = None) -> list[End]:
         sequences = self.requests[request_id].sequences
@@ -410,6 +448,7 @@ class Scheduler:
         if request.num_live == 0:
             del self.requests[request.request_id]
             self.policy.close(request)
+            self.waiting.close(request)
             self._deadlines.discard(request.request_id)
             finished = self._counters.num_finished_requests
             finished[end.outcome] = finished.get(end.outcome, 0) + 1

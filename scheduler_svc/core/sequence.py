@@ -31,6 +31,7 @@ class QueuedRequest:
     # Of a request that another scheduler began: what each sequence has generated, and which of them have ended.
     output_token_ids: tuple[U32, ...] = ()
     ended_sequences: frozenset[int] = frozenset()
+    num_strikes: int = 0  # workers that died while they computed it
 
 
 class Status(Enum):
@@ -56,6 +57,7 @@ class RequestState:
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n
         self.num_preemptions = 0
+        self.num_strikes = queued.num_strikes
 
     @property
     def request_id(self) -> bytes:

@@ -107,10 +107,10 @@ class Machine(RuleBasedStateMachine):
     def expire(self, duration):
         self.scheduling.expire(self.scheduling.now_ns + duration)
 
-    @rule(worker_id=st.sampled_from(WORKERS))
-    def lose_or_find(self, worker_id):
+    @rule(worker_id=st.sampled_from(WORKERS), has_died=st.booleans())
+    def lose_or_find(self, worker_id, has_died):
         if worker_id in self.scheduling.paged:
-            self.scheduling.remove_worker(worker_id)
+            (self.scheduling.lose_worker if has_died else self.scheduling.remove_worker)(worker_id)
         else:
             self.scheduling.add_worker(worker_id)
 
@@ -138,7 +138,9 @@ def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, cac
     num_requests = 0
     for _ in range(10_000):
         worker_id = dice.choice(WORKERS)
-        match dice.choices(("add", "schedule", "complete", "cancel", "expire", "lose"), (3, 8, 8, 1, 0.5, 0.05))[0]:
+        match dice.choices(
+            ("add", "schedule", "complete", "cancel", "expire", "lose", "leave"), (3, 8, 8, 1, 0.5, 0.03, 0.03)
+        )[0]:
             case "add" if len(scheduling.scheduler.requests) < 20:
                 num_requests += 1
                 prompt = [1 + position % 3 for position in range(dice.randrange(1, 30))]
@@ -162,6 +164,9 @@ def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, cac
             case "expire":
                 scheduling.expire(scheduling.now_ns + dice.randrange(5))
             case "lose":
+                scheduling.lose_worker(worker_id)
+                scheduling.add_worker(worker_id)
+            case "leave":
                 scheduling.remove_worker(worker_id)
                 scheduling.add_worker(worker_id)
     scheduling.run()
