@@ -17,7 +17,7 @@ from scheduler_svc.core.rows import select_rows
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.metrics import Meters
-from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan
+from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan, has_died
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import (
     History,
@@ -48,6 +48,7 @@ from servicekit.bus.calls import (
     Renew,
     SessionInfo,
     StoredRequest,
+    Strike,
     Take,
     WorkerEntry,
 )
@@ -71,11 +72,11 @@ class Pending(NamedTuple):
     @property
     def may_wait(self) -> bool:
         """Whether its answer leads to no work, so that it may come after a blocking read."""
-        return isinstance(self.call, Commit | Renew | Append)
+        return isinstance(self.call, Commit | Renew | Append | Strike)
 
     def is_fenced(self, answer: Any) -> bool:
         """Whether an answer says that the session is active no more."""
-        if isinstance(self.call, Commit | Renew):
+        if isinstance(self.call, Commit | Renew | Strike):
             return not answer
         return isinstance(self.call, Claim | Owned | Load) and answer is None
 
@@ -108,7 +109,7 @@ class Dispatcher:
 
     def send_again(self) -> None:
         """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
-        repeated = (Commit, Append)
+        repeated = (Commit, Append, Strike)
         self.outbox = [each for each in self.outbox if isinstance(each.call, repeated)]
         self.outbox.append(Pending(Owned(self.sid), self._found_owned))
         self._survey_ns = 0
@@ -127,6 +128,7 @@ class Dispatcher:
                 for admission in plan.admissions:
                     admitted_id = format_request_id(admission.request_id)
                     _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
+                    self._meters.recoveries.resume(admission.request_id, time.monotonic_ns())
                 plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns())))
         rows, self._rows = tuple(self._rows), []
         if rows or plans:
@@ -186,6 +188,8 @@ class Dispatcher:
                 return True
             if received.error is not None:
                 _log.error("the worker ended the epoch", worker=link.worker, reason=received.error.message)
+                if received.error.code is not ErrorCode.UNAVAILABLE:  # else nothing that it computed is to blame
+                    self._strike(link)
                 self._end_epoch(link.worker)
                 return False
             rows = self.scheduler.apply(link.worker, received.result, now_ns)
@@ -193,6 +197,7 @@ class Dispatcher:
             self._bury(stream, entry.fields, str(error))
             self._end_epoch(link.worker)
             return False
+        link.heard_ns = time.monotonic_ns()
         self._log_rows(rows, link.incarnation, received.result.step)
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True
@@ -216,6 +221,14 @@ class Dispatcher:
         self.pairings.end(worker)
         self._survey_ns = 0
 
+    def _strike(self, link: Link) -> None:
+        """What the worker was computing may be the reason why it is lost."""
+        struck, rows = self.scheduler.strike(link.worker)
+        self._meters.recoveries.lose("worker", link.heard_ns, struck)
+        self._log_rows(rows)
+        if struck:
+            self.outbox.append(Pending(Strike(self.sid, link.incarnation, struck)))
+
     # Requests.
 
     def _claimed(self, claimed: list[StoredRequest]) -> None:
@@ -228,8 +241,9 @@ class Dispatcher:
         if unknown:
             self.outbox.append(Pending(Load(self.sid, tuple(unknown)), self._loaded))
 
-    def _taken(self, request_ids: list[bytes] | None) -> None:
+    def _taken(self, since_ns: int, request_ids: list[bytes] | None) -> None:
         if request_ids:
+            self._meters.recoveries.lose("scheduler", since_ns, request_ids)
             _log.info("took requests over", count=len(request_ids))
             self._found_owned(request_ids)
 
@@ -260,6 +274,7 @@ class Dispatcher:
                 output_token_ids=tuple(np.array(history.token_ids, np.uint32) for history in histories),
                 ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
             )
+        request = dataclasses.replace(request, num_strikes=stored.strikes)
         self._log_rows(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
             self._log_rows(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
@@ -272,7 +287,11 @@ class Dispatcher:
     def _survey(self, workers: list[WorkerEntry], sessions: list[SessionInfo]) -> None:
         sid, now_ns = self.sid, time.monotonic_ns()
         for name in self.pairings.lost(workers, sid):
-            _log.warning("lost a worker; its sequences go on elsewhere", worker=name)
+            link = self.pairings.links[name]
+            died = has_died(link.incarnation, sessions)
+            _log.warning("lost a worker; its sequences go on elsewhere", worker=name, died=died)
+            if died:
+                self._strike(link)
             self.scheduler.remove_worker(name)
             self.pairings.end(name)
         for entry in self.pairings.to_end(workers, sid, now_ns):
@@ -283,7 +302,8 @@ class Dispatcher:
         if self.pairings.links or not _serves_elsewhere(workers, sid):
             self._linked_ns = now_ns
             for dead in () if self._is_draining else dead_schedulers(sessions, sid):
-                self.outbox.append(Pending(Take(sid, dead), self._taken))
+                since_ns = now_ns - dead.silent_ms * 1_000_000
+                self.outbox.append(Pending(Take(sid, dead.sid), partial(self._taken, since_ns)))
         elif self.scheduler.requests and now_ns - self._linked_ns > HAND_OVER_NS:
             _log.warning("no worker is left for this scheduler: handing its requests to others")
             self.is_leaving = True

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from scheduler_svc.core.stats import SchedulerStats
 from servicekit.hops import Hop, cumulative
+from servicekit.recovery import Recoveries
 
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -41,6 +42,7 @@ class Meters:
     cancels: Hop = field(default_factory=lambda: Hop("cancels"))
     batch_sequences: Sizes = field(default_factory=Sizes)
     step_tokens: Sizes = field(default_factory=Sizes)
+    recoveries: Recoveries = field(default_factory=lambda: Recoveries("worker", "scheduler"))
     dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
 
     @property

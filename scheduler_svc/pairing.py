@@ -4,8 +4,9 @@ An epoch is a pair (scheduler session, worker incarnation). It is never begun tw
 ended is sent a plan that leaves a gap, draws a new incarnation and registers again.
 """
 
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.domain.plan import StepPlan
 from scheduler_svc.wire import WorkerOffer
@@ -23,6 +24,7 @@ class Link:
     incarnation: bytes
     offer: WorkerOffer
     position: bytes  # entry of `results:{worker}` that was read last
+    heard_ns: int = field(default_factory=time.monotonic_ns)  # when its last result came, or the epoch began
 
 
 class Pairings:
@@ -81,14 +83,20 @@ class Pairings:
         return free[: max(0, share - len(self.links))]
 
 
+def has_died(incarnation: bytes, sessions: Iterable[SessionInfo]) -> bool:
+    """Whether a worker's session has run out, other than by leaving in order."""
+    session = next((session for session in sessions if session.sid == incarnation), None)
+    return session is None or not (session.alive or session.left)
+
+
 def gap_plan() -> StepPlan:
     """A plan that no epoch can have reached: it ends the epoch of the worker that reads it."""
     return StepPlan(step=GAP_STEP)
 
 
-def dead_schedulers(sessions: list[SessionInfo], sid: bytes) -> list[bytes]:
+def dead_schedulers(sessions: list[SessionInfo], sid: bytes) -> list[SessionInfo]:
     """The sessions whose requests and workers can be taken over."""
-    return [s.sid for s in sessions if s.kind is SessionKind.SCHEDULER and not s.alive and s.sid != sid]
+    return [s for s in sessions if s.kind is SessionKind.SCHEDULER and not s.alive and s.sid != sid]
 
 
 def _belongs(entry: WorkerEntry | None, link: Link, sid: bytes) -> bool:

@@ -60,7 +60,7 @@ class SchedulerService:
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [SchedulerCollector(self.stats, self.meters), HopCollector(self.meters.hops)]
+        return [SchedulerCollector(self.stats, self.meters), HopCollector(self.meters.hops), self.meters.recoveries]
 
     def is_ready(self) -> bool:
         """Whether it takes new work."""

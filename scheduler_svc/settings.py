@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.scheduler import SchedulerConfig
 from servicekit.settings import ServiceSettings
 
@@ -46,6 +47,13 @@ class SchedulerSettings(ServiceSettings):
     max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
     )
+    max_strikes: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=2,
+        metadata={"help": "workers that may die while they compute a request among others: then it runs alone"},
+    )
+    max_strikes_alone: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=2, metadata={"help": "workers that may die while it runs alone: then it ends with an error"}
+    )
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
         default_factory=lambda: BUSY_POLL_US if _num_cores() >= BUSY_POLL_CORES else 0,
         metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},
@@ -62,4 +70,5 @@ class SchedulerSettings(ServiceSettings):
             enable_prefix_caching=self.enable_prefix_caching,
             max_waiting=self.max_waiting_seqs,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
+            tolerance=Tolerance(self.max_strikes, self.max_strikes_alone),
         )

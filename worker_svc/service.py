@@ -335,7 +335,7 @@ class WorkerService:
                 return
             case Verdict.GAP:
                 epoch = Epoch(received.session, received.incarnation)
-                error_ = PenstockError(ErrorCode.INTERNAL, f"plans before step {plan.step} are missing")
+                error_ = PenstockError(ErrorCode.UNAVAILABLE, f"plans before step {plan.step} are missing")
                 execution.fail(Failure(epoch, plan.step, error_))
                 return
             case Verdict.START:

@@ -57,14 +57,6 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """What a worker's death means."""
-
-    struck: tuple[bytes, ...]  # ids of the requests that it was computing
-    rows: TokenRows  # ends of those that are not tried again
-
-
-@dataclass(frozen=True, slots=True)
 class _EarlyCancel:
     """A cancel of a request that has not come yet."""
 
@@ -117,15 +109,17 @@ class Scheduler:
             worker.vacate(sequence)
             self._wait(sequence)
 
-    def lose_worker(self, worker_id: str) -> Loss:
-        """As `remove_worker`, for one that has died: what it was computing may be the reason."""
+    def strike(self, worker_id: str) -> tuple[tuple[bytes, ...], TokenRows]:
+        """Before `remove_worker`, for one that has died: what it was computing may be the reason.
+
+        Returns the ids of the requests that got a strike, and the ends of those that are not tried again.
+        """
         worker = self.workers[worker_id]
         struck = list(dict.fromkeys(sequence.request for sequence in worker.running())) if worker.in_flight else []
         for request in struck:
             request.num_strikes += 1
-        self.remove_worker(worker_id)
         ends = [end for request in struck for end in self._sentence(request)]
-        return Loss(tuple(request.request_id for request in struck), self._end(ends))
+        return tuple(request.request_id for request in struck), self._end(ends)
 
     # Requests.
 

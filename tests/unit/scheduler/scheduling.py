@@ -75,11 +75,10 @@ class Scheduling:
 
     def lose_worker(self, worker_id: str) -> list[int]:
         """The worker dies; the numbers of the requests that got a strike."""
-        loss = self.scheduler.lose_worker(worker_id)
-        self._write(loss.rows)
-        del self.paged[worker_id], self.in_flight[worker_id]
-        self.scheduler.check_integrity()
-        return [int.from_bytes(identifier, "big") for identifier in loss.struck]
+        struck, rows = self.scheduler.strike(worker_id)
+        self._write(rows)
+        self.remove_worker(worker_id)
+        return [int.from_bytes(identifier, "big") for identifier in struck]
 
     def add(self, request: QueuedRequest) -> None:
         self.requests.setdefault(request.request_id, request)

@@ -1,7 +1,9 @@
 """Which workers are paired with, and which epochs are over."""
 
+import pytest
+
 from scheduler_svc.core.worker import WorkerLimits
-from scheduler_svc.pairing import GAP_STEP, Link, Pairings, dead_schedulers, gap_plan
+from scheduler_svc.pairing import GAP_STEP, Link, Pairings, dead_schedulers, gap_plan, has_died
 from scheduler_svc.wire import WorkerOffer
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
 
@@ -77,7 +79,17 @@ def test_a_refused_worker_is_neither_paired_with_nor_told() -> None:
 
 def test_what_a_dead_scheduler_had_can_be_taken() -> None:
     sessions = [session(ME, alive=False), session(OTHER, alive=False), session(b"w", SessionKind.WORKER, alive=False)]
-    assert dead_schedulers([*sessions, session(b"l")], ME) == [OTHER]
+    assert [dead.sid for dead in dead_schedulers([*sessions, session(b"l")], ME)] == [OTHER]
+
+
+@pytest.mark.parametrize(("alive", "left", "died"), [(True, False, False), (False, True, False), (False, False, True)])
+def test_a_worker_has_died_if_its_session_ran_out_without_leaving(alive: bool, left: bool, died: bool) -> None:
+    sessions = [session(OTHER), SessionInfo(b"1", SessionKind.WORKER, "w", "", alive, 0, b"", left)]
+    assert has_died(b"1", sessions) == died
+
+
+def test_a_worker_that_is_forgotten_has_died() -> None:
+    assert has_died(b"1", [session(ME)])
 
 
 def test_no_epoch_reaches_the_step_that_ends_it() -> None:

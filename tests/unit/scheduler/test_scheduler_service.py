@@ -5,14 +5,27 @@ import time
 import numpy as np
 import pytest
 from paged_worker import reference
+from prometheus_client.samples import Sample
 from scheduler_pool import LIMITS, Client, LossyBus, Worker, scheduler, until
 
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason
 from penstock.v1 import results_pb2
+from scheduler_svc.service import SchedulerService
 from servicekit.bus import MemoryBus, keys
-from servicekit.bus.calls import Append, Hello, Leave, ListSessions, Pair, RegisterWorker, SessionKind, Take
+from servicekit.bus.calls import (
+    Append,
+    Fetch,
+    Hello,
+    Leave,
+    ListSessions,
+    Pair,
+    RegisterWorker,
+    Renew,
+    SessionKind,
+    Take,
+)
 
 
 def expected(number: int, prompt: list[int], max_tokens: int = 8, sequence: int = 0) -> list[int]:
@@ -135,6 +148,31 @@ def test_a_bad_result_ends_the_epoch_and_the_service_goes_on(poison: bytes | str
         letters = client.dead_letters()
         assert [letter[keys.STREAM] for letter in letters] == ([] if poison == "error" else [b"results:w"])
         assert service.meters.dead_letters["results"] == len(letters)
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "dies"])
+def test_only_a_worker_that_dies_strikes_what_it_computed(leaves: bool) -> None:
+    bus = MemoryBus()
+    client = Client(bus)
+    with scheduler(bus) as service, Worker(bus, "first") as first:
+        first.is_held.set()
+        until(lambda: len(service.incarnations()) == 1, "the pairing")
+        request_id = client.submit(1, prompt(1))
+        until(lambda: service.stats().workers["first"].num_plans_in_flight == 2, "a full window")
+        with Worker(bus, "second"):
+            until(lambda: len(service.incarnations()) == 2, "the second")
+            client.connection.call(Leave(first.incarnation) if leaves else Renew(first.incarnation, -1))
+            client.wait((request_id, 0))
+        assert client.tokens[request_id, 0] == expected(1, prompt(1))
+    stored = client.connection.call(Fetch(request_id))
+    assert stored is not None
+    assert stored.strikes == (0 if leaves else 1)
+    recovered = {sample.labels["what"]: sample.value for sample in samples(service) if sample.name.endswith("_count")}
+    assert recovered == {"worker": 0 if leaves else 1, "scheduler": 0}
+
+
+def samples(service: SchedulerService) -> list[Sample]:
+    return [sample for family in service.meters.recoveries.collect() for sample in family.samples]
 
 
 def test_results_of_another_epoch_are_dropped() -> None:
