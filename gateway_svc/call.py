@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gateway_svc.core.streams import ClientStream
 from penstock.domain.errors import PenstockError
+from penstock.domain.finish import Usage
 from penstock.domain.request import Request
 from penstock.domain.rows import TextRow
 
@@ -17,15 +18,15 @@ class Sink(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether a row can be taken; if not, `Delivery.resume` is called when it can."""
+        """Whether a row can be taken; if not, `Delivery.refill` is called when it can."""
         ...
 
-    def take(self, prompt: int, row: TextRow) -> None:
-        """The next row of the prompt with this index."""
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:
+        """The next row of the prompt with this index; the hash is over its sample's tokens, the row's included."""
         ...
 
-    def end(self) -> None:
-        """All requests of the call have ended; the last row was taken."""
+    def end(self, usages: Sequence[Usage]) -> None:
+        """All requests of the call have ended, and used this; the last row was taken."""
         ...
 
     def fail(self, error: PenstockError) -> None:
@@ -36,13 +37,14 @@ class Sink(Protocol):
 class Served:
     """One request of a call."""
 
-    __slots__ = ("call", "is_behind", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "stream")
+    __slots__ = ("call", "is_behind", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "stream", "usage")
 
     def __init__(self, call: "Call", prompt: int, request: Request) -> None:
         self.call = call
         self.prompt = prompt
         self.request_id = request.header.request_id
         self.stream = ClientStream(request.params.n)
+        self.usage = Usage()  # once it has ended
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0

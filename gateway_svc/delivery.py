@@ -108,7 +108,7 @@ class Delivery:
         self._forget(call)
         call.sink.fail(error)
 
-    def resume(self, call: Call) -> None:
+    def refill(self, call: Call) -> None:
         """The sink of a call has room again."""
         for served in call.served:
             if served.is_behind:
@@ -192,25 +192,27 @@ class Delivery:
         if taken.finish:
             self._take_end(served, taken, now_s)
         else:
-            call.sink.take(served.prompt, taken)
+            call.sink.take(served.prompt, taken, served.stream.sequences[taken.sequence].chain)
 
     def _take_end(self, served: Served, row: TextRow, now_s: float) -> None:
         call = served.call
         if row.finish in _GONE:
             self.fail(call, _error_of(row), CancelReason.CLIENT)
             return
+        chain = served.stream.sequences[row.sequence].chain
         if not served.stream.ended:
             # A stored result names the request's usage with every sample.
-            call.sink.take(served.prompt, replace(row, usage=None))
+            call.sink.take(served.prompt, replace(row, usage=None), chain)
             return
-        call.sink.take(served.prompt, row)
+        call.sink.take(served.prompt, row, chain)
+        served.usage = row.usage or served.usage
         self._stats.outcomes[_outcome_of_stream(served.stream)] += 1
         self._stats.request.observe(now_s - call.accepted_s)
         self._drop(served)
         call.num_open -= 1
         if call.num_open == 0:
             self._forget(call)
-            call.sink.end()
+            call.sink.end([each.usage for each in call.served])
 
     def _break(self, call: Call) -> None:
         """Ends a call whose reply could not be written, if need be without a word."""

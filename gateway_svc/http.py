@@ -21,6 +21,7 @@ from gateway_svc.core.openai import Ask, parse_chat, parse_completion
 from gateway_svc.core.replies import Reply, ReplyHead, encode, error_fields
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.stats import GatewayStats, Outcome
+from gateway_svc.core.streams import SequenceState
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import TIMEOUT_HEADER, Intake, parse_timeout, too_large_error
 from gateway_svc.sinks import ReplySink, SseSink, error_headers
@@ -176,7 +177,8 @@ class _CallReply(Response):
         headers = [(b"x-request-id", request_id.encode())]
         sink: SseSink | ReplySink
         if ask.stream:
-            sink = SseSink(send, SseFormat(head), ask.params.n, headers, self._max_backlog_bytes)
+            form = SseFormat(head, first.header.request_id, [SequenceState() for _ in range(ask.num_choices)])
+            sink = SseSink(send, form, ask.params.n, headers, self._max_backlog_bytes)
         else:
             sink = ReplySink(send, Reply(head), ask.params.n, headers)
         try:
@@ -185,7 +187,7 @@ class _CallReply(Response):
             await error_response(error, headers)(scope, receive, send)
             return
         if isinstance(sink, SseSink):
-            sink.resume = lambda: self._delivery.resume(call)
+            sink.refill = lambda: self._delivery.refill(call)
         # Comes when the client has left, and when the reply is complete.
         while (await receive())["type"] != "http.disconnect":
             pass

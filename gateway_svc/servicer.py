@@ -60,7 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         _logger.debug("request", request_id=format_request_id(header.request_id), num_requests=1)
         sink = QueueSink(self._max_backlog_bytes)
         call = await self._delivery.open([checked], sink)
-        sink.resume = lambda: self._delivery.resume(call)
+        sink.refill = lambda: self._delivery.refill(call)
         accepted = inference_pb2.Accepted(
             request_id=format_request_id(header.request_id), model=checked.model, seed=header.seed
         )

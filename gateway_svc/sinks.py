@@ -1,14 +1,16 @@
 """Where text goes: an event stream, a plain reply, or a gRPC stream."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.backlog import Backlog
 from gateway_svc.core.replies import Reply, encode, error_fields
 from gateway_svc.core.sse import SseFormat, error_event
 from gateway_svc.outlet import Outlet, Send
+from penstock.domain import chain as chains
 from penstock.domain.errors import PenstockError
+from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
 
 Headers = list[tuple[bytes, bytes]]
@@ -43,26 +45,26 @@ class SseSink:
         self._backlog = Backlog(max_backlog_bytes)
         self._started = False
         self._last: bytes | None = None  # what stands behind the backlog: the call is over
-        self.resume: Callable[[], None] = lambda: None
+        self.refill: Callable[[], None] = lambda: None
 
     @property
     def has_room(self) -> bool:
-        """See `delivery.Sink`."""
+        """See `call.Sink`."""
         return not self._backlog.is_full
 
-    def take(self, prompt: int, row: TextRow) -> None:
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """One event for each row; a client that lags gets several rows in one event."""
         choice = prompt * self._n + row.sequence
         if self._outlet.blocked:
             self._backlog.add(choice, row)
             return
-        data = self._format.chunk(choice, row)
+        data = self._format.chunk(choice, row, chain)
         if data:
             self._write(data, more=True)
 
-    def end(self) -> None:
+    def end(self, usages: Sequence[Usage]) -> None:
         """The usage and the end mark."""
-        self._finish(self._format.end)
+        self._finish(lambda: self._format.end(usages))
 
     def fail(self, error: PenstockError) -> None:
         """An error status if nothing was sent yet, else an error event."""
@@ -79,7 +81,7 @@ class SseSink:
             self._write(last(), more=False)
 
     def _rest(self) -> bytes:
-        return b"".join(self._format.chunk(choice, row) for choice, row in self._backlog.drain())
+        return b"".join(self._format.chunk(choice, row, chain_after(row)) for choice, row in self._backlog.drain())
 
     def _drained(self) -> None:
         if self._last is not None:
@@ -89,7 +91,7 @@ class SseSink:
         if data := self._rest():
             self._write(data, more=True)
         if was_full:
-            self.resume()
+            self.refill()
 
     def _write(self, data: bytes, *, more: bool) -> None:
         if not self._started:
@@ -114,14 +116,14 @@ class ReplySink:
         self._n = n
         self._headers = headers
 
-    def take(self, prompt: int, row: TextRow) -> None:
-        """See `delivery.Sink`."""
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (for event ids)
+        """See `call.Sink`."""
         self._reply.add(prompt * self._n + row.sequence, row)
 
-    def end(self) -> None:
+    def end(self, usages: Sequence[Usage]) -> None:
         """The reply."""
         headers = [(b"content-type", b"application/json"), *self._headers]
-        _write_whole(self._outlet, 200, headers, self._reply.encode())
+        _write_whole(self._outlet, 200, headers, encode(self._reply.fields(usages)))
 
     def fail(self, error: PenstockError) -> None:
         """The error instead of a reply."""
@@ -137,25 +139,25 @@ class QueueSink:
         self._woken = asyncio.Event()
         self._ended = False
         self._error: PenstockError | None = None
-        self.resume: Callable[[], None] = lambda: None
+        self.refill: Callable[[], None] = lambda: None
 
     @property
     def has_room(self) -> bool:
-        """See `delivery.Sink`."""
+        """See `call.Sink`."""
         return not self._backlog.is_full
 
-    def take(self, prompt: int, row: TextRow) -> None:  # noqa: ARG002  (a gRPC call has one prompt)
-        """See `delivery.Sink`."""
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (a gRPC call has one prompt)
+        """See `call.Sink`."""
         self._backlog.add(row.sequence, row)
         self._woken.set()
 
-    def end(self) -> None:
-        """See `delivery.Sink`."""
+    def end(self, usages: Sequence[Usage]) -> None:  # noqa: ARG002  (the last row has it)
+        """See `call.Sink`."""
         self._ended = True
         self._woken.set()
 
     def fail(self, error: PenstockError) -> None:
-        """See `delivery.Sink`."""
+        """See `call.Sink`."""
         self._error = error
         self._woken.set()
 
@@ -173,5 +175,10 @@ class QueueSink:
         if not self._ended and self._error is None:
             self._woken.clear()
         if was_full:
-            self.resume()
+            self.refill()
         return rows
+
+
+def chain_after(row: TextRow) -> int:
+    """The hash over a sample's tokens behind a row."""
+    return chains.extend(row.chain, row.token_ids)

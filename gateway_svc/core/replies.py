@@ -1,5 +1,6 @@
 """Plain (not streamed) replies, and the error body."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,33 +35,28 @@ class ReplyHead:
 class Reply:
     """Gathers the rows of a call until it has ended."""
 
-    __slots__ = ("_head", "_rows", "_usages")
+    __slots__ = ("_head", "_rows")
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
         self._rows: list[list[TextRow]] = [[] for _ in range(head.num_choices)]
-        self._usages: list[Usage] = []
 
     def add(self, choice: int, row: TextRow) -> None:
         """Takes the next row of a choice."""
         self._rows[choice].append(row)
-        if row.usage is not None:
-            self._usages.append(row.usage)
 
-    def encode(self) -> bytes:
-        """The JSON body; every choice has ended."""
+    def fields(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        """The body; every choice has ended."""
         head = self._head
         chat = head.form is Form.CHAT
-        return encode(
-            {
-                "id": head.call_id,
-                "object": "chat.completion" if chat else "text_completion",
-                "created": head.created_s,
-                "model": head.model,
-                "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
-                "usage": usage_fields(self._usages),
-            }
-        )
+        return {
+            "id": head.call_id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": head.created_s,
+            "model": head.model,
+            "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
+            "usage": usage_fields(usages),
+        }
 
     def _choice(self, index: int, row: TextRow) -> dict[str, Any]:
         head = self._head
@@ -80,7 +76,7 @@ class Reply:
         return choice
 
 
-def usage_fields(usages: list[Usage]) -> dict[str, Any]:
+def usage_fields(usages: Sequence[Usage]) -> dict[str, Any]:
     """OpenAI's usage object: sums over the requests of a call."""
     prompt = sum(usage.num_prompt_tokens for usage in usages)
     output = sum(usage.num_output_tokens for usage in usages)

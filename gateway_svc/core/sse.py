@@ -1,10 +1,13 @@
 """Chunks of a streamed reply as server-sent events: byte templates made once a call, filled once a row."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from gateway_svc.core.event_ids import MAX_CHOICES, EventIds
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import FINISH_REASONS, ReplyHead, encode, error_fields, usage_fields
+from gateway_svc.core.streams import SequenceState
 from penstock.domain.errors import PenstockError
 from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
@@ -15,13 +18,15 @@ DONE = b"data: [DONE]\n\n"
 class SseFormat:
     """Writes the chunks of one call."""
 
-    __slots__ = ("_before_text", "_chat", "_head", "_openings", "_prefix", "_text_offsets", "_usages", "_without_end")
+    __slots__ = ("_before_text", "_chat", "_head", "_ids", "_openings", "_prefix", "_text_offsets", "_without_end")
 
-    def __init__(self, head: ReplyHead) -> None:
+    def __init__(self, head: ReplyHead, request_id: bytes, have: Sequence[SequenceState]) -> None:
+        """Begins, or goes on, behind what the client has of each choice; the request is the call's first."""
         self._head = head
         self._chat = head.form is Form.CHAT
-        self._usages: list[Usage] = []
-        self._text_offsets = [0] * head.num_choices  # of the next token, for a completion's logprobs
+        self._ids = EventIds(request_id, have) if head.num_choices <= MAX_CHOICES else None
+        # Of the next token, for a completion's logprobs. Inside a character, a client that comes back is some off.
+        self._text_offsets = [each.num_chars for each in have]
         kind = b"chat.completion.chunk" if self._chat else b"text_completion"
         self._prefix = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,' % (
             encode(head.call_id),
@@ -37,27 +42,39 @@ class SseFormat:
         self._openings: list[bytes] = [b""] * head.num_choices
         if self._chat:
             role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' + self._suffix()
-            self._openings = [self._choice_prefix(index) + role for index in range(head.num_choices)]
+            self._openings = [
+                b"" if each.num_chars or each.finish else self._choice_prefix(index) + role
+                for index, each in enumerate(have)
+            ]
 
-    def chunk(self, choice: int, row: TextRow) -> bytes:
-        """The event of a row, behind the choice's opening if it is its first; empty if there is nothing to tell yet."""
+    def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:
+        """The event of a row, behind the choice's opening if it is its first; empty if there is nothing to tell yet.
+
+        Args:
+            choice: prompt * n + sample.
+            row: extends the choice's row before.
+            chain: hash over the sample's tokens, those of the row included.
+        """
         if not row.finish and not row.logprobs:
             if not row.text:
                 return b""
             event = self._before_text[choice] + encode(row.text) + self._without_end
         else:
             event = self._full(choice, row)
+        if self._ids is not None:
+            num_tokens, num_chars = row.token_offset + len(row.token_ids), row.text_offset + len(row.text)
+            event = self._ids.after(choice, num_tokens, num_chars, chain, row.finish) + event
         opening = self._openings[choice]
         if opening:
             self._openings[choice] = b""
             return opening + event
         return event
 
-    def end(self) -> bytes:
+    def end(self, usages: Sequence[Usage]) -> bytes:
         """What stands behind the last chunk: the usage if it was asked for, and the end mark."""
         if not self._head.include_usage:
             return DONE
-        return self._prefix + b'"choices":[],"usage":' + encode(usage_fields(self._usages)) + b"}\n\n" + DONE
+        return self._prefix + b'"choices":[],"usage":' + encode(usage_fields(usages)) + b"}\n\n" + DONE
 
     def _choice_prefix(self, index: int) -> bytes:
         return self._prefix + b'"choices":[{"index":%d' % index
@@ -66,8 +83,6 @@ class SseFormat:
         return b',"usage":null}\n\n' if self._head.include_usage else b"}\n\n"
 
     def _full(self, choice: int, row: TextRow) -> bytes:
-        if row.usage is not None:
-            self._usages.append(row.usage)
         fields: dict[str, Any] = {"logprobs": self._logprobs(choice, row)}
         fields["finish_reason"] = FINISH_REASONS.get(row.finish)
         if row.finish:

@@ -14,6 +14,7 @@ class Refusal(Enum):
 
     KNOWN = "known"  # it brings nothing that the client does not have
     BEHIND = "behind"  # something is missing before it, or it is of another history: re-attach
+    DIVERGED = "diverged"  # what the client claims to have is of another history
 
 
 @dataclass(slots=True)
@@ -24,6 +25,12 @@ class SequenceState:
     num_chars: int = 0
     chain: int = chain.CHAIN_START  # over those tokens
     finish: FinishReason = FinishReason.UNSPECIFIED
+    claim: int = -1  # output tokens that the client came with, by its own word; -1: all came from here
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether no row has confirmed yet what the client says it has."""
+        return self.claim == self.num_tokens
 
 
 class ClientStream:
@@ -31,9 +38,10 @@ class ClientStream:
 
     __slots__ = ("num_open", "sequences")
 
-    def __init__(self, n: int) -> None:
-        self.sequences = [SequenceState() for _ in range(n)]
-        self.num_open = n  # samples that have not ended
+    def __init__(self, n: int, have: Sequence[SequenceState] | None = None) -> None:
+        """A client that has nothing, or that comes back with what it has of each of the `n` samples."""
+        self.sequences = [SequenceState() for _ in range(n)] if have is None else list(have)
+        self.num_open = sum(not state.finish for state in self.sequences)  # samples that have not ended
 
     @property
     def ended(self) -> bool:
@@ -50,8 +58,10 @@ class ClientStream:
             return Refusal.KNOWN
         state = self.sequences[row.sequence]
         if state.finish:
-            return Refusal.KNOWN
+            return Refusal.DIVERGED if state.is_claimed and _contradicts(row, state) else Refusal.KNOWN
         if row.token_offset != state.num_tokens or row.text_offset != state.num_chars or row.chain != state.chain:
+            if state.is_claimed and _contradicts(row, state):
+                return Refusal.DIVERGED
             trimmed = _behind(row, state)
             if isinstance(trimmed, Refusal):
                 return trimmed
@@ -90,6 +100,21 @@ def _behind(row: TextRow, state: SequenceState) -> TextRow | Refusal:
         text=row.text[known_chars:],
         logprobs=row.logprobs[known_tokens:],
     )
+
+
+def _contradicts(row: TextRow, state: SequenceState) -> bool:
+    """Whether a row reaches the place that a client claims to be at, and shows that it was never there."""
+    known_tokens = state.num_tokens - row.token_offset
+    known_chars = state.num_chars - row.text_offset
+    if known_tokens < 0:
+        return False
+    if known_tokens > len(row.token_ids):
+        return bool(row.finish)  # the sequence is shorter
+    if chain.extend(row.chain, row.token_ids[:known_tokens]) != state.chain:
+        return True
+    if state.finish and row.finish:
+        return row.finish is not state.finish or (known_tokens, known_chars) != (len(row.token_ids), len(row.text))
+    return not 0 <= known_chars <= len(row.text) or (known_tokens == 0 and known_chars != 0)
 
 
 def split(row: TextRow, max_tokens: int, max_chars: int) -> list[TextRow]:

@@ -1,0 +1,71 @@
+"""Ids of events: what a client has of each choice once it has the event, so that any gateway can go on behind it.
+
+An id is a version and base64 of columns of little-endian values: a u32 check sum, then for each choice u32 output
+tokens, u32 characters, u64 hash over the tokens, u8 finish reason. To clients it is opaque. The check sum covers the
+request's id too, so that what was damaged, or belongs to another request, is told from what the pipeline has no longer.
+"""
+
+import struct
+from binascii import Error, a2b_base64, b2a_base64, crc32
+from collections.abc import Sequence
+
+from gateway_svc.core.streams import SequenceState
+from penstock.domain.chain import CHAIN_START
+from penstock.domain.errors import PenstockError, invalid
+from penstock.domain.finish import FinishReason
+
+LAST_EVENT_ID = "last-event-id"
+MAX_CHOICES = 32  # of a call whose events have ids; they grow by 23 characters a choice
+_VERSION = "1"
+_HAVE = struct.Struct("<IIQB")
+_SUM = struct.Struct("<I")
+_ENDS = (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)
+
+
+class EventIds:
+    """Writes the ids of one call's events."""
+
+    __slots__ = ("_haves", "_start")
+
+    def __init__(self, request_id: bytes, have: Sequence[SequenceState]) -> None:
+        """From what the client has: its choices in order, at most `MAX_CHOICES`; the request is the call's first."""
+        self._start = crc32(request_id)
+        self._haves = [_HAVE.pack(each.num_tokens, each.num_chars, each.chain, each.finish) for each in have]
+
+    def after(self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int) -> bytes:
+        """The line of the event that brings a choice to this point."""
+        have = _HAVE.pack(num_tokens, num_chars, chain, finish)
+        if len(self._haves) > 1:
+            self._haves[choice] = have
+            have = b"".join(self._haves)
+        return b"id: 1" + b2a_base64(_SUM.pack(crc32(have, self._start)) + have)
+
+
+def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[SequenceState]:
+    """What the client claims to have of each choice.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not an id of an event of this request.
+    """
+    if not text.startswith(_VERSION):
+        raise _wrong("is not one of this version's event ids")
+    try:
+        packed = a2b_base64(text[len(_VERSION) :].encode("ascii"), strict_mode=True)
+    except (Error, UnicodeEncodeError) as error:
+        raise _wrong("is damaged") from error
+    have = packed[_SUM.size :]
+    if len(packed) < _SUM.size or _SUM.unpack_from(packed)[0] != crc32(have, crc32(request_id)):
+        raise _wrong("is damaged, or of another request")
+    if len(have) != num_choices * _HAVE.size:
+        raise _wrong("has another number of choices than the request")
+    return [_state(*values) for values in _HAVE.iter_unpack(have)]
+
+
+def _state(num_tokens: int, num_chars: int, chain: int, finish: int) -> SequenceState:
+    if finish >= len(_ENDS) or (num_tokens == 0 and (num_chars or chain != CHAIN_START)):
+        raise _wrong("says what cannot be")
+    return SequenceState(num_tokens, num_chars, chain, _ENDS[finish], claim=num_tokens)
+
+
+def _wrong(what: str) -> PenstockError:
+    return invalid(f"Last-Event-ID {what}: send the last `id` that came, or none to begin anew", LAST_EVENT_ID)
