@@ -1,6 +1,7 @@
 """What computes, torch or Triton's kernels: chosen once, and the only place that knows both."""
 
 import logging
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
@@ -17,7 +18,13 @@ from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
 
+ALL_GRAPHS = sys.maxsize
+
 _log = logging.getLogger(__name__)
+
+
+def _nobody(_done: int, _total: int) -> None:
+    """Observes nothing."""
 
 
 class Compute(Protocol):
@@ -35,11 +42,14 @@ class Compute(Protocol):
         limits: Limits,
         clock_ns: Callable[[], int],
         *,
-        with_graphs: bool,
+        num_graphs: int,
+        observe: Callable[[int, int], None] = _nobody,
     ) -> ModelRunner:
         """A runner over `model` and a `cache` of one block more than `limits` says.
 
-        num_heads are this rank's query heads; with_graphs records decode steps on CUDA before it returns.
+        num_heads are this rank's query heads; num_graphs: of the decode steps that can be recorded on CUDA, so many are
+        before it returns, the largest first. `observe` is told how many are, and of how many that can be, before the
+        first and after each.
         """
 
 
@@ -60,7 +70,8 @@ class TorchCompute:
         limits: Limits,
         clock_ns: Callable[[], int],
         *,
-        with_graphs: bool,  # noqa: ARG002  (its steps allocate as they go and cannot be recorded)
+        num_graphs: int,  # noqa: ARG002  (its steps allocate as they go and cannot be recorded)
+        observe: Callable[[int, int], None] = _nobody,  # noqa: ARG002
     ) -> ModelRunner:
         """See `Compute.make_runner`."""
         return ModelRunner(model, cache, TorchAttention(cache, num_heads, model.rotary), limits, clock_ns)
@@ -85,7 +96,8 @@ class TritonCompute:
         limits: Limits,
         clock_ns: Callable[[], int],
         *,
-        with_graphs: bool,
+        num_graphs: int,
+        observe: Callable[[int, int], None] = _nobody,
     ) -> ModelRunner:
         """See `Compute.make_runner`."""
         from worker_svc.core.attention.triton_backend import TritonAttention  # noqa: PLC0415  (these import triton)
@@ -96,11 +108,11 @@ class TritonCompute:
 
         def make_decoder(slots: DeviceSlots) -> StepDecoder:
             step = DecodeStep(model, attention, slots)
-            if not with_graphs or cache.keys.device.type != "cuda":
+            if num_graphs == 0 or cache.keys.device.type != "cuda":
                 return StepDecoder(step)
             graphs = DecodeGraphs(step)
             started_ns = clock_ns()
-            graphs.capture(lambda done, total: _log.debug("graph captured", extra={"done": done, "total": total}))
+            graphs.capture(num_graphs, observe)
             _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             return graphs
 

@@ -1,6 +1,7 @@
 """From settings to a runner that is ready, real or simulated. Only the real one imports torch."""
 
 import ctypes
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 from worker_svc.settings import WorkerSettings
+
+# Of the standard library, as in `factory`.
+_log = logging.getLogger(__name__)
 
 _SIMULATED_MODEL_LEN = 4096  # where neither the settings nor a checkpoint say
 _MAX_SIMULATED_BLOCKS = 1 << 16
@@ -72,10 +76,13 @@ def _wake_promptly() -> None:
 
 
 def _load_model(settings: WorkerSettings) -> LoadedWorker:
+    began_s = time.perf_counter()
     import torch  # noqa: PLC0415  (heavy: the simulated runner does without)
 
-    from worker_svc.factory import RunnerOptions, load_runner  # noqa: PLC0415
+    from worker_svc.factory import load_runner  # noqa: PLC0415
+    from worker_svc.runner_options import RunnerOptions  # noqa: PLC0415
 
+    _log.info("torch imported", extra={"seconds": round(time.perf_counter() - began_s, 2)})
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     options = RunnerOptions(

@@ -126,6 +126,7 @@ def memory_profile(profile: MemoryProfile) -> worker_pb2.MemoryProfile:
         kv_cache_bytes=profile.kv_cache_bytes,
         block_bytes=profile.block_bytes,
         num_blocks=profile.num_blocks,
+        graph_bytes=profile.graph_bytes,
     )
 
 

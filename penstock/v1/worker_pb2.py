@@ -26,7 +26,7 @@ from penstock.v1 import results_pb2 as penstock_dot_v1_dot_results__pb2
 from penstock.v1 import status_pb2 as penstock_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/worker.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/results.proto\x1a\x18penstock/v1/status.proto\"\x15\n\x13GetWorkerStatusCall\"\x9b\x01\n\x0cWorkerStatus\x12+\n\x07service\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\x12%\n\x04info\x18\x02 \x01(\x0b\x32\x17.penstock.v1.WorkerInfo\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x14\n\x0cplans_queued\x18\x05 \x01(\r\"\x13\n\x11ProfileMemoryCall\"\x9b\x01\n\rMemoryProfile\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1d\n\x15peak_activation_bytes\x18\x03 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\"\x11\n\x0f\x44rainWorkerCall\"&\n\x10\x44rainWorkerReply\x12\x12\n\nplans_left\x18\x01 \x01(\r2\xe5\x01\n\x06Worker\x12H\n\tGetStatus\x12 .penstock.v1.GetWorkerStatusCall\x1a\x19.penstock.v1.WorkerStatus\x12K\n\rProfileMemory\x12\x1e.penstock.v1.ProfileMemoryCall\x1a\x1a.penstock.v1.MemoryProfile\x12\x44\n\x05\x44rain\x12\x1c.penstock.v1.DrainWorkerCall\x1a\x1d.penstock.v1.DrainWorkerReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/worker.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/results.proto\x1a\x18penstock/v1/status.proto\"\x15\n\x13GetWorkerStatusCall\"\x9b\x01\n\x0cWorkerStatus\x12+\n\x07service\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\x12%\n\x04info\x18\x02 \x01(\x0b\x32\x17.penstock.v1.WorkerInfo\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x14\n\x0cplans_queued\x18\x05 \x01(\r\"\x13\n\x11ProfileMemoryCall\"\xb0\x01\n\rMemoryProfile\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x15\n\rweights_bytes\x18\x02 \x01(\x04\x12\x1d\n\x15peak_activation_bytes\x18\x03 \x01(\x04\x12\x16\n\x0ekv_cache_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x13\n\x0bgraph_bytes\x18\x07 \x01(\x04\"\x11\n\x0f\x44rainWorkerCall\"&\n\x10\x44rainWorkerReply\x12\x12\n\nplans_left\x18\x01 \x01(\r2\xe5\x01\n\x06Worker\x12H\n\tGetStatus\x12 .penstock.v1.GetWorkerStatusCall\x1a\x19.penstock.v1.WorkerStatus\x12K\n\rProfileMemory\x12\x1e.penstock.v1.ProfileMemoryCall\x1a\x1a.penstock.v1.MemoryProfile\x12\x44\n\x05\x44rain\x12\x1c.penstock.v1.DrainWorkerCall\x1a\x1d.penstock.v1.DrainWorkerReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,11 +40,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROFILEMEMORYCALL']._serialized_start=275
   _globals['_PROFILEMEMORYCALL']._serialized_end=294
   _globals['_MEMORYPROFILE']._serialized_start=297
-  _globals['_MEMORYPROFILE']._serialized_end=452
-  _globals['_DRAINWORKERCALL']._serialized_start=454
-  _globals['_DRAINWORKERCALL']._serialized_end=471
-  _globals['_DRAINWORKERREPLY']._serialized_start=473
-  _globals['_DRAINWORKERREPLY']._serialized_end=511
-  _globals['_WORKER']._serialized_start=514
-  _globals['_WORKER']._serialized_end=743
+  _globals['_MEMORYPROFILE']._serialized_end=473
+  _globals['_DRAINWORKERCALL']._serialized_start=475
+  _globals['_DRAINWORKERCALL']._serialized_end=492
+  _globals['_DRAINWORKERREPLY']._serialized_start=494
+  _globals['_DRAINWORKERREPLY']._serialized_end=532
+  _globals['_WORKER']._serialized_start=535
+  _globals['_WORKER']._serialized_end=764
 # @@protoc_insertion_point(module_scope)

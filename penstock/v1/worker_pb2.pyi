@@ -106,18 +106,21 @@ class MemoryProfile(_message.Message):
     KV_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    GRAPH_BYTES_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """What the device has."""
     weights_bytes: _builtins.int
     """Weights."""
     peak_activation_bytes: _builtins.int
-    """The most that a step needs beside weights and KV cache."""
+    """The state of all slots, and the most that a step needs beside weights and KV cache."""
     kv_cache_bytes: _builtins.int
     """KV cache."""
     block_bytes: _builtins.int
     """One KV block, all layers."""
     num_blocks: _builtins.int
     """Blocks that fit."""
+    graph_bytes: _builtins.int
+    """Recorded decode steps (CUDA graphs)."""
     def __init__(
         self,
         *,
@@ -127,10 +130,11 @@ class MemoryProfile(_message.Message):
         kv_cache_bytes: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
         num_blocks: _builtins.int = ...,
+        graph_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "kv_cache_bytes", b"kv_cache_bytes", "num_blocks", b"num_blocks", "peak_activation_bytes", b"peak_activation_bytes", "total_bytes", b"total_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "graph_bytes", b"graph_bytes", "kv_cache_bytes", b"kv_cache_bytes", "num_blocks", b"num_blocks", "peak_activation_bytes", b"peak_activation_bytes", "total_bytes", b"total_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from plans import Drive, drive
 
-from worker_svc.factory import RunnerOptions, load_runner
+from worker_svc.factory import load_runner
+from worker_svc.runner_options import RunnerOptions
 
 
 def run_rank(rank: int, options: dict[str, Any], sequences: list[Drive], queue: Any) -> None:

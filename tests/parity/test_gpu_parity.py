@@ -11,7 +11,8 @@ from plans import Drive, drive
 from transformers import PreTrainedModel
 
 from penstock.domain.params import Sampling
-from worker_svc.factory import LoadedRunner, RunnerOptions, load_runner
+from worker_svc.factory import LoadedRunner, load_runner
+from worker_svc.runner_options import RunnerOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

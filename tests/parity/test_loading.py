@@ -9,7 +9,8 @@ import pytest
 from checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE, save_checkpoint
 
 from penstock.domain.errors import ErrorCode, PenstockError
-from worker_svc.factory import LoadedRunner, RunnerOptions, load_runner
+from worker_svc.factory import LoadedRunner, load_runner
+from worker_svc.runner_options import RunnerOptions
 
 BLOCK_BYTES = 2 * 3 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, head size, fp32
 

@@ -14,7 +14,8 @@ from penstock.domain.errors import PenstockError
 from penstock.domain.params import Sampling
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.placement import Placement
-from worker_svc.factory import RunnerOptions, load_runner
+from worker_svc.factory import load_runner
+from worker_svc.runner_options import RunnerOptions
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 

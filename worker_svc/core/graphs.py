@@ -37,13 +37,15 @@ class DecodeGraphs(StepDecoder):
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
 
     @torch.inference_mode()
-    def capture(self, observe: Callable[[int, int], None]) -> None:
-        """Record all graphs, largest first so that the others fit into its memory; waits for the device.
+    def capture(self, num_graphs: int, observe: Callable[[int, int], None]) -> None:
+        """Record so many graphs, largest first so that the others fit into its memory; waits for the device. With fewer
+        than there are sizes, not every batch can be decoded.
 
-        `observe` is told how many graphs are done, and of how many.
+        `observe` is told how many graphs are done, and how many sizes there are, before the first and after each.
         """
         pool = torch.cuda.graph_pool_handle()
-        for number, size in enumerate(self._sizes[::-1].tolist(), 1):
+        observe(0, len(self._sizes))
+        for number, size in enumerate(self._sizes[::-1][:num_graphs].tolist(), 1):
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
             self._step(self._slots[:size])
             graph = torch.cuda.CUDAGraph()

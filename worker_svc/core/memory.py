@@ -1,10 +1,45 @@
-"""How many KV blocks fit, and whether that is enough."""
+"""How many KV blocks fit, and what is missing where something does not."""
 
 from dataclasses import dataclass
 
 from penstock.domain.errors import invalid
 
 DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a rank may use of its device, in bytes."""
+
+    total_bytes: int  # of the device
+    share: float  # of it that may be in use, everything counted
+    others_bytes: int = 0  # in use before anything was loaded: other processes, CUDA's own
+
+    @property
+    def usable_bytes(self) -> int:
+        """For weights, steps, graphs and KV cache; negative where others have more than is left to them."""
+        return int(self.total_bytes * self.share) - self.others_bytes
+
+    def check_weights(self, weights_bytes: int) -> None:
+        """Before they are allocated.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT saying how much is missing: they do not fit.
+        """
+        missing = weights_bytes - self.usable_bytes
+        if missing > 0:
+            raise invalid(
+                f"the weights need {_size(weights_bytes)}, {_size(missing)} more than there is: {self.describe()}; "
+                "raise gpu_memory_utilization, free the device, or spread the model over more ranks",
+                "gpu_memory_utilization",
+            )
+
+    def describe(self) -> str:
+        """What there is and who has it."""
+        return (
+            f"gpu_memory_utilization {self.share:g} of {_size(self.total_bytes)}, less {_size(self.others_bytes)} "
+            "that other processes and CUDA itself have"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +52,14 @@ class MemoryProfile:
     kv_cache_bytes: int
     block_bytes: int
     num_blocks: int
+    graph_bytes: int = 0  # of the recorded steps
+
+    def describe(self) -> str:
+        """For people."""
+        return (
+            f"weights {_size(self.weights_bytes)}, a full step {_size(self.activation_bytes)}, "
+            f"graphs {_size(self.graph_bytes)}, KV cache {_size(self.kv_cache_bytes)} ({self.num_blocks} blocks)"
+        )
 
 
 def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
@@ -24,27 +67,30 @@ def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, max_model_
     return min(max(0, kv_bytes) // block_bytes, max_num_seqs * -(-max_model_len // block_size))
 
 
-def fit_model_len(max_model_len: int, num_blocks: int, block_size: int, block_bytes: int, *, explicit: bool) -> int:
-    """The context length that `num_blocks` allow: what was asked for explicitly, or else at most what one sequence can
-    have with all blocks for itself.
+def fit_model_len(
+    max_model_len: int, profile: MemoryProfile, block_size: int, budget: Budget | None, *, explicit: bool
+) -> int:
+    """The context length that the profile's blocks allow: what was asked for explicitly, or else at most what one
+    sequence can have with all blocks for itself. `budget`: of a GPU, for the message.
 
     Raises:
         PenstockError: INVALID_ARGUMENT saying how much is missing: not one sequence of that length fits.
     """
-    capacity = num_blocks * block_size
+    capacity = profile.num_blocks * block_size
     if capacity >= max_model_len:
         return max_model_len
-    if explicit or num_blocks < 1:
-        needed = -(-max_model_len // block_size) * block_bytes
-        missing = needed - num_blocks * block_bytes
+    if explicit or profile.num_blocks < 1:
+        needed = -(-max_model_len // block_size) * profile.block_bytes
+        missing = needed - profile.num_blocks * profile.block_bytes
+        way_out = "raise kv_cache_memory_bytes or num_blocks" if budget is None else "raise gpu_memory_utilization"
+        account = "" if budget is None else f" ({budget.describe()}; {profile.describe()})"
         raise invalid(
-            f"one sequence of max_model_len {max_model_len} tokens needs {_mib(needed)} of KV cache, {_mib(missing)} "
-            "more than there is: lower max_model_len, or raise kv_cache_memory_bytes (on a CPU) or "
-            "gpu_memory_utilization (on CUDA)",
+            f"one sequence of max_model_len {max_model_len} tokens needs {_size(needed)} of KV cache, {_size(missing)} "
+            f"more than there is{account}: lower max_model_len, or {way_out}",
             "max_model_len",
         )
     return capacity
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if abs(num_bytes) >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

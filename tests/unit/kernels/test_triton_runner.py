@@ -68,7 +68,7 @@ def make_runner(config: ModelConfig, compute: Compute, max_num_seqs: int = 6) ->
     if compute.name == "triton":  # what no sequence has written must not matter; the reference masks it behind products
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)
-    return compute.make_runner(model, cache, config.num_heads, limits, lambda: 0, with_graphs=False)
+    return compute.make_runner(model, cache, config.num_heads, limits, lambda: 0, num_graphs=0)
 
 
 def sequences(samplings: list[Sampling], num: int = 4) -> list[Drive]:

@@ -1,9 +1,15 @@
-"""How many blocks there are, and what is said when they are too few."""
+"""How many blocks there are, and what is said when something does not fit."""
 
 import pytest
 
 from penstock.domain.errors import PenstockError
-from worker_svc.core.memory import fit_model_len, num_blocks_in
+from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len, num_blocks_in
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def profile(num_blocks: int, block_bytes: int) -> MemoryProfile:
+    return MemoryProfile(0, 3 * GIB, 2 * GIB, num_blocks * block_bytes, block_bytes, num_blocks, graph_bytes=GIB // 2)
 
 
 def test_blocks_fill_the_memory_but_no_more_than_all_slots_can_use() -> None:
@@ -13,18 +19,36 @@ def test_blocks_fill_the_memory_but_no_more_than_all_slots_can_use() -> None:
 
 
 def test_a_context_that_fits_is_kept() -> None:
-    assert fit_model_len(64, 4, 16, 100, explicit=True) == 64
+    assert fit_model_len(64, profile(4, 100), 16, None, explicit=True) == 64
 
 
 def test_a_context_that_was_not_asked_for_is_cut_to_what_fits() -> None:
-    assert fit_model_len(4096, 4, 16, 100, explicit=False) == 64
+    assert fit_model_len(4096, profile(4, 100), 16, None, explicit=False) == 64
 
 
 def test_a_context_that_was_asked_for_must_fit_and_the_error_says_what_is_missing() -> None:
-    with pytest.raises(PenstockError, match=r"needs 4\.0 MiB of KV cache, 3\.0 MiB more than there is"):
-        fit_model_len(64, 1, 16, 1 << 20, explicit=True)
+    with pytest.raises(PenstockError, match=r"needs 4\.0 MiB of KV cache, 3\.0 MiB more than there is: lower"):
+        fit_model_len(64, profile(1, MIB), 16, None, explicit=True)
 
 
 def test_not_even_one_block_is_an_error_in_any_case() -> None:
     with pytest.raises(PenstockError, match=r"4\.0 MiB more"):
-        fit_model_len(64, 0, 16, 1 << 20, explicit=False)
+        fit_model_len(64, profile(0, MIB), 16, None, explicit=False)
+
+
+def test_on_a_gpu_the_error_says_who_has_the_memory() -> None:
+    with pytest.raises(PenstockError) as caught:
+        fit_model_len(64, profile(0, MIB), 16, Budget(8 * GIB, 0.75, GIB), explicit=False)
+    for part in ("0.75 of 8.0 GiB", "less 1.0 GiB", "weights 3.0 GiB", "step 2.0 GiB", "graphs 512.0 MiB"):
+        assert part in caught.value.message
+    assert "raise gpu_memory_utilization" in caught.value.message
+
+
+def test_weights_must_fit_into_what_others_leave_of_the_share() -> None:
+    budget = Budget(8 * GIB, 0.75, GIB)
+    assert budget.usable_bytes == 5 * GIB
+    budget.check_weights(5 * GIB)
+    with pytest.raises(
+        PenstockError, match=r"weights need 7\.0 GiB, 2\.0 GiB more than there is: .* 0\.75 of 8\.0 GiB"
+    ):
+        budget.check_weights(7 * GIB)

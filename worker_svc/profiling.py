@@ -1,0 +1,202 @@
+"""Makes runners over one loaded model, and finds out how much memory one needs beside weights and KV cache."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.domain.errors import invalid
+from penstock.domain.params import Sampling
+from penstock.domain.plan import Admission, StepPlan
+from worker_svc.compute import ALL_GRAPHS, Compute
+from worker_svc.core.config import ModelConfig
+from worker_svc.core.distributed import Group
+from worker_svc.core.interface import Limits
+from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
+from worker_svc.core.models.llama import LlamaForCausalLM
+from worker_svc.core.runner import ModelRunner
+from worker_svc.runner_options import RunnerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerMaker:
+    """Makes runners over one loaded model: first a small one to measure with, then the real one."""
+
+    options: RunnerOptions
+    config: ModelConfig
+    model: LlamaForCausalLM
+    shape: KVCacheShape
+    num_heads: int  # query heads of this rank
+    device: torch.device
+    compute: Compute
+    clock_ns: Callable[[], int]
+
+    def make(
+        self, num_blocks: int, max_model_len: int, *, num_graphs: int, observe: Callable[[int, int], None]
+    ) -> ModelRunner:
+        """See `Compute.make_runner`."""
+        options = self.options
+        limits = Limits(
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+        )
+        cache = KVCache(self.shape, num_blocks + 1, self.device)
+        return self.compute.make_runner(
+            self.model, cache, self.num_heads, limits, self.clock_ns, num_graphs=num_graphs, observe=observe
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Of a runner beside weights and KV cache, in bytes."""
+
+    step_bytes: int  # state, and the peak of a full step
+    graph_bytes: int
+
+
+class Profiler:
+    """Measures with a small KV cache, so that the real one can have the rest.
+
+    Args:
+        maker: of the runners.
+        budget: of a GPU; None: on the CPU, where nothing is measured.
+        max_model_len: of the longest sequence.
+    """
+
+    def __init__(self, maker: RunnerMaker, budget: Budget | None, max_model_len: int) -> None:
+        self._maker = maker
+        self._budget = budget
+        self._max_model_len = max_model_len
+        self._records = maker.options.cuda_graphs and maker.options.world_size == 1
+
+    def profile(self, weights_bytes: int, group: Group) -> MemoryProfile:
+        """How many blocks there will be: the fewest that any rank has room for.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: a full step does not fit beside the weights.
+        """
+        options, block_bytes = self._maker.options, self._maker.shape.block_bytes
+        needs = _Needs(0, 0)
+        kv_bytes = DEFAULT_CPU_KV_CACHE_BYTES
+        if self._budget is not None:
+            with self._explained("a full step", "lower max_num_batched_tokens or max_num_seqs"):
+                needs = self._measure()
+            in_use_bytes = self._budget.total_bytes - self._free_bytes()
+            limit_bytes = int(self._budget.total_bytes * self._budget.share)
+            kv_bytes = limit_bytes - in_use_bytes - needs.step_bytes - needs.graph_bytes
+        if options.kv_cache_memory_bytes is not None:
+            kv_bytes = options.kv_cache_memory_bytes
+        num_blocks = options.num_blocks
+        if num_blocks is None:
+            num_blocks = num_blocks_in(
+                kv_bytes, block_bytes, options.max_num_seqs, self._max_model_len, options.block_size
+            )
+        num_blocks = group.minimum(num_blocks, self._maker.device)
+        return MemoryProfile(
+            total_bytes=self._budget.total_bytes if self._budget is not None else 0,
+            weights_bytes=weights_bytes,
+            activation_bytes=needs.step_bytes,
+            kv_cache_bytes=num_blocks * block_bytes,
+            block_bytes=block_bytes,
+            num_blocks=num_blocks,
+            graph_bytes=needs.graph_bytes,
+        )
+
+    def make_runner(self, profile: MemoryProfile, max_model_len: int) -> tuple[ModelRunner, MemoryProfile]:
+        """The real runner, and the profile with what its graphs came to.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: it does not fit after all, because others have taken memory.
+        """
+        free_bytes: list[int] = []
+        with self._explained("the KV cache", "lower gpu_memory_utilization"):
+            runner = self._maker.make(
+                profile.num_blocks,
+                max_model_len,
+                num_graphs=ALL_GRAPHS if self._records else 0,
+                observe=lambda _done, _total: free_bytes.append(self._free_bytes()),
+            )
+        if free_bytes:
+            profile = replace(profile, graph_bytes=max(0, free_bytes[0] - free_bytes[-1]))
+        return runner, profile
+
+    def _measure(self) -> _Needs:
+        """With as many sequences as there are slots, one of them as long as a step allows, all sampled with a sort of
+        the whole vocabulary; and with the two largest graphs, of which the second says what each further one takes.
+        """
+        options, device = self._maker.options, self._maker.device
+        num_others = min(options.max_num_seqs, options.max_num_batched_tokens) - 1
+        lengths = [min(self._max_model_len, options.max_num_batched_tokens - num_others)] + [1] * num_others
+        num_blocks = [-(-length // options.block_size) for length in lengths]
+        starts = np.cumsum([0, *num_blocks])
+        before_bytes = torch.cuda.memory_allocated(device)
+        free_bytes: list[int] = []
+        allocated_bytes: list[int] = []
+        totals: list[int] = []
+
+        def observe(_done: int, total: int) -> None:
+            free_bytes.append(self._free_bytes())
+            allocated_bytes.append(torch.cuda.memory_allocated(device))
+            totals.append(total)
+
+        runner = self._maker.make(
+            int(starts[-1]), self._max_model_len, num_graphs=2 if self._records else 0, observe=observe
+        )
+        made_bytes = torch.cuda.memory_allocated(device)
+        state_bytes = (allocated_bytes or [made_bytes])[0] - before_bytes
+        state_bytes -= (int(starts[-1]) + 1) * self._maker.shape.block_bytes
+        torch.cuda.reset_peak_memory_stats(device)
+        runner.launch(_full_plan(lengths, starts)).result()
+        step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
+        runner.close()
+        del runner
+        torch.cuda.empty_cache()
+        taken_bytes = [before - after for before, after in pairwise(free_bytes)]
+        graph_bytes = sum(taken_bytes) + taken_bytes[-1] * (totals[0] - len(taken_bytes)) if taken_bytes else 0
+        return _Needs(max(0, state_bytes) + step_bytes, max(0, graph_bytes))
+
+    def _free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._maker.device)[0] if self._budget is not None else 0
+
+    @contextmanager
+    def _explained(self, what: str, way_out: str) -> Iterator[None]:
+        """Says of a device's refusal what it means."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            account = self._budget.describe() if self._budget is not None else "the host's memory"
+            raise invalid(
+                f"there is no room for {what} ({account}; {error}): {way_out}", "gpu_memory_utilization"
+            ) from error
+
+
+def _full_plan(lengths: list[int], starts: NDArray[np.int64]) -> StepPlan:
+    """One step that prefills a sequence of each of `lengths`; blocks of sequence i begin at `starts[i]`."""
+    admissions = tuple(
+        Admission(
+            slot=slot,
+            token_ids=np.zeros(length, np.uint32),
+            num_prompt_tokens=length,
+            num_computed_tokens=0,
+            block_ids=np.arange(starts[slot], starts[slot + 1], dtype=np.uint32),
+            sampling=Sampling(top_p=0.9, presence_penalty=0.1, num_logprobs=1),
+            seed=0,
+        )
+        for slot, length in enumerate(lengths)
+    )
+    return StepPlan(
+        step=1,
+        admissions=admissions,
+        slots=np.arange(len(lengths), dtype=np.uint32),
+        num_tokens=np.array(lengths, np.uint32),
+    )

@@ -1,0 +1,28 @@
+"""What a runner is made from."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What to load and how much memory to use."""
+
+    model: str  # a local directory or a hub id
+    revision: str | None = None  # of a hub id
+    dtype: str = "auto"  # auto: as stored, but float32 on a CPU
+    device: str = "auto"  # auto: cuda if there is one
+    block_size: int = 16  # tokens
+    max_num_seqs: int = 256
+    max_model_len: int | None = None  # None: the model's context, as far as the KV cache reaches
+    max_num_batched_tokens: int = 2048
+    num_blocks: int | None = None  # None: from the memory
+    kv_cache_memory_bytes: int | None = None  # None: modest on a CPU, what is free on CUDA
+    gpu_memory_utilization: float = 0.9  # of the device's memory, weights included
+    rank: int = 0
+    world_size: int = 1
+    distributed_address: str = "tcp://127.0.0.1:29500"  # where tensor-parallel ranks meet
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    attention: str = "auto"  # auto, torch, triton
+    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
+    load_format: str = "auto"  # dummy: random weights
