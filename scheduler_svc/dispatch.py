@@ -248,10 +248,11 @@ class Dispatcher:
             self._found_owned(request_ids)
 
     def _loaded(self, loaded: Loaded) -> None:
-        """Go on with requests that another session began, behind what the log holds of them."""
+        """Go on with requests that another session began, behind what checkpoints and log hold of them."""
         wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
         entries = [entry for log in loaded.log.values() for entry in log]
-        histories = read_histories([e.fields[keys.PAYLOAD] for e in entries if keys.PAYLOAD in e.fields], wanted)
+        logged = [entry.fields[keys.PAYLOAD] for entry in entries if keys.PAYLOAD in entry.fields]
+        histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
         for request in loaded.requests:
             if not all(history.has_ended for history in histories[request.request_id]):
                 self._add(request, histories[request.request_id])

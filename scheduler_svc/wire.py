@@ -288,7 +288,7 @@ class History:
 
 
 def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> dict[bytes, list[History]]:
-    """The histories of the sequences of `wanted` (request id → how many), from TokenBatches in the log's order.
+    """The histories of the sequences of `wanted` (request id → how many), from TokenBatches in order: checkpoints, log.
 
     A row counts only if position and chain extend what came before; a batch that cannot be read is passed over, as a
     gap is: what lies behind it is generated again.

@@ -12,17 +12,20 @@ from paged_worker import PagedWorker
 
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason, RequestError
+from penstock.domain.rows import TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2
 from scheduler_svc.core.scheduler import WorkerLimits
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.wire import decode_rows
+from scheduler_svc.wire import decode_rows, encode_rows
 from servicekit.bus import BusFull, BusUnavailable, Connection, MemoryBus, keys
 from servicekit.bus.calls import (
     Append,
     Call,
     Cancel,
+    Compact,
     Hello,
+    LeaseShard,
     Leave,
     Read,
     RegisterWorker,
@@ -192,6 +195,41 @@ class Client:
                 self.finishes[key] = FinishReason(rows.finishes[row])
             if row in rows.errors:
                 self.errors[request_id] = rows.errors[row]
+
+    def compact(self) -> None:
+        """What was read goes from the logs into checkpoints, as a detokenizer does it; all that there is was read."""
+        self.read()
+        holder = b"d" * 16
+        self.connection.call(Hello(holder, SessionKind.DETOKENIZER, "d", "", 60_000))
+        checkpoints = tuple((request_id, self._checkpoint(request_id)) for request_id in self.opened)
+        for shard in range(2):
+            self.connection.call(LeaseShard(holder, shard))
+            assert self.connection.call(Compact(holder, shard, b"9999999999999-0", checkpoints))
+
+    def _checkpoint(self, request_id: bytes) -> bytes:
+        known = [key for key in self.tokens if key[0] == request_id]
+        rows = TokenRows(
+            request_ids=[request_id] * len(known),
+            sequences=np.array([sequence for _, sequence in known], np.uint32),
+            positions=np.zeros(len(known), np.uint32),
+            chains=np.full(len(known), chain.CHAIN_START, np.uint64),
+            counts=np.array([len(self.tokens[key]) for key in known], np.uint32),
+            token_ids=np.array([token_id for key in known for token_id in self.tokens[key]], np.uint32),
+            finishes=np.array([self.finishes.get(key, 0) for key in known], np.uint8),
+            cached_tokens=np.zeros(len(known), np.uint32),
+        )
+        return encode_rows(rows, b"d" * 16, b"", 0, 0)
+
+    def logged(self) -> list[tuple[tuple[bytes, int], int]]:
+        """Sequence and position of all rows that the logs have."""
+        found: list[tuple[tuple[bytes, int], int]] = []
+        for entries in self.connection.call(Read(dict.fromkeys(self.positions, b"0-0"), 1000)).values():
+            for entry in entries:
+                if keys.PAYLOAD in entry.fields:
+                    rows = decode_rows(entry.fields[keys.PAYLOAD])
+                    places = zip(rows.sequences.tolist(), rows.positions.tolist(), strict=True)
+                    found += [((rows.request_ids[i], place[0]), place[1]) for i, place in enumerate(places)]
+        return found
 
     def wait(self, *sequences: tuple[bytes, int]) -> None:
         """Until these have ended."""

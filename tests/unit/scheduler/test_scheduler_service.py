@@ -278,6 +278,25 @@ def test_another_scheduler_takes_over_behind_the_tokens_in_the_log() -> None:
             assert client.tokens[request_id, sequence] == expected(number, prompt(number), 30, sequence)
 
 
+def test_another_scheduler_takes_over_behind_the_tokens_in_checkpoints() -> None:
+    bus = MemoryBus()
+    client = Client(bus)
+    with Worker(bus) as worker:
+        with scheduler(bus, "s1"):
+            ids = [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
+            until(lambda: worker.num_steps > 8, "a few steps")
+        client.compact()
+        known = {key: len(tokens) for key, tokens in client.tokens.items()}
+        assert any(0 < number < 30 for number in known.values())
+        with scheduler(bus, "s2"):
+            client.wait(*((request_id, sequence) for request_id in ids for sequence in range(2)))
+    for number, request_id in enumerate(ids, 1):
+        for sequence in range(2):
+            assert client.tokens[request_id, sequence] == expected(number, prompt(number), 30, sequence)
+    new = [position for key, position in client.logged() if position < known.get(key, 0)]
+    assert not new, "what checkpoints have is not generated again"
+
+
 def test_two_schedulers_share_the_workers() -> None:
     bus = MemoryBus()
     with scheduler(bus, "s1") as one, scheduler(bus, "s2") as two:
