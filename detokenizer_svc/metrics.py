@@ -21,6 +21,9 @@ class ServiceStats:
     num_retired: int = 0  # requests
     num_stop_cancels: int = 0  # sequences that a stop string ended
     num_orphans: int = 0  # requests cancelled because their gateway stayed away
+    num_compactions: int = 0  # with checkpoints
+    num_checkpoint_bytes: int = 0  # written
+    log_lengths: dict[int, tuple[int, int]] = field(default_factory=dict)  # entries and bytes by leased shard
     dead_letters: dict[str, int] = field(default_factory=lambda: {"tokens": 0, "attach": 0})
 
 
@@ -57,6 +60,19 @@ class DetokenizerCollector(Collector):
         yield CounterMetricFamily(
             "penstock_orphaned_requests", "Requests cancelled: their gateway stayed away.", value=stats.num_orphans
         )
+        yield CounterMetricFamily(
+            "penstock_compactions", "Times that a log was replaced by checkpoints.", value=stats.num_compactions
+        )
+        yield CounterMetricFamily(
+            "penstock_checkpoint_bytes", "Bytes of checkpoints written.", value=stats.num_checkpoint_bytes
+        )
+        entries = GaugeMetricFamily("penstock_log_entries", "Entries of a leased shard's log.", labels=["shard"])
+        num_bytes = GaugeMetricFamily("penstock_log_bytes", "Bytes of a leased shard's log.", labels=["shard"])
+        for shard, (count, size) in stats.log_lengths.items():
+            entries.add_metric([str(shard)], count)
+            num_bytes.add_metric([str(shard)], size)
+        yield entries
+        yield num_bytes
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
         for stream, count in stats.dead_letters.items():
             dead.add_metric([stream], count)

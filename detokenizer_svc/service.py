@@ -1,12 +1,12 @@
 """The detokenizer's loop: one synchronous thread, one write a round.
 
 A round writes what the last one led to (text for each gateway, cancels, results) together with the next blocking read
-of all leased shards. A few times a second it also renews the session, confirms its leases, trims the logs and takes or
-gives back shards.
+of all leased shards. A few times a second it also renews the session, confirms its leases, shortens the logs and takes
+or gives back shards.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -15,11 +15,13 @@ from tokenizers import Tokenizer
 
 from detokenizer_svc import leases, wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.request import Retirement
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
+from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
 from penstock.domain.errors import ErrorCode, PenstockError
@@ -31,15 +33,11 @@ from servicekit.bus.calls import (
     Append,
     Call,
     Cancel,
-    Compact,
     Entry,
-    Fetch,
-    LastId,
     LeaseShard,
     ListSessions,
     Read,
     ReleaseShard,
-    RequestState,
     Retire,
     SessionInfo,
     SessionKind,
@@ -51,7 +49,6 @@ from servicekit.settings import reachable_address, split_address
 
 READ_COUNT = 64  # entries of each stream in one read
 READ_BLOCK_MS = 200
-REBUILD_COUNT = 512  # entries in one read while a shard is rebuilt
 FULL_PAUSE_S = 0.1
 
 _logger = structlog.stdlib.get_logger(__name__)
@@ -68,6 +65,7 @@ class DetokenizerService:
         self._core = Detokenizer(tokenizer)  # has no requests; every shard has a sibling of it
         self._shards: dict[int, Shard] = {}
         self._out: list[Call[Any]] = []  # effects, to go with the next read; all may be sent again
+        self._limits = LogLimits(settings.compact_entries, settings.compact_bytes)
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
         self._gateways = Gateways(settings.session_ttl_s, settings.orphan_grace_s)
@@ -97,6 +95,9 @@ class DetokenizerService:
         """Counts of now."""
         self._stats.num_live_requests = sum(len(shard.detokenizer) for shard in list(self._shards.values()))
         self._stats.num_shards = len(self._shards)
+        self._stats.log_lengths = {
+            number: (shard.extent.num_entries, shard.extent.num_bytes) for number, shard in list(self._shards.items())
+        }
         return self._stats
 
     def status(self) -> wire.ServiceStatus:
@@ -211,6 +212,8 @@ class DetokenizerService:
                     self._hop.observe(taken.sent_ns, received_ns, time.perf_counter() - began_s)
             for entry in entries.get(shard.attach_stream, ()):
                 self._perform(session.sid, shard, entry, shard.attach(entry), "attach")
+            if shard.extent.is_long(self._limits):
+                self._keep_at_s = 0.0
 
     def _perform(self, sid: bytes, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
         if taken.poison:
@@ -269,7 +272,7 @@ class DetokenizerService:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _keep(self, session: Session) -> None:
-        """Renews, confirms what is held, trims, and moves towards the fair share."""
+        """Renews, confirms what is held, shortens its logs, and moves towards the fair share."""
         self._keep_at_s = time.monotonic() + self._ttl_ms / 4000
         held = list(self._shards)
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
@@ -291,7 +294,7 @@ class DetokenizerService:
         self._has_successor = leases.has_successor(sessions, session.sid)
         share = leases.fair_share(self._settings.num_shards, sessions)
         self._give_back(session, leases.surplus(self._shards, share))
-        self._trim(session)
+        self._compact(session)
         if not self._draining:
             self._take_shards(session, share)
         self._ready = True
@@ -306,14 +309,20 @@ class DetokenizerService:
             self._out.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns(), route=route))
             self._stats.num_orphans += 1
 
-    def _trim(self, session: Session) -> None:
-        calls: list[Compact] = []
+    def _compact(self, session: Session) -> None:
+        """Shortens the logs. What has ended must have been retired before: its rows are kept by nobody."""
         for shard in self._shards.values():
-            oldest = shard.oldest_needed()
-            if oldest != shard.trimmed_to:
-                shard.trimmed_to = oldest
-                calls.append(Compact(session.sid, shard.number, oldest))
-        session.connection.execute(calls)
+            if (compaction := shard.extent.compaction(self._limits)) is None:
+                continue
+            calls = shard.compact(compaction, session.sid, time.time_ns())
+            num_bytes = sum(len(payload) for call in calls for _, payload in call.checkpoints)
+            if not all(self._execute(session, calls)):
+                self._keep_at_s = 0.0  # the lease is lost: find out
+                continue
+            shard.extent.compacted(compaction, num_bytes)
+            if compaction.request_ids:
+                self._stats.num_compactions += 1
+                self._stats.num_checkpoint_bytes += num_bytes
 
     def _give_back(self, session: Session, numbers: list[int]) -> None:
         for number in numbers:
@@ -336,47 +345,30 @@ class DetokenizerService:
     # --- taking a shard over ------------------------------------------------------------------------------------------
 
     def _rebuild(self, session: Session, number: int) -> None:
-        """Reads a shard's log from its start; gateways then get all text of what lives and keep what is new to them."""
+        """Gateways get all text of what lives in a shard that was taken, and keep what is new to them."""
         shard = Shard(number, self._bus.keys, self._core.sibling())
-        # Re-attachments before this moment are in the requests' own routes.
-        shard.attach_position = session.connection.call(LastId(shard.attach_stream))
-        num_entries = 0
-        while entries := self._read_log(session, shard):
-            num_entries += len(entries)
-            routes = self._routes(session, number, entries)
-            for entry in entries:
-                taken = shard.take(entry, routes)
-                if taken.poison:
-                    self._bury(entry, "tokens", taken.poison)
-                self._cancel(taken.effects, time.time_ns())
-                for retirement in taken.effects.retirements:
-                    self._retire(session.sid, shard, retirement, retirement.result.rows())
+        for entry, taken in rebuild(lambda calls: self._execute(session, calls), session.sid, shard):
+            if taken.poison:
+                self._bury(entry, "tokens", taken.poison)
+            self._cancel(taken.effects, time.time_ns())
+            for retirement in taken.effects.retirements:
+                self._retire(session.sid, shard, retirement, retirement.result.rows())
         for route, rows in shard.detokenizer.snapshots():
             self._send_text(session.sid, route, rows, time.time_ns())
         self._shards[number] = shard
         self._stats.num_rebuilds += 1
-        _logger.info("took a shard", shard=number, entries=num_entries, live_requests=len(shard.detokenizer))
+        num_entries, num_bytes = shard.extent.num_entries, shard.extent.num_bytes
+        live = len(shard.detokenizer)
+        _logger.info("took a shard", shard=number, entries=num_entries, bytes=num_bytes, live_requests=live)
 
-    def _read_log(self, session: Session, shard: Shard) -> list[Entry]:
-        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+    def _execute(self, session: Session, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Carries out calls of something long, and stays alive meanwhile."""
         self._progress_ns = time.monotonic_ns()
-        read = Read({shard.log_stream: shard.log_position}, REBUILD_COUNT)
-        *before, answer = session.connection.execute([renewal, read] if renewal else [read])
-        if before and not before[0]:
+        renewal = session.tick(time.monotonic(), self.status().SerializeToString())
+        answers = session.connection.execute([*calls, renewal] if renewal else calls)
+        if renewal and not answers.pop():
             raise BusUnavailable("the session was fenced while it took a shard")
-        entries: list[Entry] = answer.get(shard.log_stream, [])
-        return entries
-
-    def _routes(self, session: Session, number: int, entries: list[Entry]) -> dict[bytes, bytes | None]:
-        """Who gets the text of the requests that these entries open; None: it has ended."""
-        opened = [entry.fields[k.REQUEST] for entry in entries if k.REQUEST in entry.fields]
-        routes: dict[bytes, bytes | None] = {}
-        for request_id, stored in zip(
-            opened, session.connection.execute([Fetch(each) for each in opened]), strict=True
-        ):
-            lives = stored is not None and stored.state is RequestState.RUNNING and stored.shard == number
-            routes[request_id] = stored.route if lives and stored is not None else None
-        return routes
+        return answers
 
     # --- who follows --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,14 @@ class DetokenizerSettings(ServiceSettings):
     result_ttl_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86400)] = field(
         default=600.0, metadata={"help": "seconds for which a finished request's result can be fetched again"}
     )
+    compact_entries: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = field(
+        default=4096,
+        metadata={"help": "entries of a shard's log that live requests may need before it is compacted"},
+    )
+    compact_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = field(
+        default=8 << 20,
+        metadata={"help": "bytes of a shard's log that live requests may need before it is compacted"},
+    )
     orphan_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
         default=10.0,
         metadata={"help": "seconds after which the requests of a gateway that is gone are cancelled"},

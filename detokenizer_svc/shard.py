@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.extent import Compaction, LogExtent
 from detokenizer_svc.core.sequence import Offset
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import RequestError
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Entry
+from servicekit.bus.calls import Checkpoint, Compact, Entry
 from servicekit.bus.keys import Keys
 
 START = b"0-0"
+COMPACT_BYTES = 1 << 20  # of checkpoints in one call, about: no call may keep the server busy for long
 _MAX_EARLY_ATTACHMENTS = 1024
 
 
@@ -35,8 +37,7 @@ class Shard:
         self.attach_stream = keys.attach(number)
         self.log_position = START
         self.attach_position = START
-        self.trimmed_to = START
-        self._openings: dict[bytes, bytes] = {}  # request → its entry in the log, oldest first
+        self.extent = LogExtent()
         # A client may come back through another gateway before the opening of its request is read.
         self._early: dict[bytes, tuple[bytes, list[Offset]]] = {}
 
@@ -49,6 +50,7 @@ class Shard:
                 ended. Without it the opening itself says who.
         """
         self.log_position = entry.entry_id
+        self.extent.read(entry.entry_id, sum(len(name) + len(value) for name, value in entry.fields.items()))
         if (payload := entry.fields.get(k.PAYLOAD)) is not None:
             try:
                 sent_ns, rows = wire.decode_tokens(payload)
@@ -58,13 +60,44 @@ class Shard:
         request_id = entry.fields.get(k.REQUEST, b"")
         if len(request_id) != 16:
             return Taken(Effects(), poison="an entry of the log that is neither rows nor an opening")
+        if self.detokenizer.is_known(request_id):  # the entry came twice, or the request has a checkpoint
+            return Taken(Effects())
         route: bytes | None = entry.fields.get(k.ROUTE, b"")
         if routes is not None:
             route = routes.get(request_id)
         if route is None:
             self.detokenizer.forget(request_id)
             return Taken(Effects())
-        return self._open(request_id, entry, route)
+        self.extent.open(request_id)
+        return self._open(request_id, entry.fields, route)
+
+    def restore(self, checkpoint: Checkpoint) -> Taken:
+        """Reads a checkpoint, before anything of the log."""
+        request, request_id = checkpoint.request, checkpoint.request.request_id
+        self.extent.restore(request_id)
+        opening = {k.REQUEST: request_id, k.HEADER: request.header, k.BODY: request.body, k.META: request.meta}
+        opened = self._open(request_id, opening, request.route)
+        if opened.poison:
+            return opened
+        try:
+            _, rows = wire.decode_tokens(checkpoint.rows)
+        except wire.PoisonMessageError as error:
+            return self._poisoned(wire.PoisonMessageError(f"a checkpoint: {error}", [request_id]))
+        return Taken(self._drop_ended(self.detokenizer.push(rows)))
+
+    def compact(self, compaction: Compaction, sid: bytes, sent_ns: int) -> list[Compact]:
+        """The calls of a compaction, the last of which drops what they all have made superfluous."""
+        calls: list[Compact] = []
+        checkpoints: list[tuple[bytes, bytes]] = []
+        num_bytes = 0
+        for request_id in compaction.request_ids:
+            payload = wire.encode_checkpoint(self.detokenizer.checkpoint(request_id), sid, sent_ns)
+            checkpoints.append((request_id, payload))
+            num_bytes += len(payload)
+            if num_bytes >= COMPACT_BYTES:
+                calls.append(Compact(sid, self.number, START, tuple(checkpoints)))
+                checkpoints, num_bytes = [], 0
+        return [*calls, Compact(sid, self.number, compaction.before.min_id, tuple(checkpoints))]
 
     def attach(self, entry: Entry) -> Taken:
         """Reads the next entry of the attachments, after all of the log that came with it."""
@@ -82,18 +115,12 @@ class Shard:
                 del self._early[next(iter(self._early))]
         return Taken(self.detokenizer.attach(request_id, route, offsets))
 
-    def oldest_needed(self) -> bytes:
-        """The id of the first entry of the log that a live request needs; if there is none, the last one read."""
-        return next(iter(self._openings.values()), self.log_position)
-
-    def _open(self, request_id: bytes, entry: Entry, route: bytes) -> Taken:
+    def _open(self, request_id: bytes, opening: Mapping[bytes, bytes], route: bytes) -> Taken:
         offsets: list[Offset] = []
         if request_id in self._early:
             route, offsets = self._early.pop(request_id)
-        if not self.detokenizer.is_known(request_id):
-            self._openings[request_id] = entry.entry_id
         try:
-            self.detokenizer.open(wire.decode_opening(entry.fields), route)
+            self.detokenizer.open(wire.decode_opening(opening), route)
         except wire.PoisonMessageError as error:
             self.detokenizer.open(wire.unreadable_request(request_id), route)
             return self._poisoned(error)
@@ -118,5 +145,5 @@ class Shard:
 
     def _drop_ended(self, effects: Effects) -> Effects:
         for retirement in effects.retirements:
-            self._openings.pop(retirement.request_id, None)
+            self.extent.close(retirement.request_id)
         return effects

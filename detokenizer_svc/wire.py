@@ -169,6 +169,29 @@ def _request_error(error: common_pb2.Error) -> RequestError:
     return RequestError(code, error.message, error.param)
 
 
+def encode_checkpoint(rows: TokenRows, session: bytes, sent_ns: int) -> bytes:
+    """A penstock.v1.TokenBatch that was computed by nobody: what a log had of one request."""
+    batch = tokens_pb2.TokenBatch(
+        origin=common_pb2.Origin(session=session, sent_unix_ns=sent_ns),
+        request_ids=b"".join(rows.request_ids),
+        sequences=rows.sequences.tobytes(),
+        positions=rows.positions.tobytes(),
+        chains=rows.chains.tobytes(),
+        counts=rows.counts.tobytes(),
+        token_ids=rows.token_ids.tobytes(),
+        finishes=rows.finishes.tobytes(),
+        cached_tokens=rows.cached_tokens.tobytes() if rows.cached_tokens.any() else b"",
+        error_rows=np.fromiter(rows.errors, "<u4").tobytes(),
+        errors=[_error(error) for error in rows.errors.values()],
+    )
+    if rows.logprobs is not None:
+        batch.logprobs.sampled = rows.logprobs.sampled.tobytes()
+        batch.logprobs.top_counts = rows.logprobs.top_counts.tobytes()
+        batch.logprobs.top_ids = rows.logprobs.top_ids.tobytes()
+        batch.logprobs.top_logprobs = rows.logprobs.top_logprobs.tobytes()
+    return batch.SerializeToString()
+
+
 def decode_offsets(payload: bytes) -> list[Offset]:
     """What a client has of each sequence.
 
@@ -239,11 +262,14 @@ def _end(end: SequenceEnd) -> text_pb2.SequenceEnd:
     elif end.stop_reason is not None:
         message.stop_token_id = end.stop_reason
     if end.error is not None:
-        message.error.code = common_pb2.ErrorCode.ValueType(end.error.code)
-        message.error.message, message.error.param = end.error.message, end.error.param
+        message.error.CopyFrom(_error(end.error))
     if end.usage is not None:
         message.usage.CopyFrom(_usage(end.usage))
     return message
+
+
+def _error(error: RequestError) -> common_pb2.Error:
+    return common_pb2.Error(code=common_pb2.ErrorCode.ValueType(error.code), message=error.message, param=error.param)
 
 
 def _usage(usage: Usage) -> common_pb2.Usage:

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from detokenizer_svc.core.batch import LogBatch, RowSelection
+from detokenizer_svc.core.checkpoint import logged_rows
 from detokenizer_svc.core.choice import choose_decoder
 from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
@@ -251,6 +252,12 @@ class Detokenizer:
         """All of every live request, with who gets its text."""
         for request_id, request in self._live.items():
             yield request.sequences[0].route, self.snapshot(request_id)
+
+    def checkpoint(self, request_id: bytes) -> TokenRows:
+        """All rows that were taken of a live request, from its first token on: pushed to another `Detokenizer` that has
+        opened it, they lead to where this one is."""
+        request = self._live[request_id]
+        return logged_rows(request.sequences, request.num_cached_tokens)
 
     def num_sequences(self, request_id: bytes) -> int:
         """Samples of a live request."""

@@ -1,5 +1,6 @@
 """Logprobs of a run of tokens, growing."""
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -95,11 +96,15 @@ class RowLogprobs:
 
     def add_to(self, log: LogprobLog, token: int, token_id: int) -> None:
         """Adds token `token` of the batch, which is `token_id`, to a log."""
+        sampled = float(self._logprobs.sampled[token])
+        if math.isnan(sampled):
+            log.pad(len(log) + 1)
+            return
         entries = slice(self._top_ends[token], self._top_ends[token + 1])
         top_ids = self._logprobs.top_ids[entries].tolist()
         top_logprobs = self._logprobs.top_logprobs[entries].tolist()
         log.append(
-            float(self._logprobs.sampled[token]),
+            sampled,
             self._token_bytes(token_id),
             [(i, logprob, self._token_bytes(i)) for i, logprob in zip(top_ids, top_logprobs, strict=True)],
         )

@@ -33,6 +33,15 @@ class Arrival:
     first_token: int = 0  # where in the batch `token_ids` begin
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The end that the log has told of a sequence, whatever was made of it."""
+
+    finish: FinishReason
+    error: RequestError | None
+    has_tokens: bool  # whether the row had tokens that were new: the last one may be hidden
+
+
 class Sequence:
     """Grows by tokens, one decision a token: how rows cut the tokens changes neither text nor end.
 
@@ -55,6 +64,7 @@ class Sequence:
         "request",
         "route",
         "token_ids",
+        "told",
     )
 
     def __init__(self, request: OpenRequest, index: int, decoder: TextDecoder, route: bytes = b"") -> None:
@@ -66,6 +76,7 @@ class Sequence:
         self.parts: list[str] = []  # of its text
         self.num_chars = 0
         self.end: SequenceEnd | None = None
+        self.told: Told | None = None
         self.logprobs = LogprobLog() if request.wants_logprobs else None
         options = request.text
         self._stops = (
@@ -100,6 +111,7 @@ class Sequence:
             The text that this adds.
         """
         hidden = len(arrival.token_ids) - 1 if self._hides_last(arrival) else -1
+        num_tokens = len(self.token_ids) + len(arrival.token_ids)
         parts: list[str] = []
         state = self._state
         stop: str | None = None
@@ -118,6 +130,8 @@ class Sequence:
             if stop is not None:
                 break
         self._settle(state)
+        if arrival.finish and len(self.token_ids) == num_tokens:
+            self.told = Told(arrival.finish, arrival.error, bool(arrival.token_ids))
         if stop is not None:
             self._finish(SequenceEnd(FinishReason.STOP, stop))
         elif arrival.finish is not FinishReason.UNSPECIFIED:

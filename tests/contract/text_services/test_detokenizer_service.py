@@ -19,6 +19,8 @@ from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
     Attach,
+    Commit,
+    Compact,
     DropStream,
     Hello,
     LeaseShard,
@@ -75,15 +77,15 @@ def test_a_rejected_request_ends_with_the_error(pool: Pool) -> None:
 class _Client:
     """A gateway's client: takes what extends what it has."""
 
-    def __init__(self, pool: Pool, request_id: bytes) -> None:
+    def __init__(self, pool: Pool, request_id: bytes, n: int = 1) -> None:
         self._pool, self._request_id = pool, request_id
-        self.stream = ClientStream(1)
+        self.stream = ClientStream(n)
         self.text = ""
 
     def take(self, rows: list[TextRow]) -> None:
         for row in rows:
             if row.request_id == self._request_id and not isinstance(new := self.stream.accept(row), Refusal):
-                self.text += new.text
+                self.text += new.text if row.sequence == 0 else ""
 
     def has_ended(self) -> bool:
         self.take(self._pool.read_text())
@@ -224,6 +226,80 @@ def test_an_opening_that_cannot_be_read_ends_its_request(pool: Pool) -> None:
         good = pool.open(1)
         pool.generate(good, ANSWER)
         assert text_of(pool.result(good)) == ANSWER
+
+
+def test_a_long_request_leaves_a_short_log_and_a_successor_that_knows_it_all(pool: Pool) -> None:
+    limit = 16
+    log = pool.bus.keys.tokens(0)
+    request_id = pool.open(1, n=2, logprobs=1, stop=["never", "the end"], max_tokens=1000)
+    text = ANSWER * 40 + "the end of it"
+    ids = pool.ids(text)
+    client = _Client(pool, request_id, n=2)
+    pool.commit(pool.rows(request_id, ids[:3], sequence=1, end=FinishReason.STOP))
+    committed: list[int] = []
+    for turn in range(4):  # each time another process takes the shard
+        service = pool.detokenizer_service(compact_entries=limit, session_ttl_s=0.5)
+        with running(service):
+            assert len(pool.entries(log)) <= limit + 1, "of all that was generated a successor reads so much"
+            for token_id in ids[len(committed) : (turn + 1) * len(ids) // 4]:
+                pool.commit(pool.rows(request_id, [token_id], before=committed, logprob=-0.25))
+                committed.append(token_id)
+                eventually(lambda: pool.connection.call(Length(log)) <= limit + 1)
+            assert service.stats().num_compactions > 3
+    with running(pool.detokenizer_service(compact_entries=limit)):
+        eventually(client.has_ended)
+        first, second = pool.result(request_id)
+        eventually(lambda: pool.connection.call(Length(log)) == 0)
+    assert first.text == client.text == ANSWER * 40
+    assert (first.stop_reason, second.text) == ("the end", pool.tokenizer.decode(ids[:2]))
+    assert first.token_ids == tuple(ids[: len(first.token_ids)])
+    assert len(first.token_ids) > 400
+    assert [entry.logprob for entry in first.logprobs] == [-0.25] * len(first.token_ids)
+    assert second.usage == Usage(3, len(first.token_ids) + 3, 0)
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_its_request_alone(pool: Pool) -> None:
+    hit, other = pool.open(1), pool.open(2)
+    holder = b"D" * 16
+    pool.connection.call(Hello(holder, SessionKind.DETOKENIZER, "late", "", 60_000))
+    checkpoints = ((hit, b"\xff\xff\xff"), (other, pool.rows(other, pool.ids("the "))))
+    pool.connection.execute([LeaseShard(holder, 0), Compact(holder, 0, b"9999999999999-0", checkpoints), Leave(holder)])
+    with running(pool.detokenizer_service()):
+        (row,) = pool.result(hit)
+        assert row.error is not None
+        assert row.error.code is ErrorCode.INTERNAL
+        pool.commit(pool.rows(other, pool.ids("mill"), before=pool.ids("the "), end=FinishReason.LENGTH))
+        assert text_of(pool.result(other)) == "the mill"
+        (letter,) = pool.entries(pool.bus.keys.dead)
+        assert letter.fields[k.REQUEST] == hit
+
+
+def test_a_shard_that_another_held_meanwhile_is_rebuilt(pool: Pool) -> None:
+    # While a holder sleeps, another one takes its shard, compacts the log and leaves; it must not go on with a gap.
+    service = pool.detokenizer_service(session_ttl_s=0.5)
+    ids = pool.ids(ANSWER)
+    with running(service):
+        request_id = pool.open(1)
+        pool.commit(pool.rows(request_id, ids[:2]))
+        eventually(lambda: service.stats().num_live_requests == 1)
+        num_rebuilds = service.stats().num_rebuilds
+        other = b"D" * 16
+        pool.connection.call(Hello(other, SessionKind.SCHEDULER, "other", "", 60_000))
+        (sleeper,) = pool.sessions(SessionKind.DETOKENIZER)
+        checkpoint = (request_id, pool.rows(request_id, ids[:4]))
+        done = pool.connection.execute(
+            [
+                ReleaseShard(sleeper, 0),  # as if its lease had run out
+                LeaseShard(other, 0),
+                Commit(SCHEDULER, ((0, pool.rows(request_id, ids[2:4], before=ids[:2])),)),
+                Compact(other, 0, b"9999999999999-0", (checkpoint,)),
+                ReleaseShard(other, 0),
+            ]
+        )
+        assert all(done[i] for i in (1, 2, 3))
+        eventually(lambda: service.stats().num_rebuilds > num_rebuilds)
+        pool.commit(pool.rows(request_id, ids[4:], before=ids[:4], end=FinishReason.LENGTH))
+        assert text_of(pool.result(request_id)) == ANSWER
 
 
 def test_the_log_is_trimmed_behind_what_live_requests_need(pool: Pool) -> None:

@@ -160,10 +160,11 @@ class Pool:
         before: list[int] | None = None,
         sequence: int = 0,
         end: int = 0,
+        logprob: float | None = None,
     ) -> bytes:
         """A TokenBatch of one row, behind the tokens `before`."""
         known = before or []
-        return tokens_pb2.TokenBatch(
+        batch = tokens_pb2.TokenBatch(
             origin=common_pb2.Origin(session=SCHEDULER, sent_unix_ns=time.time_ns()),
             request_ids=request_id,
             sequences=np.array([sequence], "<u4").tobytes(),
@@ -172,7 +173,11 @@ class Pool:
             counts=np.array([len(token_ids)], "<u4").tobytes(),
             token_ids=np.array(token_ids, "<u4").tobytes(),
             finishes=bytes([end]),
-        ).SerializeToString()
+        )
+        if logprob is not None:
+            batch.logprobs.sampled = np.full(len(token_ids), logprob, "<f4").tobytes()
+            batch.logprobs.top_counts = np.zeros(len(token_ids), "<u4").tobytes()
+        return batch.SerializeToString()
 
     def generate(self, request_id: bytes, text: str, end: int = FinishReason.LENGTH, shard: int = 0) -> list[int]:
         """Commits a whole answer, token by token."""

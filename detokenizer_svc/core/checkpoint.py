@@ -1,0 +1,63 @@
+"""All that the log has told of one request, as few rows: what a compaction keeps of it."""
+
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from detokenizer_svc.core.sequence import Sequence
+from penstock.domain.chain import CHAIN_START
+from penstock.domain.finish import FinishReason, RequestError
+from penstock.domain.plan import Logprobs
+from penstock.domain.rows import TokenRows
+
+
+def logged_rows(sequences: SequenceOf[Sequence], num_cached_tokens: int) -> TokenRows:
+    """The rows that give a new `Detokenizer` the same sequences, and a scheduler the same histories.
+
+    They say what the log said, not what was made of it: a stop string is found in them again. Behind it there is
+    nothing, as nothing of that was taken.
+
+    Args:
+        sequences: all of one request, in order of their indices.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+    """
+    pieces = [(sequence, *piece) for sequence in sequences for piece in _pieces(sequence)]
+    firsts = [sequence for sequence, position, *_ in pieces if position == 0 and len(sequence.token_ids)]
+    errors = [error for *_, error in pieces]
+    return TokenRows(
+        request_ids=[sequence.request.request_id for sequence, *_ in pieces],
+        sequences=np.array([sequence.index for sequence, *_ in pieces], np.uint32),
+        positions=np.array([position for _, position, *_ in pieces], np.uint32),
+        chains=np.array([sequence.chain if position else CHAIN_START for sequence, position, *_ in pieces], np.uint64),
+        counts=np.array([len(sequence.token_ids) - position for sequence, position, *_ in pieces], np.uint32),
+        token_ids=np.concatenate(
+            [np.array(sequence.token_ids, np.uint32) for sequence in firsts] or [np.empty(0, np.uint32)]
+        ),
+        finishes=np.array([finish for *_, finish, _ in pieces], np.uint8),
+        cached_tokens=np.array([0 if position else num_cached_tokens for _, position, *_ in pieces], np.uint32),
+        logprobs=_logprobs(firsts),
+        errors={row: error for row, error in enumerate(errors) if error is not None},
+    )
+
+
+def _pieces(sequence: Sequence) -> list[tuple[int, FinishReason, RequestError | None]]:
+    """The rows of one sequence: position, finish and error. The first has all tokens; a second one only ends it."""
+    goes_on = (0, FinishReason.UNSPECIFIED, None)
+    told, num_tokens = sequence.told, len(sequence.token_ids)
+    if told is None:
+        return [goes_on] if num_tokens else []
+    if told.has_tokens or not num_tokens:
+        return [(0, told.finish, told.error)]
+    return [goes_on, (num_tokens, told.finish, told.error)]
+
+
+def _logprobs(sequences: list[Sequence]) -> Logprobs | None:
+    columns = [sequence.logprobs.columns() for sequence in sequences if sequence.logprobs is not None]
+    if not columns:
+        return None
+    return Logprobs(
+        sampled=np.concatenate([each.sampled for each in columns]),
+        top_counts=np.concatenate([each.top_counts for each in columns]),
+        top_ids=np.concatenate([each.top_ids for each in columns]),
+        top_logprobs=np.concatenate([each.top_logprobs for each in columns]),
+    )

@@ -1,0 +1,103 @@
+"""How much of a shard's log is kept, for whom, and when that is too much."""
+
+from dataclasses import dataclass
+
+# Compacting may write so many bytes of checkpoints for each byte of log that it drops: long requests are written anew
+# each time, so a log beside them may grow with them.
+_MAX_WRITTEN_PER_DROPPED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """How long the log may be that live requests need, until they get checkpoints instead."""
+
+    num_entries: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """A place between two entries of a log, and how much was read before it."""
+
+    min_id: bytes  # of the entries behind it
+    num_entries: int = 0
+    num_bytes: int = 0
+
+
+_START = LogMark(b"0-0")
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What shortens a log: checkpoints of these requests, then everything before a place may be dropped."""
+
+    before: LogMark
+    request_ids: tuple[bytes, ...] = ()
+
+
+class LogExtent:
+    """What was read of one log, from which entry on each live request needs it, and from which on it is kept."""
+
+    def __init__(self) -> None:
+        self._entry = self._end = self._kept = _START  # the last entry's beginning and end
+        self._needed: dict[bytes, LogMark] = {}  # by live request; the marks ascend
+        self._num_written = 0  # bytes of the last checkpoints
+
+    @property
+    def num_entries(self) -> int:
+        """Entries that the log has, up to the last one read."""
+        return self._end.num_entries - self._kept.num_entries
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of names and values in them."""
+        return self._end.num_bytes - self._kept.num_bytes
+
+    def read(self, entry_id: bytes, num_bytes: int) -> None:
+        """The log's next entry was read."""
+        milliseconds, _, number = entry_id.partition(b"-")
+        behind = b"%s-%d" % (milliseconds, int(number) + 1)
+        self._entry = LogMark(entry_id, self._end.num_entries, self._end.num_bytes)
+        self._end = LogMark(behind, self._end.num_entries + 1, self._end.num_bytes + num_bytes)
+
+    def open(self, request_id: bytes) -> None:
+        """The last entry that was read opens a request."""
+        self._needed[request_id] = self._entry
+
+    def restore(self, request_id: bytes) -> None:
+        """A request has a checkpoint, and the log, of which nothing was read yet, has what came behind that."""
+        self._needed[request_id] = _START
+
+    def close(self, request_id: bytes) -> None:
+        """A request has ended: it needs nothing any more."""
+        self._needed.pop(request_id, None)
+
+    def is_long(self, limits: LogLimits) -> bool:
+        """Whether live requests need more of the log than the limits allow, and checkpoints would cost less."""
+        needed = self._oldest()
+        num_entries = self._end.num_entries - needed.num_entries
+        num_bytes = self._end.num_bytes - needed.num_bytes
+        is_over = num_entries > limits.num_entries or num_bytes > limits.num_bytes
+        return is_over and num_bytes * _MAX_WRITTEN_PER_DROPPED >= self._num_written
+
+    def compaction(self, limits: LogLimits) -> Compaction | None:
+        """How to shorten the log now; None: it has only what is needed."""
+        if self.is_long(limits):
+            return Compaction(self._end, tuple(self._needed))
+        oldest = self._oldest()
+        return Compaction(oldest) if oldest.num_entries > self._kept.num_entries else None
+
+    def compacted(self, compaction: Compaction, num_written: int) -> None:
+        """A compaction of this moment was carried out.
+
+        Args:
+            compaction: as `compaction` gave it, with nothing read since.
+            num_written: bytes of its checkpoints.
+        """
+        self._kept = compaction.before
+        if compaction.request_ids:
+            self._num_written = num_written
+            self._needed = dict.fromkeys(compaction.request_ids, compaction.before)
+
+    def _oldest(self) -> LogMark:
+        return next(iter(self._needed.values()), self._end)
