@@ -18,7 +18,7 @@ from penstock.domain.errors import ErrorCode, Fault, PenstockError
 from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.request import Request, format_request_id
 from penstock.domain.rows import TextRow
-from servicekit.bus.calls import Attachment
+from servicekit.bus.calls import Attachment, Bounds
 
 MAX_PROBE_S = 60.0
 ATTACH_ANSWER_S = 1.0  # how long the text of a re-attachment is waited for before asking again
@@ -29,12 +29,12 @@ _logger = structlog.stdlib.get_logger(__name__)
 class Delivery:
     """All calls of a gateway. Lives in one event loop."""
 
-    def __init__(self, link: Link, limits: Limits, max_waiting: int, stats: GatewayStats) -> None:
+    def __init__(self, link: Link, limits: Limits, bounds: Bounds, stats: GatewayStats) -> None:
         self._link = link
         self._limits = limits
         self._stats = stats
         self._served: dict[bytes, Served] = {}
-        self.outbox = Outbox(link, max_waiting, self._attached)
+        self.outbox = Outbox(link, bounds, self._attached)
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -59,9 +59,10 @@ class Delivery:
                 num_new=len(requests),
                 draining=self.draining,
                 connected=self._link.connected,
+                mean_stream_s=self._stats.request.mean_s,
             )
             self._register(call)
-            await self.outbox.submit(requests)
+            refusal = await self.outbox.submit(requests)
         except PenstockError:
             self._stats.outcomes[Outcome.REJECTED] += len(requests)
             self._withdraw(call)
@@ -70,6 +71,10 @@ class Delivery:
             self._stats.outcomes[Outcome.CANCELLED] += len(requests)
             self._withdraw(call)
             raise
+        if refusal is not None:
+            self._stats.outcomes[Outcome.REJECTED] += len(requests)
+            self._forget(call)
+            raise refusal
         call.is_submitted = True
         deadline_ns = requests[0].header.deadline_ns
         if deadline_ns and not call.is_over:
@@ -157,7 +162,7 @@ class Delivery:
         self._idle.clear()
 
     def _withdraw(self, call: Call) -> None:
-        """What was submitted of a call that is not accepted is cancelled; a lost answer may have been a yes."""
+        """What may have been submitted of a call that is not accepted is cancelled: a lost answer may be a yes."""
         if call.served[0].request_id in self._served:
             self._cancel_open(call, CancelReason.CLIENT)
         self._forget(call)

@@ -4,66 +4,86 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from gateway_svc import wire
 from gateway_svc.call import Served
+from gateway_svc.core.admission import retry_after_s
 from gateway_svc.link import Link
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request
-from servicekit.bus.calls import Attach, Attachment, Cancel, Submit, SubmitOutcome
+from servicekit.bus.calls import Attach, Attachment, Bounds, Cancel, Overload, Submit, SubmitOutcome
 from servicekit.bus.calls import Call as BusCall
 from servicekit.bus.interface import BusFull, BusUnavailable
 
 RETRY_S = 0.2
+BYTES_PER_TOKEN = 4  # of a text that nobody has tokenized yet, roughly
 _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Outbox:
     """Each request has at most one cancel and one re-attachment waiting here."""
 
-    def __init__(self, link: Link, max_waiting: int, attached: Callable[[Served, Attachment], None]) -> None:
+    def __init__(self, link: Link, bounds: Bounds, attached: Callable[[Served, Attachment], None]) -> None:
         """Sends nothing before `run`.
 
         Args:
             link: what it is sent over.
-            max_waiting: requests that may wait in the whole pool; 0: no bound.
+            bounds: how much may wait in the whole pool.
             attached: is told what a re-attachment found.
         """
         self._link = link
-        self._max_waiting = max_waiting
+        self._bounds = bounds
         self._attached = attached
         self._cancels: dict[bytes, Cancel] = {}
         self._attaches: dict[bytes, Served] = {}
         self._woken = asyncio.Event()
 
-    async def submit(self, requests: Sequence[Request]) -> None:
-        """Gives requests to the pipeline.
+    async def submit(self, requests: Sequence[Request]) -> PenstockError | None:
+        """Gives requests to the pipeline: all of them or, what was refused says the answer, none.
 
         Raises:
-            PenstockError: they were not all taken, or it is not known whether they were.
+            PenstockError: it is not known which of them were taken.
         """
-        now_ns = time.time_ns()
-        calls = []
-        for request in requests:
-            header, body = wire.encode_header(request.header), wire.encode_request(request)
-            digest = hashlib.blake2b(body, digest_size=16).digest()
-            request_id, tenant = request.header.request_id, request.header.tenant
-            calls.append(Submit(request_id, tenant, header, body, digest, self._link.sid, now_ns, self._max_waiting))
-        outcomes: list[SubmitOutcome] = await self._ask(calls)
-        for outcome in outcomes:
-            if outcome is SubmitOutcome.OVERLOADED:
-                raise PenstockError(
-                    ErrorCode.OVERLOADED,
-                    f"{self._max_waiting} requests wait already; send the request again later",
-                )
-            if outcome is SubmitOutcome.OUT_OF_MEMORY:
-                raise _full()
-            if outcome is SubmitOutcome.CONFLICT:
-                raise PenstockError(ErrorCode.IDEMPOTENCY_CONFLICT, "another request has this id; send it again")
+        calls = [self._submission(request) for request in requests]
+        outcomes: list[SubmitOutcome | Overload] = await self._ask(calls)
+        refusal = next((error for outcome in outcomes if (error := self._refusal(outcome))), None)
+        if refusal is not None:
+            for request, outcome in zip(requests, outcomes, strict=True):
+                if outcome is SubmitOutcome.CREATED:
+                    self.cancel_later(request.header.request_id, request.header.tenant, CancelReason.CLIENT)
+        return refusal
+
+    def _submission(self, request: Request) -> Submit:
+        header, body, token_ids = request.header, wire.encode_request(request), request.prompt.token_ids
+        # Who is nobody's tenant is bound by the pool alone.
+        bounds = self._bounds if header.tenant else replace(self._bounds, tenant_requests=0, tenant_tokens=0)
+        return Submit(
+            header.request_id,
+            header.tenant,
+            wire.encode_header(header),
+            body,
+            hashlib.blake2b(body, digest_size=16).digest(),
+            self._link.sid,
+            time.time_ns(),
+            num_tokens=len(body) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
+            deadline_ns=header.deadline_ns,
+            bounds=bounds,
+        )
+
+    def _refusal(self, outcome: SubmitOutcome | Overload) -> PenstockError | None:
+        match outcome:
+            case Overload():
+                return _overloaded(outcome, self._bounds)
+            case SubmitOutcome.OUT_OF_MEMORY:
+                return _full()
+            case SubmitOutcome.CONFLICT:
+                return PenstockError(ErrorCode.IDEMPOTENCY_CONFLICT, "another request has this id; send it again")
+        return None
 
     async def cancel(self, request_ids: Sequence[bytes], tenant: str) -> bool:
         """Asks for the end of requests; whether there is one of them.
@@ -135,6 +155,19 @@ class Outbox:
             raise _unavailable() from error
         except BusFull as error:
             raise _full() from error
+
+
+def _overloaded(overload: Overload, bounds: Bounds) -> PenstockError:
+    if overload.of_tenant:
+        whose, num_requests, num_tokens = " of yours", bounds.tenant_requests, bounds.tenant_tokens
+    else:
+        whose, num_requests, num_tokens = "", bounds.requests, bounds.tokens
+    what = f"prompts{whose} of {num_tokens} tokens" if overload.of_tokens else f"{num_requests} requests{whose}"
+    return PenstockError(
+        ErrorCode.OVERLOADED,
+        f"{what} may wait, and do; send the request again later",
+        retry_after_s=retry_after_s(overload.wait_ms / 1000),
+    )
 
 
 def _unavailable() -> PenstockError:

@@ -63,7 +63,7 @@ class GatewayService:
         self._link = Link(bus, settings.name, address, settings.session_ttl_s)
         self.stats = GatewayStats()
         limits = Limits(max_streams=settings.max_streams)
-        self._delivery = Delivery(self._link, limits, settings.max_waiting, self.stats)
+        self._delivery = Delivery(self._link, limits, settings.bounds, self.stats)
         self._link.rerouted = self._reroute
         self._intake = Intake(self._models, settings.default_timeout_s)
         self._keys_file: KeysFile | None = None

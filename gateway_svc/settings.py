@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from servicekit.bus.calls import Bounds
 from servicekit.settings import ServiceSettings
 
 
@@ -34,7 +35,18 @@ class GatewaySettings(ServiceSettings):
         default=0, metadata={"help": "requests that this gateway serves at once, 429 beyond; 0: no bound"}
     )
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = field(
-        default=10_000, metadata={"help": "requests that may wait in the whole pool, 429 beyond; 0: no bound"}
+        default=10_000,
+        metadata={"help": "requests that may wait for their first slot in the whole pool, 429 beyond; 0: no bound"},
+    )
+    max_waiting_tokens: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=20_000_000, metadata={"help": "tokens that their prompts may have together; 0: no bound"}
+    )
+    max_waiting_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=1000,
+        metadata={"help": "requests of one tenant that may wait; 0: no bound; without API keys there are no tenants"},
+    )
+    max_waiting_tokens_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=0, metadata={"help": "tokens of one tenant's prompts that may wait; 0: no bound"}
     )
     default_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = field(
         default=0.0, metadata={"help": "seconds after which a request is given up if its client says nothing; 0: never"}
@@ -43,3 +55,13 @@ class GatewaySettings(ServiceSettings):
         default=256 * 1024,
         metadata={"help": "text kept for one slow client; what goes beyond it is fetched again later"},
     )
+
+    @property
+    def bounds(self) -> Bounds:
+        """How much may wait in the pool."""
+        return Bounds(
+            requests=self.max_waiting,
+            tokens=self.max_waiting_tokens,
+            tenant_requests=self.max_waiting_per_tenant,
+            tenant_tokens=self.max_waiting_tokens_per_tenant,
+        )

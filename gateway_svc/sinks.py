@@ -1,6 +1,7 @@
 """Where text goes: an event stream, a plain reply, or a gRPC stream."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from gateway_svc.core.admission import RETRY_AFTER_S
@@ -24,7 +25,7 @@ def error_headers(error: PenstockError) -> Headers:
     if error.kind.http_status == _UNAUTHENTICATED:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.kind.http_status in _RETRY_STATUSES:
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s or RETRY_AFTER_S)))
     return headers
 
 

@@ -13,7 +13,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import TokenRows
-from scheduler_svc.core.rows import select_rows
+from scheduler_svc.core.rows import cancel_error, select_rows
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.metrics import Meters
@@ -27,9 +27,9 @@ from scheduler_svc.wire import (
     decode_worker_info,
     encode_plan,
     encode_rows,
-    failure_rows,
     num_samples,
     read_histories,
+    unstarted_rows,
 )
 from servicekit.bus import keys
 from servicekit.bus.calls import (
@@ -42,9 +42,11 @@ from servicekit.bus.calls import (
     ListWorkers,
     Load,
     Loaded,
+    Overdue,
     Owned,
     Pair,
     Pairing,
+    Reject,
     Renew,
     SessionInfo,
     StoredRequest,
@@ -129,10 +131,11 @@ class Dispatcher:
                     admitted_id = format_request_id(admission.request_id)
                     _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
                     self._meters.recoveries.resume(admission.request_id, time.monotonic_ns())
-                plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns())))
+                started = b"".join({admission.request_id: None for admission in plan.admissions})
+                plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns()), started))
         rows, self._rows = tuple(self._rows), []
         if rows or plans:
-            first, *others = plans or [("", b"")]
+            first, *others = plans or [("", b"", b"")]
             self.outbox.append(Pending(Commit(sid, rows, *first)))
             self.outbox += [Pending(Commit(sid, (), *each)) for each in others]
 
@@ -145,6 +148,7 @@ class Dispatcher:
             workers: list[WorkerEntry] = []
             self.outbox.append(Pending(ListWorkers(), workers.extend))
             self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
+            self.outbox.append(Pending(Overdue(CLAIM_COUNT), self._reject_overdue))
         if now_ns >= self._sweep_ns:
             self._sweep_ns, self._is_claim_due = now_ns + SWEEP_NS, True
             self._forget_shards()
@@ -236,6 +240,15 @@ class Dispatcher:
         for request in claimed:
             self._add(request)
 
+    def _reject_overdue(self, requests: list[StoredRequest]) -> None:
+        """End what is cancelled or too late while it waits for tokens or for room in a scheduler."""
+        for request in requests:
+            request_id, shard = request.request_id, self._shard()
+            error = cancel_error(CancelReason(request.cancel_reason or CancelReason.DEADLINE))
+            rows = unstarted_rows(request_id, num_samples(request.body), error)
+            payload = encode_rows(rows, self.sid, b"", 0, time.time_ns())
+            self.outbox.append(Pending(Reject(request_id, b"", shard, payload)))
+
     def _found_owned(self, request_ids: list[bytes]) -> None:
         unknown = [each for each in request_ids if each not in self.scheduler.requests]
         if unknown:
@@ -267,7 +280,7 @@ class Dispatcher:
         except PoisonMessageError as error:
             self._bury("requests", {keys.REQUEST: request_id}, str(error))
             failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
-            self._log_rows(failure_rows(request_id, num_samples(stored.body), failure))
+            self._log_rows(unstarted_rows(request_id, num_samples(stored.body), failure))
             return
         if any(history.token_ids or history.has_ended for history in histories):
             request = dataclasses.replace(

@@ -308,8 +308,8 @@ def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> di
     return histories
 
 
-def failure_rows(request_id: bytes, num_sequences: int, error: RequestError) -> TokenRows:
-    """Rows that end all sequences of a request before their first token."""
+def unstarted_rows(request_id: bytes, num_sequences: int, error: RequestError | None) -> TokenRows:
+    """Rows that end all sequences of a request before their first token; without an error they are cancelled."""
     return TokenRows(
         request_ids=[request_id] * num_sequences,
         sequences=np.arange(num_sequences, dtype=np.uint32),
@@ -317,9 +317,9 @@ def failure_rows(request_id: bytes, num_sequences: int, error: RequestError) -> 
         chains=np.full(num_sequences, chain.CHAIN_START, np.uint64),
         counts=np.zeros(num_sequences, np.uint32),
         token_ids=np.empty(0, np.uint32),
-        finishes=np.full(num_sequences, FinishReason.ERROR, np.uint8),
+        finishes=np.full(num_sequences, FinishReason.ERROR if error else FinishReason.CANCELLED, np.uint8),
         cached_tokens=np.zeros(num_sequences, np.uint32),
-        errors=dict.fromkeys(range(num_sequences), error),
+        errors=dict.fromkeys(range(num_sequences), error) if error else {},
     )
 
 

@@ -15,6 +15,7 @@ from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.v1 import common_pb2
 
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
+PUSHBACK_TRAILER = "grpc-retry-pushback-ms"  # gRPC clients with a retry policy wait so long by themselves
 LIVENESS = "liveness"  # health of this name: the loop makes progress; every other name: takes new work
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -142,9 +143,16 @@ async def _abort(context: aio.ServicerContext[Any, Any], error: Exception, metho
     elif not isinstance(error, PenstockError):
         _logger.error("rpc failed", method=method, exc_info=error)
         error = PenstockError(ErrorCode.INTERNAL, f"{method} failed: {type(error).__name__}; see the service's log")
+    retry_after_ms = round(1000 * (error.retry_after_s or 0))
     trailer = common_pb2.Error(
-        code=common_pb2.ErrorCode.ValueType(error.code), message=error.message, param=error.param or ""
+        code=common_pb2.ErrorCode.ValueType(error.code),
+        message=error.message,
+        param=error.param or "",
+        retry_after_ms=retry_after_ms,
     )
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, trailer.SerializeToString())]
+    if retry_after_ms:
+        trailers.append((PUSHBACK_TRAILER, str(retry_after_ms)))
     status = grpc.StatusCode[error.kind.grpc_status]
     # The message is also in the status, whose header must stay small.
-    await context.abort(status, error.message[:1024], ((ERROR_TRAILER, trailer.SerializeToString()),))
+    await context.abort(status, error.message[:1024], tuple(trailers))

@@ -294,8 +294,8 @@ class TokenizerService:
                 )
             prompt = self._prompts.tokenize(wire.decode_request(header, message))
             meta = wire.encode_tokenized(prompt, self._prompts.vocabulary.context_length)
-            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, time.time_ns())
             num_tokens = len(prompt.token_ids)
+            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, time.time_ns(), num_tokens)
         except PenstockError as error:
             call = self._reject(sid, job, wire.num_sequences(message), error)
         except BaseException as error:

@@ -1,10 +1,11 @@
-"""Whether the gateway takes another call at all."""
+"""Whether the gateway takes another call at all, and when a client that is turned away should come again."""
 
 from dataclasses import dataclass
 
 from penstock.domain.errors import ErrorCode, PenstockError
 
-RETRY_AFTER_S = 1  # told to clients that are turned away for now
+RETRY_AFTER_S = 1.0  # where nothing is known: what hinders may be over at any moment
+MAX_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +15,15 @@ class Limits:
     max_streams: int = 0  # requests being served at once
 
 
-def admit(limits: Limits, *, num_streams: int, num_new: int, draining: bool, connected: bool) -> None:
-    """Lets `num_new` requests in beside the `num_streams` that are being served.
+def retry_after_s(expected_s: float) -> float:
+    """What a client is told that is turned away, if it is expected to have its turn in so long; 0: not known."""
+    return min(max(expected_s, RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+
+def admit(
+    limits: Limits, *, num_streams: int, num_new: int, draining: bool, connected: bool, mean_stream_s: float = 0.0
+) -> None:
+    """Lets `num_new` requests in beside the `num_streams` that are being served, each for `mean_stream_s` of late.
 
     Raises:
         PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond the bound.
@@ -30,4 +38,5 @@ def admit(limits: Limits, *, num_streams: int, num_new: int, draining: bool, con
         raise PenstockError(
             ErrorCode.OVERLOADED,
             f"this gateway serves {num_streams} requests and takes at most {limits.max_streams}; send it again later",
+            retry_after_s=retry_after_s(mean_stream_s * num_new / max(num_streams, 1)),
         )

@@ -30,6 +30,11 @@ class Durations:
         self.counts = [0] * (len(BOUNDS_S) + 1)  # by upper bound; the last one is beyond all
         self.sum_s = 0.0
 
+    @property
+    def mean_s(self) -> float:
+        """Of all that were observed; 0: none was."""
+        return self.sum_s / max(1, sum(self.counts))
+
     def observe(self, seconds: float) -> None:
         """Adds one."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1

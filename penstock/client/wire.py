@@ -185,7 +185,12 @@ def decode_error(error: grpc.RpcError) -> PenstockError:
         if key == ERROR_TRAILER and isinstance(value, bytes):
             with suppress(ValueError, DecodeError):  # of another version
                 told = common_pb2.Error.FromString(value)
-                return PenstockError(ErrorCode(told.code), told.message, param=told.param or None)
+                return PenstockError(
+                    ErrorCode(told.code),
+                    told.message,
+                    param=told.param or None,
+                    retry_after_s=told.retry_after_ms / 1000 or None,
+                )
     status = error.code().name
     what = "the gateway cannot be reached" if status == "UNAVAILABLE" else f"the call ended with gRPC status {status}"
     return PenstockError(_CODES.get(status, ErrorCode.INTERNAL), f"{what}: {error.details() or 'no details'}")

@@ -66,14 +66,18 @@ ERROR_KINDS: dict[ErrorCode, ErrorKind] = {
 class PenstockError(Exception):
     """An error that a caller or an operator can act on.
 
-    `message` says what is wrong and what to do; `param` names the offending request field, if one is to blame.
+    `message` says what is wrong and what to do; `param` names the offending request field, if one is to blame;
+    `retry_after_s` is when it is worth sending the request again, where that is known.
     """
 
-    def __init__(self, code: ErrorCode, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
 
     @property
     def kind(self) -> ErrorKind:

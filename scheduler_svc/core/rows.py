@@ -30,17 +30,21 @@ class End:
 
 def cancelled(sequence: SequenceState, reason: CancelReason) -> End:
     """The end that a cancel brings; STOP has been decided by the detokenizer and makes no row."""
+    if reason is CancelReason.STOP:
+        return End(sequence, FinishReason.STOP, has_row=False)
+    error = cancel_error(reason)
+    return End(sequence, FinishReason.ERROR if error else FinishReason.CANCELLED, error)
+
+
+def cancel_error(reason: CancelReason) -> RequestError | None:
+    """What a client is told whom a cancel comes as a surprise; None: it is one of its own."""
     match reason:
-        case CancelReason.STOP:
-            return End(sequence, FinishReason.STOP, has_row=False)
         case CancelReason.DEADLINE:
-            error = RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it ended")
-            return End(sequence, FinishReason.ERROR, error)
+            return RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it ended")
         case CancelReason.SHUTDOWN:
-            error = RequestError(ErrorCode.UNAVAILABLE, "the service is shutting down; send the request again")
-            return End(sequence, FinishReason.ERROR, error)
+            return RequestError(ErrorCode.UNAVAILABLE, "the service is shutting down; send the request again")
         case _:
-            return End(sequence, FinishReason.CANCELLED)
+            return None
 
 
 def ended_by_tokens(sequence: SequenceState) -> End | None:

@@ -130,13 +130,34 @@ class SubmitOutcome(IntEnum):
     CREATED = 0
     EXISTS = 1  # the same id with the same digest: this is a retry
     CONFLICT = 2  # the same id with another digest
-    OVERLOADED = 3  # as many requests wait as `max_waiting` allows
-    OUT_OF_MEMORY = 4  # the server is at 80 % of its memory
+    OUT_OF_MEMORY = 3  # the server is at 80 % of its memory
 
 
 @dataclass(frozen=True, slots=True)
-class Submit(Call[SubmitOutcome]):
-    """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over."""
+class Bounds:
+    """How much may wait for its first slot; 0: no bound. A request beyond a bound on tokens may still wait alone."""
+
+    requests: int = 0
+    tokens: int = 0  # of prompts
+    tenant_requests: int = 0  # of one tenant
+    tenant_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Refused by `submit`: as much waits as its bounds allow."""
+
+    of_tenant: bool  # the tenant's bound, else the pool's
+    of_tokens: bool  # the bound on tokens, else the one on requests
+    wait_ms: int  # in which all that waits there would start, at the rate of late; 0: nothing has started lately
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Call[SubmitOutcome | Overload]):
+    """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over.
+
+    The request waits, and counts as waiting, until a `Commit` says that it got its first slot or it ends.
+    """
 
     request_id: bytes
     tenant: str
@@ -145,8 +166,10 @@ class Submit(Call[SubmitOutcome]):
     digest: bytes  # of what makes two submits the same request
     route: bytes  # the gateway session that gets the text
     sent_ns: int
-    max_waiting: int = 0  # bound on waiting hints of `prompts` and `requests` together; 0: none
     reply: bytes = b""  # penstock.v1.ReplyForm: what another gateway must know to go on; kept as long as the result
+    num_tokens: int = 0  # of its prompt, as far as can be said before it is tokenized
+    deadline_ns: int = 0  # Unix time by the server's clock, after which it is `Overdue`; 0: none
+    bounds: Bounds = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +240,31 @@ class Tokenized(Call[bool]):
     entry_id: bytes  # of the `prompts` hint
     meta: bytes  # penstock.v1.TokenizedPrompt
     sent_ns: int
+    num_tokens: int = 0  # of its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue(Call[list[StoredRequest]]):
+    """Up to `count` requests in state PROMPT or READY that are cancelled or past their deadline: for `Reject`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for its first slot."""
+
+    num_requests: int
+    num_tokens: int  # of prompts; those of text are estimated until it is tokenized
+    num_tenant_requests: int
+    num_tenant_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountWaiting(Call[Waiting]):
+    """What waits in the pool, and of it what is a tenant's."""
+
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +351,7 @@ class Commit(Call[bool]):
     rows: tuple[tuple[int, bytes], ...] = ()  # (shard, penstock.v1.TokenBatch)
     worker: str = ""
     plan: bytes = b""  # penstock.v1.StepPlan; empty: none
+    started: bytes = b""  # ids of the requests that this plan gives a slot, 16 bytes each: they wait no longer
 
 
 @dataclass(frozen=True, slots=True)

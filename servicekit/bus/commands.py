@@ -49,6 +49,21 @@ def _stored(reply: Reply) -> c.StoredRequest:
     )
 
 
+def _submitted(reply: Reply) -> c.SubmitOutcome | c.Overload:
+    if isinstance(reply, int):
+        return c.SubmitOutcome(reply)
+    of_tenant, of_tokens, wait_ms = reply
+    return c.Overload(bool(of_tenant), bool(of_tokens), wait_ms)
+
+
+def _waiting(reply: Reply) -> c.Waiting:
+    return c.Waiting(*reply)
+
+
+def _all_stored(reply: Reply) -> list[c.StoredRequest]:
+    return [_stored(request) for request in reply]
+
+
 def _optional_stored(reply: Reply) -> c.StoredRequest | None:
     return _stored(reply) if reply else None
 
@@ -198,17 +213,12 @@ class Commands:
 
     def _add_requests(self) -> None:
         add = self._add_function
-        add(
-            c.Submit,
-            "submit",
-            lambda q: (
-                *(q.request_id, q.tenant, q.header, q.body, q.digest, q.route, q.sent_ns, q.max_waiting, q.reply),
-            ),
-            c.SubmitOutcome,
-        )
+        add(c.Submit, "submit", _submit, _submitted)
         add(c.Fetch, "fetch", lambda q: (q.request_id,), _optional_stored)
-        add(c.Tokenized, "tokenized", lambda q: (q.request_id, q.entry_id, q.meta, q.sent_ns), bool)
+        add(c.Tokenized, "tokenized", lambda q: (q.request_id, q.entry_id, q.meta, q.sent_ns, q.num_tokens), bool)
         add(c.Reject, "reject", lambda q: (q.request_id, q.entry_id, q.shard, q.row), bool)
+        add(c.Overdue, "overdue", lambda q: (q.count,), _all_stored)
+        add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), _waiting)
         add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
         add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _ids)
         add(c.Strike, "strike", lambda q: (q.sid.hex(), q.incarnation.hex(), *q.request_ids), bool)
@@ -272,8 +282,17 @@ class Commands:
         self._add(c.DropStream, lambda q: (b"UNLINK", q.stream), _nothing)
 
     def _commit(self, call: c.Commit) -> Command:
-        head = (b"FCALL", self._commit_function, 1, self._prefix, call.sid.hex(), call.worker, call.plan)
+        head = (b"FCALL", self._commit_function, 1, self._prefix, call.sid.hex(), call.worker, call.plan, call.started)
         return head + tuple(part for row in call.rows for part in row)
+
+
+def _submit(call: c.Submit) -> Command:
+    bounds = call.bounds
+    return (
+        *(call.request_id, call.tenant, call.header, call.body, call.digest, call.route, call.sent_ns, call.reply),
+        *(call.num_tokens, call.deadline_ns // 1_000_000),
+        *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
+    )
 
 
 def _append(call: c.Append) -> Command:

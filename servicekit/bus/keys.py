@@ -103,6 +103,16 @@ class Keys:
         """Sorted set, all of score 0: the requests (hex) of a shard that have a checkpoint."""
         return self.key("ckpts", str(shard))
 
+    def waiting(self, tenant: str | None = None) -> bytes:
+        """Hash: requests and tokens that wait for a first slot, of a tenant or of the pool; since, started: at which
+        rate they do."""
+        return self.key("waiting") if tenant is None else self.key("waiting", tenant)
+
+    @property
+    def due(self) -> bytes:
+        """Sorted set: requests (hex) that wait for tokens or a scheduler, by the Unix millisecond of their deadline."""
+        return self.key("due")
+
     @property
     def workers(self) -> bytes:
         """Set of worker names."""

@@ -7,7 +7,8 @@ from importlib.resources import files
 
 from servicekit.bus import keys
 
-_FILES = ("basics", "sessions", "requests", "checkpoints", "workers", "register")  # each uses what stands before it
+# Each uses what stands before it.
+_FILES = ("basics", "sessions", "waiting", "requests", "checkpoints", "workers", "register")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from servicekit.bus import calls as c
 from servicekit.bus import keys as k
 from servicekit.bus.memory_sessions import MemorySessions
 from servicekit.bus.memory_streams import MemoryStreams
+from servicekit.bus.memory_waiting import AT_ONCE, MemoryWaiting
 
 MARK_TTL_MS = 60_000  # how long a cancel waits for its request
 
@@ -57,6 +58,7 @@ class MemoryPool:
         self._streams = MemoryStreams(now_ms)
         self._sessions = MemorySessions(keys, self._streams, now_ms, lambda sid: len(self._owned_by(sid)), run_id)
         self._requests: dict[bytes, _Request] = {}
+        self._waiting = MemoryWaiting(now_ms)
         self._results: dict[bytes, bytes] = {}
         self._marks: dict[bytes, _Mark] = {}
         self._expiries: list[_Expiry] = []
@@ -68,6 +70,8 @@ class MemoryPool:
             c.Fetch: self._fetch,
             c.Tokenized: self._tokenized,
             c.Reject: self._reject,
+            c.Overdue: self._overdue,
+            c.CountWaiting: lambda call: self._waiting.count(call.tenant),
             c.Claim: self._claim,
             c.Take: self._take,
             c.Strike: self._strike,
@@ -93,14 +97,12 @@ class MemoryPool:
         """What a restart of the server changes, when nothing was lost."""
         self._sessions.new_run(run_id)
 
-    def _submit(self, call: c.Submit) -> c.SubmitOutcome:
+    def _submit(self, call: c.Submit) -> c.SubmitOutcome | c.Overload:
         if known := self._requests.get(call.request_id):
             same = known.tenant == call.tenant and known.digest == call.digest
             return c.SubmitOutcome.EXISTS if same else c.SubmitOutcome.CONFLICT
-        if call.max_waiting:
-            waiting = len(self._streams.get(self._keys.prompts)) + len(self._streams.get(self._keys.requests))
-            if waiting >= call.max_waiting:
-                return c.SubmitOutcome.OVERLOADED
+        if refused := self._waiting.refusal(call.tenant, call.num_tokens, call.bounds):
+            return refused
         mark = self._marks.pop(call.request_id, None)
         reason = mark.reason if mark and mark.tenant in (None, call.tenant) else 0
         self._requests[bytes(call.request_id)] = _Request(
@@ -112,6 +114,8 @@ class MemoryPool:
             reason,
             bytes(call.reply),
         )
+        due_ms = AT_ONCE if reason else call.deadline_ns // 1_000_000
+        self._waiting.begin(bytes(call.request_id), call.tenant, call.num_tokens, due_ms)
         hint = {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns}
         self._streams.add(self._keys.prompts, hint | {k.HEADER: call.header, k.BODY: call.body})
         return c.SubmitOutcome.CREATED
@@ -126,6 +130,7 @@ class MemoryPool:
         if request is None or request.state is not c.RequestState.PROMPT:
             return False
         request.state, request.meta = c.RequestState.READY, bytes(call.meta)
+        self._waiting.set_tokens(call.request_id, call.num_tokens)
         self._streams.add(self._keys.requests, {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns})
         return True
 
@@ -134,9 +139,13 @@ class MemoryPool:
         request = self._requests.get(call.request_id)
         if request is None or request.state not in (c.RequestState.PROMPT, c.RequestState.READY):
             return False
+        self._waiting.end(call.request_id, has_started=False)
         self._open(call.request_id, request, call.shard)
         self._streams.add(self._keys.tokens(call.shard), {k.PAYLOAD: call.row})
         return True
+
+    def _overdue(self, call: c.Overdue) -> list[c.StoredRequest]:
+        return [self._stored(each, self._requests[each]) for each in self._waiting.overdue(call.count)]
 
     def _claim(self, call: c.Claim) -> list[c.StoredRequest] | None:
         if not self._sessions.is_active(call.sid):
@@ -154,6 +163,7 @@ class MemoryPool:
                 if request is None or request.state is not c.RequestState.READY:
                     continue
                 request.owner = bytes(call.sid)
+                self._waiting.clear_due(request_id)
                 self._open(request_id, request, call.shard)
                 claimed.append(self._stored(request_id, request))
         return claimed
@@ -198,6 +208,8 @@ class MemoryPool:
     def _commit(self, call: c.Commit) -> bool:
         if not self._sessions.is_active(call.sid):
             return False
+        for first in range(0, len(call.started), 16):
+            self._waiting.end(call.started[first : first + 16], has_started=True)
         for shard, row in call.rows:
             self._streams.add(self._keys.tokens(shard), {k.PAYLOAD: row})
         if call.plan:
@@ -213,6 +225,7 @@ class MemoryPool:
         request.state, request.owner, request.checkpoint = c.RequestState.ENDED, None, None
         request.header = request.body = request.meta = b""
         request_id = bytes(call.request_id)
+        self._waiting.end(request_id, has_started=False)
         self._results[request_id] = bytes(call.result)
         self._forget_after(call.ttl_ms, lambda: (self._requests.pop(request_id), self._results.pop(request_id)))
         if call.route:
@@ -256,6 +269,8 @@ class MemoryPool:
             return True
         if call.sequence < 0:
             request.cancel_reason = request.cancel_reason or call.reason
+            if request.state in (c.RequestState.PROMPT, c.RequestState.READY):
+                self._waiting.set_due(bytes(call.request_id))
         fields = {
             k.REQUEST: call.request_id,
             k.SEQUENCE: b"%d" % call.sequence,

@@ -49,18 +49,18 @@ local function open(prefix, key, id, shard)
 end
 
 local function submit(keys, args)
-  local prefix, id, tenant, header, body, digest, route, sent_ns, max_waiting, reply = keys[1], unpack(args)
+  local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args)
   local key = request_key(prefix, id)
   local known = redis.call('HMGET', key, 'digest', 'tenant')
   if known[1] then
     return (known[1] == digest and known[2] == tenant) and 1 or 2
   end
-  local bound = tonumber(max_waiting)
-  if bound > 0 and redis.call('XLEN', prefix .. 'prompts') + redis.call('XLEN', prefix .. 'requests') >= bound then
-    return 3
+  local refused = refusal(prefix, tenant, tokens, { unpack(args, 11) })
+  if refused then
+    return refused
   end
   if is_short_of_memory() then
-    return 4
+    return 3
   end
   local reason = '0'
   local mark_key = prefix .. 'mark:' .. hex(id)
@@ -73,6 +73,7 @@ local function submit(keys, args)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
     'reply', reply, 'route', route, 'cancel', reason, 'strikes', '0')
+  begin_waiting(prefix, key, id, tenant, tokens, reason == '0' and due_ms or AT_ONCE)
   -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
   redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
     '@BODY@', body)
@@ -85,13 +86,14 @@ local function fetch(keys, args)
 end
 
 local function tokenized(keys, args)
-  local prefix, id, entry_id, meta, sent_ns = keys[1], unpack(args)
+  local prefix, id, entry_id, meta, sent_ns, tokens = keys[1], unpack(args)
   local key = request_key(prefix, id)
   delete_hint(prefix, entry_id)
   if redis.call('HGET', key, 'state') ~= 'PROMPT' then
     return 0
   end
   redis.call('HSET', key, 'state', 'READY', 'meta', meta)
+  set_waiting_tokens(prefix, key, tokens)
   redis.call('XADD', prefix .. 'requests', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
   return 1
 end
@@ -104,9 +106,20 @@ local function reject(keys, args)
   if state ~= 'PROMPT' and state ~= 'READY' then
     return 0
   end
+  end_waiting(prefix, key, id, false)
   open(prefix, key, id, shard)
   redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@PAYLOAD@', row)
   return 1
+end
+
+-- What waits for tokens or a scheduler and is cancelled or past its time: for `reject`.
+local function overdue(keys, args)
+  local prefix, count = keys[1], args[1]
+  local found = {}
+  for _, digits in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', whole(now_ms()), 'LIMIT', 0, count)) do
+    found[#found + 1] = stored(prefix .. 'req:' .. digits, unhex(digits))
+  end
+  return found
 end
 
 local function request_id(fields)
@@ -142,6 +155,7 @@ local function claim(keys, args)
       elseif redis.call('HGET', key, 'state') == 'READY' then
         redis.call('HSET', key, 'owner', sid)
         redis.call('SADD', prefix .. 'own:' .. sid, hex(id))
+        redis.call('ZREM', prefix .. 'due', hex(id)) -- its scheduler sees to its time from now on
         open(prefix, key, id, shard)
         claimed[#claimed + 1] = stored(key, id)
       end
@@ -218,13 +232,17 @@ local function load(keys, args)
   return { requests, logs, checkpoints }
 end
 
--- The hot one: sid, worker, plan, then shard and row in turn.
+-- The hot one: sid, worker, plan, ids of requests that got their first slot, then shard and row in turn.
 local function commit(keys, args)
   local prefix = keys[1]
   if redis.call('HGET', prefix .. 'sess:' .. args[1], 'state') ~= 'active' then
     return 0
   end
-  for i = 4, #args, 2 do
+  for first = 1, #args[4], 16 do
+    local id = string.sub(args[4], first, first + 15)
+    end_waiting(prefix, request_key(prefix, id), id, true)
+  end
+  for i = 5, #args, 2 do
     redis.call('XADD', prefix .. 'tokens:' .. args[i], '*', '@PAYLOAD@', args[i + 1])
   end
   if args[3] ~= '' then
@@ -251,6 +269,7 @@ local function retire(keys, args)
     redis.call('SREM', prefix .. 'own:' .. request[3], hex(id))
   end
   drop_checkpoint(prefix, id, shard)
+  end_waiting(prefix, key, id, false)
   redis.call('HDEL', key, 'owner', 'header', 'body', 'meta')
   redis.call('HSET', key, 'state', 'ENDED')
   redis.call('PEXPIRE', key, ttl)
@@ -320,6 +339,9 @@ local function cancel(keys, args)
   end
   if for_all and request[3] == '0' then
     redis.call('HSET', key, 'cancel', reason)
+  end
+  if for_all and (request[2] == 'PROMPT' or request[2] == 'READY') and redis.call('HEXISTS', key, 'waits') == 1 then
+    redis.call('ZADD', prefix .. 'due', AT_ONCE, hex(id))
   end
   redis.call('XADD', prefix .. 'cancels', 'MAXLEN', '~', '@CANCELS_CAP@', '*', '@REQUEST@', id, '@SEQUENCE@', sequence,
     '@REASON@', reason, '@SENT_NS@', sent_ns)

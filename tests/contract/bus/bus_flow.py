@@ -7,6 +7,7 @@ import hiredis
 
 from servicekit.bus import Bus, Connection
 from servicekit.bus.calls import (
+    Bounds,
     Claim,
     Entry,
     Hello,
@@ -119,10 +120,21 @@ class Flow:
         return [entry.fields for entry in self.entries(stream)]
 
 
-def submit(request_id: bytes, tenant: str = "tenant", digest: bytes = b"digest", max_waiting: int = 0) -> Submit:
+def submit(
+    request_id: bytes,
+    tenant: str = "tenant",
+    digest: bytes = b"digest",
+    *,
+    num_tokens: int = 0,
+    deadline_ns: int = 0,
+    bounds: Bounds = Bounds(),  # noqa: B008  (a value)
+) -> Submit:
     """A submit with awkward contents."""
     return Submit(
-        request_id, tenant, b"header" + AWKWARD, b"body" + AWKWARD, digest, sid_of(200), 1, max_waiting=max_waiting
+        *(request_id, tenant, b"header" + AWKWARD, b"body" + AWKWARD, digest, sid_of(200), 1),
+        num_tokens=num_tokens,
+        deadline_ns=deadline_ns,
+        bounds=bounds,
     )
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,6 +27,10 @@ ttls_ms = st.sampled_from([LONG_MS, LONG_MS, LONG_MS, DEAD_MS, _FORGOTTEN_MS])
 payloads = st.sampled_from([b"", b"payload", AWKWARD])
 positions = st.integers(0, 3)
 kinds = st.sampled_from(list(c.SessionKind))
+amounts = st.integers(0, 3)
+deadlines_ns = st.sampled_from([0, 0, 10**9, 10**19])  # none, long ago, in centuries
+bounds = st.builds(c.Bounds, amounts, amounts, amounts, amounts)
+started = st.lists(request_ids, max_size=2).map(b"".join)
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Side:
         keys = self.bus.keys
         answer = self.connection.call(call)
         match call:
+            case c.Submit() if isinstance(answer, c.Overload):
+                answer = replace(answer, wait_ms=0)  # the two clocks differ
             case c.DropStream() | c.ListSessions():  # a stream that begins again in the same millisecond reuses its ids
                 self._numbers.clear()
             case c.Append() | c.LastId():
@@ -89,15 +95,28 @@ def _simple(kind: type[c.Call[Any]], *arguments: st.SearchStrategy[Any]) -> st.S
     return st.builds(kind, *arguments).map(_fixed)
 
 
-def _submit(request_id: bytes, tenant: str = "one", digest: bytes = b"d", max_waiting: int = 0) -> c.Submit:
-    return c.Submit(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, max_waiting, b"reply")
+def _submit(
+    request_id: bytes,
+    tenant: str = "one",
+    digest: bytes = b"d",
+    *,
+    num_tokens: int = 3,
+    deadline_ns: int = 0,
+    bounds: c.Bounds = c.Bounds(),  # noqa: B008  (a value)
+) -> c.Submit:
+    return c.Submit(
+        *(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, b"reply"),
+        num_tokens=num_tokens,
+        deadline_ns=deadline_ns,
+        bounds=bounds,
+    )
 
 
 def _ready(request_id: bytes) -> Step:
     def step(side: Side) -> list[c.Call[Any]]:
         side.connection.call(_submit(request_id))
         side.ask(c.ReadGroup(side.bus.keys.prompts, k.TOKENIZERS, b"t", 10))
-        return [c.Tokenized(request_id, side.hint(0), b"meta", 8)]
+        return [c.Tokenized(request_id, side.hint(0), b"meta", 8, 5)]
 
     return step
 
@@ -154,10 +173,16 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.Renew, sids, ttls_ms, payloads),
     _simple(c.Leave, sids),
     _simple(c.ListSessions),
-    st.builds(_submit, request_ids, tenants, st.sampled_from([b"d", b"e"]), st.integers(0, 2)).map(_fixed),
+    st.builds(
+        _submit,
+        *(request_ids, tenants, st.sampled_from([b"d", b"e"])),
+        num_tokens=amounts,
+        deadline_ns=deadlines_ns,
+        bounds=bounds,
+    ).map(_fixed),
     _simple(c.Fetch, request_ids),
     st.tuples(request_ids, positions, payloads).map(
-        lambda v: lambda side: [c.Tokenized(v[0], side.hint(v[1]), v[2], 8)]
+        lambda v: lambda side: [c.Tokenized(v[0], side.hint(v[1]), v[2], 8, 4)]
     ),
     st.tuples(request_ids, positions, shards, payloads).map(
         lambda v: lambda side: [c.Reject(v[0], side.hint(v[1]), v[2], v[3])]
@@ -167,7 +192,9 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.Strike, sids, sids, st.lists(request_ids, max_size=3).map(tuple)),
     _simple(c.Owned, sids),
     _simple(c.Load, sids, st.lists(request_ids, max_size=3).map(tuple)),
-    _simple(c.Commit, sids, st.lists(st.tuples(shards, payloads), max_size=3).map(tuple), workers, payloads),
+    _simple(c.Commit, sids, st.lists(st.tuples(shards, payloads), max_size=3).map(tuple), workers, payloads, started),
+    _simple(c.Overdue, st.integers(1, 3)),
+    _simple(c.CountWaiting, tenants),
     _simple(c.Recall, request_ids, tenants),
     _simple(c.Attach, request_ids, tenants, routes, payloads, routes),
     _simple(
@@ -221,6 +248,8 @@ def _everything(side: Side) -> list[Any]:
         *(side.ask(c.Fetch(id_of(number))) for number in range(3)),
         *(side.ask(c.Owned(sid_of(number))) for number in range(4)),
         *(side.ask(c.ReadCheckpoints(sid_of(number), shard)) for number in range(4) for shard in (0, 1)),
+        *(side.ask(c.CountWaiting(tenant)) for tenant in ("one", "two")),
+        side.ask(c.Overdue(10)),
         side.ask(c.ListWorkers()),
         side.ask(c.ListSessions()),
         side.ask(c.ListWorkers()),

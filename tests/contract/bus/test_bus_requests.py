@@ -72,15 +72,6 @@ def test_submit_of_an_ended_request_finds_its_end(flow: Flow) -> None:
     assert flow.connection.call(Length(flow.bus.keys.prompts)) == 0
 
 
-def test_submit_is_refused_when_too_many_wait_for_tokens_or_a_scheduler(flow: Flow) -> None:
-    flow.ready()
-    flow.submitted()
-    assert flow.connection.call(submit(id_of(100), max_waiting=2)) is SubmitOutcome.OVERLOADED
-    assert flow.connection.call(Fetch(id_of(100))) is None
-    assert flow.connection.call(submit(id_of(100), max_waiting=3)) is SubmitOutcome.CREATED
-    assert flow.connection.call(submit(id_of(100), max_waiting=1)) is SubmitOutcome.EXISTS
-
-
 def test_fetch_of_an_unknown_request_finds_nothing(flow: Flow) -> None:
     assert flow.connection.call(Fetch(id_of(1))) is None
 

@@ -27,9 +27,9 @@ from scheduler_svc.wire import (
     decode_worker_info,
     encode_plan,
     encode_rows,
-    failure_rows,
     num_samples,
     read_histories,
+    unstarted_rows,
 )
 from worker_svc.core.interface import Limits
 from worker_svc.wire import decode_plan, encode_failure, encode_result, worker_info
@@ -342,7 +342,7 @@ def test_a_history_is_the_one_coherent_chain_in_the_log() -> None:
 
 def test_a_damaged_request_ends_with_one_row_for_each_sample() -> None:
     error = RequestError(ErrorCode.INTERNAL, "damaged")
-    rows = failure_rows(b"r" * 16, 3, error)
+    rows = unstarted_rows(b"r" * 16, 3, error)
     assert rows.sequences.tolist() == [0, 1, 2]
     assert rows.errors == dict.fromkeys(range(3), error)
     same(decode_rows(encode_rows(rows, SESSION, b"", 0, 0)), rows)
