@@ -44,7 +44,7 @@ from servicekit.bus.calls import (
 )
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
-from servicekit.session import Session, Stopped
+from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
 
 READ_COUNT = 64  # entries of each stream in one read
@@ -273,7 +273,7 @@ class DetokenizerService:
 
     def _keep(self, session: Session) -> None:
         """Renews, confirms what is held, shortens its logs, and moves towards the fair share."""
-        self._keep_at_s = time.monotonic() + self._ttl_ms / 4000
+        self._keep_at_s = time.monotonic() + self._ttl_ms / 1000 / RENEWALS
         held = list(self._shards)
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]

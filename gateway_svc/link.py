@@ -9,6 +9,7 @@ import structlog
 
 from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
+from servicekit.session import RENEWALS
 
 R = TypeVar("R")
 
@@ -108,7 +109,7 @@ class Link:
         """Renews the session for ever, and gets it back when it was lost."""
         while True:
             try:
-                async with asyncio.timeout(self._ttl_ms / 3000):
+                async with asyncio.timeout(self._ttl_ms / 1000 / RENEWALS):
                     await self._lost.wait()
             except TimeoutError:
                 if not await self._renew(status()):

@@ -9,9 +9,12 @@ import structlog
 
 from servicekit.bus import Bus, BusUnavailable, Connection
 from servicekit.bus.calls import Hello, Leave, Renew, Revalidate, SessionKind
+from servicekit.keeper import Keeper
 
 _log = structlog.get_logger(__name__)
 
+RENEWALS = 6  # in the time of a lease: all but the last may come late
+PATIENCE_S = 10.0  # for which a busy loop keeps its session
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -40,6 +43,7 @@ class Session:
         address: str = "",
         ttl_ms: int = 5000,
         stop: threading.Event | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Nothing is connected yet.
 
@@ -50,6 +54,7 @@ class Session:
             address: host:port of its gRPC server, empty if none.
             ttl_ms: how long others wait after the last renewal before they take over.
             stop: ends every wait for the bus.
+            patience_s: for how long a thread keeps the session while nobody calls `tick`.
         """
         self._bus = bus
         self._kind = kind
@@ -59,7 +64,10 @@ class Session:
         self._stop = stop or threading.Event()
         self._sid = secrets.token_bytes(16)
         self._connection: Connection | None = None
+        self._patience_s = patience_s
+        self._keeper: Keeper | None = None
         self._renew_at_s = 0.0
+        self._ticked_s = 0.0  # when `tick` was last called
         self._is_known = False  # whether the pool has ever greeted this session
         self._is_lost = False  # what the next `Recovery` says
         self._is_new_run = False
@@ -90,17 +98,21 @@ class Session:
             Stopped: the stop event was set meanwhile.
         """
         self._reach(stop or self._stop)
+        if self._ttl_ms > 0:
+            self._ticked_s = time.monotonic()
+            self._keeper = Keeper(self._bus, self._name, self._ttl_ms / 1000 / RENEWALS, self._late_renewal)
 
     def tick(self, now_s: float, status: bytes = b"") -> Renew | None:
-        """The renewal to send now, if half of the TTL went by since the last one. If it answers False: `recover`.
+        """The renewal to send now, if a part of the TTL went by since the last one. If it answers False: `recover`.
 
         Args:
             now_s: a clock that never goes back, in seconds; always the same one.
             status: penstock.v1.ServiceStatus; empty keeps the last.
         """
+        self._ticked_s = time.monotonic()
         if now_s < self._renew_at_s:
             return None
-        self._renew_at_s = now_s + self._ttl_ms / 2000
+        self._renew_at_s = now_s + self._ttl_ms / 1000 / RENEWALS
         return Renew(self._sid, self._ttl_ms, status)
 
     def recover(self) -> Recovery:
@@ -139,6 +151,9 @@ class Session:
 
     def leave(self) -> None:
         """Ends the session in order and closes the connection. A bus that is away learns it when the lease runs out."""
+        if self._keeper is not None:
+            self._keeper.stop()
+            self._keeper = None
         if self._connection is None:
             return
         try:
@@ -147,6 +162,12 @@ class Session:
             _log.warning("left_without_bus", reason=str(error))
         self._connection.close()
         self._connection = None
+
+    def _late_renewal(self) -> Renew | None:
+        """For the keeper: what the loop has missed, unless it is too late to believe in it."""
+        late_s = time.monotonic() - self._ticked_s
+        is_late = 2 * self._ttl_ms / 1000 / RENEWALS < late_s < self._patience_s
+        return Renew(self._sid, self._ttl_ms) if is_late else None
 
     def _greet(self, connection: Connection) -> None:
         """Says hello until the session is active. May be broken off anywhere and begun again."""

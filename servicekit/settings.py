@@ -57,7 +57,7 @@ class ServiceSettings:
         default="auto", metadata={"help": "JSON lines or readable ones; auto: readable on a terminal"}
     )
     session_ttl_s: Annotated[float, msgspec.Meta(ge=0.5, le=600)] = field(
-        default=3.0, metadata={"help": "seconds without renewal after which others take over what this process held"}
+        default=1.5, metadata={"help": "seconds without renewal after which others take over what this process held"}
     )
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
         default=30.0, metadata={"help": "seconds that SIGTERM leaves for what is in flight"}

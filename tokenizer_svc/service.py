@@ -31,7 +31,7 @@ from servicekit.bus.calls import (
 )
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
-from servicekit.session import Session, Stopped
+from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
@@ -44,7 +44,7 @@ READ_BLOCK_MS = 250
 BUSY_BLOCK_MS = 2  # while threads work on long prompts, whose outcomes the loop sends
 MAX_LONG_PROMPTS = 128  # in threads or waiting for one; beyond it hints are left to other tokenizers
 FULL_PAUSE_S = 0.1
-SURVEY_S = 0.5  # between two looks for tokenizers that died with hints in hand
+SURVEY_S = 0.25  # between two looks for tokenizers that died with hints in hand
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -219,7 +219,7 @@ class TokenizerService:
         now_s = time.monotonic()
         if now_s < self._renew_at_s:
             return None
-        self._renew_at_s = now_s + self._settings.session_ttl_s / 4
+        self._renew_at_s = now_s + self._settings.session_ttl_s / RENEWALS
         return session.tick(now_s, self.status().SerializeToString())
 
     def _jobs(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:

@@ -34,6 +34,7 @@ _log = structlog.get_logger(__name__)
 
 _BLOCK_MS = 100  # how long a read waits for plans: the worker notices a failure or a signal that much later
 _STEP_STALLED_NS = 120 * 10**9  # a step that takes longer is no progress
+_LAUNCH_PATIENCE_S = 120.0  # a launch may have to compile kernels first
 _FAILED_GRACE_S = 2.0  # for results that are done when something else failed
 _STATUS_INTERVAL_NS = 250_000_000
 _POSITION_BYTES = 64  # of an entry id, padded
@@ -245,6 +246,7 @@ class WorkerService:
             address=reachable_address(address) if has_port else "",
             ttl_ms=round(settings.session_ttl_s * 1000),
             stop=stop.draining,
+            patience_s=_LAUNCH_PATIENCE_S,
         )
 
     def _register(self, session: Session) -> None:

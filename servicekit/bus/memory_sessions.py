@@ -25,6 +25,7 @@ class _Session:
     address: str
     ttl_ms: int
     until_ms: int
+    heard_ms: int
     state: _SessionState = _SessionState.ACTIVE
     status: bytes = b""
 
@@ -106,35 +107,36 @@ class MemorySessions:
         if existing is None:
             if call.create:
                 self._sessions[bytes(call.sid)] = _Session(
-                    call.kind, call.name, call.address, call.ttl_ms, now_ms + call.ttl_ms
+                    call.kind, call.name, call.address, call.ttl_ms, now_ms + call.ttl_ms, now_ms
                 )
             return c.Greeting(is_new_run, active=call.create)
         if existing.state is not _SessionState.ACTIVE:
             return c.Greeting(is_new_run, active=False)
         existing.name, existing.address, existing.ttl_ms = call.name, call.address, call.ttl_ms
-        existing.until_ms = now_ms + call.ttl_ms
+        existing.until_ms, existing.heard_ms = now_ms + call.ttl_ms, now_ms
         return c.Greeting(is_new_run, active=True)
 
     def _revalidate(self, call: c.Revalidate) -> bool:
         session = self._sessions.get(call.sid)
         if session is None or session.state is _SessionState.LEFT:
             return False
-        session.state = _SessionState.ACTIVE
-        session.until_ms = self._now_ms() + call.ttl_ms
+        session.state, session.heard_ms = _SessionState.ACTIVE, self._now_ms()
+        session.until_ms = session.heard_ms + call.ttl_ms
         return True
 
     def _renew(self, call: c.Renew) -> bool:
         if not self.is_active(call.sid):
             return False
         session = self._sessions[call.sid]
-        session.until_ms = self._now_ms() + call.ttl_ms
+        session.heard_ms = self._now_ms()
+        session.until_ms = session.heard_ms + call.ttl_ms
         session.status = bytes(call.status) or session.status
         return True
 
     def _leave(self, call: c.Leave) -> None:
         if session := self._sessions.get(call.sid):
-            session.state = _SessionState.LEFT
-            session.until_ms = min(session.until_ms, self._now_ms())
+            session.state, session.heard_ms = _SessionState.LEFT, self._now_ms()
+            session.until_ms = min(session.until_ms, session.heard_ms)
             self._free(call.sid)
 
     def _list_sessions(self, _: c.ListSessions) -> list[c.SessionInfo]:
@@ -147,8 +149,6 @@ class MemorySessions:
                 self._streams.drop(self._keys.text(sid))
                 continue
             alive = self._lives(sid)
-            has_left = session.state is _SessionState.LEFT
-            heard_ms = session.until_ms if has_left else session.until_ms - session.ttl_ms
             listed.append(
                 c.SessionInfo(
                     sid,
@@ -158,8 +158,8 @@ class MemorySessions:
                     alive,
                     num_owned,
                     session.status,
-                    has_left,
-                    max(0, now_ms - heard_ms),
+                    session.state is _SessionState.LEFT,
+                    now_ms - session.heard_ms,
                 )
             )
         for name, worker in list(self._workers.items()):

@@ -66,7 +66,8 @@ local function hello(keys, args)
     redis.call('HSET', key, 'state', state, 'kind', kind)
   end
   if state == 'active' then
-    redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl))
+    redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl),
+      'heard', whole(now))
   end
   return { is_new_run and 1 or 0, state == 'active' and 1 or 0 }
 end
@@ -77,7 +78,8 @@ local function revalidate(keys, args)
   if not state or state == 'left' then
     return 0
   end
-  redis.call('HSET', key, 'state', 'active', 'until', whole(now_ms() + ttl))
+  local now = now_ms()
+  redis.call('HSET', key, 'state', 'active', 'until', whole(now + ttl), 'heard', whole(now))
   return 1
 end
 
@@ -86,7 +88,8 @@ local function renew(keys, args)
   if not is_active(prefix, sid) then
     return 0
   end
-  redis.call('HSET', prefix .. 'sess:' .. sid, 'until', whole(now_ms() + ttl))
+  local now = now_ms()
+  redis.call('HSET', prefix .. 'sess:' .. sid, 'until', whole(now + ttl), 'heard', whole(now))
   if status ~= '' then
     redis.call('HSET', prefix .. 'sess:' .. sid, 'status', status)
   end
@@ -98,7 +101,8 @@ local function leave(keys, args)
   local key = prefix .. 'sess:' .. sid
   local deadline = redis.call('HGET', key, 'until')
   if deadline then
-    redis.call('HSET', key, 'state', 'left', 'until', whole(math.min(tonumber(deadline), now_ms())))
+    local now = now_ms()
+    redis.call('HSET', key, 'state', 'left', 'until', whole(math.min(tonumber(deadline), now)), 'heard', whole(now))
     free(prefix, sid)
   end
   return 1
@@ -108,7 +112,7 @@ local function list_sessions(keys)
   local prefix, now, listed = keys[1], now_ms(), {}
   for _, sid in ipairs(sorted_members(prefix .. 'sessions')) do
     local key = prefix .. 'sess:' .. sid
-    local session = redis.call('HMGET', key, 'kind', 'name', 'address', 'status', 'state', 'until', 'ttl')
+    local session = redis.call('HMGET', key, 'kind', 'name', 'address', 'status', 'state', 'until', 'heard')
     local num_owned = redis.call('SCARD', prefix .. 'own:' .. sid)
     local deadline = tonumber(session[6])
     if num_owned == 0 and deadline <= now - FORGET_MS then
@@ -116,10 +120,8 @@ local function list_sessions(keys)
       redis.call('DEL', prefix .. 'text:' .. sid)
     else
       local alive = session[5] == 'active' and deadline > now
-      local has_left = session[5] == 'left'
-      local heard = has_left and deadline or deadline - tonumber(session[7])
       listed[#listed + 1] = { sid, session[1], session[2], session[3], alive and 1 or 0, num_owned, session[4] or '',
-        has_left and 1 or 0, math.max(0, now - heard) }
+        session[5] == 'left' and 1 or 0, now - (session[7] or now) }
     end
   end
   for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,7 +28,7 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Take,
 )
-from servicekit.session import Recovery, Session, Stopped
+from servicekit.session import PATIENCE_S, Recovery, Session, Stopped
 
 
 class Outage(Protocol):
@@ -174,16 +175,32 @@ def test_a_session_that_was_taken_over_begins_anew(outage: Outage) -> None:
     flow.connection.close()
 
 
-def test_a_session_renews_at_half_its_time(outage: Outage) -> None:
-    session = Session(outage.bus, SessionKind.WORKER, "w", ttl_ms=4000)
+def test_a_session_renews_six_times_before_its_lease_ends(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.WORKER, "w", ttl_ms=3000)
     session.connect()
-    renewals = [session.tick(now_s, b"status") for now_s in (100.0, 101.9, 102.0, 103.9, 104.5)]
-    renew = Renew(session.sid, 4000, b"status")
+    renewals = [session.tick(now_s, b"status") for now_s in (100.0, 100.4, 101.0, 101.1, 101.5)]
+    renew = Renew(session.sid, 3000, b"status")
     assert renewals == [renew, None, renew, None, renew]
     assert session.connection.call(renew)
     session.leave()
     with pytest.raises(BusUnavailable):
         session.connection.call(renew)
+
+
+@pytest.mark.parametrize(("patience_s", "lives"), [(PATIENCE_S, True), (0.0, False)], ids=["busy", "stuck"])
+def test_a_session_outlives_a_busy_loop_but_not_a_stuck_one(outage: Outage, patience_s: float, lives: bool) -> None:
+    session = Session(outage.bus, SessionKind.WORKER, "w", ttl_ms=300, patience_s=patience_s)
+    session.connect()
+    connection = outage.bus.connect()
+    began_s = time.monotonic()
+    alive = True
+    while alive and time.monotonic() - began_s < (1.5 if lives else 30.0):  # several leases, without a tick
+        (listed,) = connection.call(ListSessions())
+        alive = listed.alive
+        time.sleep(0.02)
+    assert alive == lives
+    session.leave()
+    connection.close()
 
 
 def test_a_session_that_leaves_is_dead_at_once(outage: Outage) -> None:
