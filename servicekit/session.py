@@ -44,6 +44,7 @@ class Session:
         ttl_ms: int = 5000,
         stop: threading.Event | None = None,
         patience_s: float = PATIENCE_S,
+        survives_restarts: bool = True,
     ) -> None:
         """Nothing is connected yet.
 
@@ -55,6 +56,8 @@ class Session:
             ttl_ms: how long others wait after the last renewal before they take over.
             stop: ends every wait for the bus.
             patience_s: for how long a thread keeps the session while nobody calls `tick`.
+            survives_restarts: whether the session goes on after a restart of the server, which may have lost what it
+                wrote last. If not, it leaves and a new one begins: what it owned is taken and loaded anew.
         """
         self._bus = bus
         self._kind = kind
@@ -62,6 +65,7 @@ class Session:
         self._address = address
         self._ttl_ms = ttl_ms
         self._stop = stop or threading.Event()
+        self._survives_restarts = survives_restarts
         self._sid = secrets.token_bytes(16)
         self._connection: Connection | None = None
         self._patience_s = patience_s
@@ -175,7 +179,9 @@ class Session:
         self._is_new_run |= greeting.new_run
         if not greeting.active:
             self._is_new_run = True
-            if not connection.call(Revalidate(self._sid, self._ttl_ms)):
+            if not self._survives_restarts:
+                connection.call(Leave(self._sid))
+            if not self._survives_restarts or not connection.call(Revalidate(self._sid, self._ttl_ms)):
                 self._sid = secrets.token_bytes(16)
                 self._is_known = False
                 self._is_lost = True

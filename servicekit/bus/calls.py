@@ -12,7 +12,7 @@ long as nobody took what it held. Times that decide anything are the server's; `
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 R = TypeVar("R")
 
@@ -42,6 +42,19 @@ class RequestState(Enum):
     ENDED = "ENDED"  # retired; the result is readable for its TTL
 
 
+class Settling(Enum):
+    """The answer of a call that a pool puts off while it settles; to be asked again.
+
+    After a restart of the server, which may have lost its last writes, requests are given out only when every gateway
+    that lives has said what its clients have, and a second has passed in any case.
+    """
+
+    NOT_YET = "not yet"
+
+
+NOT_YET: Final = Settling.NOT_YET
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One stream entry. `entry_id` is `ms-seq` as the server made it."""
@@ -66,7 +79,10 @@ class Hello(Call[Greeting]):
     """First on every connection of a session: creates or renews it; notices a restarted server.
 
     A new server run suspends every session and drops every shard lease; a suspended session comes back by `Revalidate`.
-    It also gives each session its `ttl_ms` anew: that the server was down is not their fault.
+    It also gives each session its `ttl_ms` anew: that the server was down is not their fault. And the pool settles:
+    `Claim`, `Take` and `Load` answer NOT_YET until a second has passed and no gateway is suspended any more whose time
+    runs. Each hello gives a suspended session its time anew; a gateway that comes back (`create` False) to a pool that
+    settles and was lost with the last writes is suspended like the others, so that it is waited for.
     """
 
     sid: bytes
@@ -157,6 +173,13 @@ class Submit(Call[SubmitOutcome | Overload]):
     """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over.
 
     The request waits, and counts as waiting, until a `Commit` says that it got its first slot or it ends.
+
+    With a witness it confirms, after a restart of the server, a request that was accepted before; no bound refuses it.
+    If the request is there, only what the witness adds to the one stored changes, per sequence: an older one shortens
+    nothing, one of another history is not taken. Its hint is written again (PROMPT: `prompts`, READY: `requests`); a
+    request that has ended stays so. The first gateway that confirms a request in a server run gets its route, since an
+    attachment may be among the writes that were lost; one that comes later, or after an `Attach`, does not: it may have
+    slept while its client went elsewhere.
     """
 
     request_id: bytes
@@ -170,6 +193,7 @@ class Submit(Call[SubmitOutcome | Overload]):
     num_tokens: int = 0  # of its prompt, as far as can be said before it is tokenized
     deadline_ns: int = 0  # Unix time by the server's clock, after which it is `Overdue`; 0: none
     bounds: Bounds = Bounds()
+    witness: tuple[bytes, ...] = ()  # per sequence: u32 little-endian per token that its client has; (): a new request
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +211,7 @@ class StoredRequest:
     owner: bytes | None
     cancel_reason: int  # CancelReason; 0: not cancelled
     strikes: int  # workers that died while they computed it, see `Strike`
+    witness: tuple[bytes, ...] = ()  # as in `Submit`; (): none was needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +306,7 @@ class Reject(Call[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Call[list[StoredRequest] | None]):
+class Claim(Call[list[StoredRequest] | Settling | None]):
     """Takes up to `count` requests from the head of `requests`: READY → RUNNING, owned by `sid`, in `shard`.
 
     Each is opened in the log of its shard in the same moment. Entries that lead nowhere are deleted, those that hold
@@ -294,7 +319,7 @@ class Claim(Call[list[StoredRequest] | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Take(Call[list[bytes] | None]):
+class Take(Call[list[bytes] | Settling | None]):
     """Takes over everything of `dead` once its lease ran out or it left: requests and workers (freed).
 
     The answer is the ids of the requests moved; None: `sid` is fenced, or `dead` lives.
@@ -336,7 +361,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Load(Call[Loaded | None]):
+class Load(Call[Loaded | Settling | None]):
     """Reads requests that `sid` owns, after `Take`, with what was logged. Others are left out. None: fenced."""
 
     sid: bytes

@@ -14,6 +14,9 @@ Command = tuple[bytes | str | int, ...]
 Reply = Any  # bytes, int, None or a list of replies
 
 
+_NOT_YET = 0  # instead of a list
+
+
 def pack(command: Command) -> bytes:
     """One command as it is sent."""
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
@@ -33,7 +36,7 @@ def _ids(reply: Reply) -> list[bytes] | None:
 
 
 def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes = reply
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, witness = reply
     return c.StoredRequest(
         request_id,
         tenant.decode(),
@@ -46,6 +49,7 @@ def _stored(reply: Reply) -> c.StoredRequest:
         None if owner is None else bytes.fromhex(owner.decode()),
         int(cancel),
         int(strikes),
+        tuple(witness),
     )
 
 
@@ -68,11 +72,19 @@ def _optional_stored(reply: Reply) -> c.StoredRequest | None:
     return _stored(reply) if reply else None
 
 
-def _claimed(reply: Reply) -> list[c.StoredRequest] | None:
+def _claimed(reply: Reply) -> list[c.StoredRequest] | c.Settling | None:
+    if reply == _NOT_YET:
+        return c.NOT_YET
     return None if reply is None else [_stored(request) for request in reply]
 
 
-def _loaded(reply: Reply) -> c.Loaded | None:
+def _taken(reply: Reply) -> list[bytes] | c.Settling | None:
+    return c.NOT_YET if reply == _NOT_YET else _ids(reply)
+
+
+def _loaded(reply: Reply) -> c.Loaded | c.Settling | None:
+    if reply == _NOT_YET:
+        return c.NOT_YET
     if reply is None:
         return None
     requests, logs, checkpoints = reply
@@ -220,7 +232,7 @@ class Commands:
         add(c.Overdue, "overdue", lambda q: (q.count,), _all_stored)
         add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), _waiting)
         add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
-        add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _ids)
+        add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _taken)
         add(c.Strike, "strike", lambda q: (q.sid.hex(), q.incarnation.hex(), *q.request_ids), bool)
         add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
@@ -292,6 +304,7 @@ def _submit(call: c.Submit) -> Command:
         *(call.request_id, call.tenant, call.header, call.body, call.digest, call.route, call.sent_ns, call.reply),
         *(call.num_tokens, call.deadline_ns // 1_000_000),
         *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
+        *call.witness,
     )
 
 

@@ -32,6 +32,7 @@ CANCELS_CAP = 4096
 TEXT_CAP = 4096
 ATTACH_CAP = 1024
 DEAD_CAP = 1024
+SETTLE_MS = 1000  # how long a pool waits at least, after its server was restarted, for gateways to come back
 MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
 
 
@@ -69,6 +70,11 @@ class Keys:
     def run(self) -> bytes:
         """String: the server run id last seen."""
         return self.key("run")
+
+    @property
+    def settle(self) -> bytes:
+        """String, while the pool settles after a restart of the server: until when at least, Unix milliseconds."""
+        return self.key("settle")
 
     @property
     def sessions(self) -> bytes:

@@ -34,6 +34,16 @@ class _Request:
     strikes: int = 0
     striker: bytes = b""  # incarnation of the last strike
     checkpoint: bytes | None = None
+    witness: tuple[bytes, ...] = ()
+    routed: str = ""  # the server run in which `route` was set
+
+    def keep_witness(self, given: tuple[bytes, ...]) -> None:
+        """Takes over what extends the tokens that are known of a sequence, and nothing else."""
+        num_sequences = max(len(self.witness), len(given))
+        known, told = (each + (b"",) * (num_sequences - len(each)) for each in (self.witness, given))
+        merged = tuple(new if new.startswith(old) else old for old, new in zip(known, told, strict=True))
+        if merged != known:
+            self.witness = tuple(map(bytes, merged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +109,16 @@ class MemoryPool:
 
     def _submit(self, call: c.Submit) -> c.SubmitOutcome | c.Overload:
         if known := self._requests.get(call.request_id):
-            same = known.tenant == call.tenant and known.digest == call.digest
-            return c.SubmitOutcome.EXISTS if same else c.SubmitOutcome.CONFLICT
-        if refused := self._waiting.refusal(call.tenant, call.num_tokens, call.bounds):
+            if known.tenant != call.tenant or known.digest != call.digest:
+                return c.SubmitOutcome.CONFLICT
+            if call.witness:
+                self._confirm(call, known)
+            return c.SubmitOutcome.EXISTS
+        if not call.witness and (refused := self._waiting.refusal(call.tenant, call.num_tokens, call.bounds)):
             return refused
         mark = self._marks.pop(call.request_id, None)
         reason = mark.reason if mark and mark.tenant in (None, call.tenant) else 0
-        self._requests[bytes(call.request_id)] = _Request(
+        request = self._requests[bytes(call.request_id)] = _Request(
             call.tenant,
             bytes(call.header),
             bytes(call.body),
@@ -116,9 +129,21 @@ class MemoryPool:
         )
         due_ms = AT_ONCE if reason else call.deadline_ns // 1_000_000
         self._waiting.begin(bytes(call.request_id), call.tenant, call.num_tokens, due_ms)
-        hint = {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns}
-        self._streams.add(self._keys.prompts, hint | {k.HEADER: call.header, k.BODY: call.body})
+        request.routed = self._sessions.run_seen
+        request.keep_witness(call.witness)
+        self._hint_prompt(call.request_id, request, call.sent_ns)
         return c.SubmitOutcome.CREATED
+
+    def _confirm(self, call: c.Submit, request: _Request) -> None:
+        if request.state is c.RequestState.ENDED:
+            return
+        request.keep_witness(call.witness)
+        if request.routed != self._sessions.run_seen:
+            request.route, request.routed = bytes(call.route), self._sessions.run_seen
+        if request.state is c.RequestState.PROMPT:
+            self._hint_prompt(call.request_id, request, call.sent_ns)
+        elif request.state is c.RequestState.READY:
+            self._hint_request(call.request_id, call.sent_ns)
 
     def _fetch(self, call: c.Fetch) -> c.StoredRequest | None:
         request = self._requests.get(call.request_id)
@@ -131,7 +156,7 @@ class MemoryPool:
             return False
         request.state, request.meta = c.RequestState.READY, bytes(call.meta)
         self._waiting.set_tokens(call.request_id, call.num_tokens)
-        self._streams.add(self._keys.requests, {k.REQUEST: call.request_id, k.SENT_NS: b"%d" % call.sent_ns})
+        self._hint_request(call.request_id, call.sent_ns)
         return True
 
     def _reject(self, call: c.Reject) -> bool:
@@ -147,9 +172,11 @@ class MemoryPool:
     def _overdue(self, call: c.Overdue) -> list[c.StoredRequest]:
         return [self._stored(each, self._requests[each]) for each in self._waiting.overdue(call.count)]
 
-    def _claim(self, call: c.Claim) -> list[c.StoredRequest] | None:
+    def _claim(self, call: c.Claim) -> list[c.StoredRequest] | c.Settling | None:
         if not self._sessions.is_active(call.sid):
             return None
+        if not self._sessions.settle():
+            return c.NOT_YET
         waiting = self._streams.get(self._keys.requests)
         claimed: list[c.StoredRequest] = []
         while len(claimed) < call.count and (head := waiting.read(b"0-0", call.count - len(claimed))):
@@ -168,9 +195,11 @@ class MemoryPool:
                 claimed.append(self._stored(request_id, request))
         return claimed
 
-    def _take(self, call: c.Take) -> list[bytes] | None:
+    def _take(self, call: c.Take) -> list[bytes] | c.Settling | None:
         if call.sid == call.dead or not self._sessions.is_active(call.sid):
             return None
+        if not self._sessions.settle():
+            return c.NOT_YET
         if not self._sessions.remove_expired(call.dead):
             return None
         moved = self._owned_by(call.dead)
@@ -191,9 +220,11 @@ class MemoryPool:
     def _owned(self, call: c.Owned) -> list[bytes] | None:
         return self._owned_by(call.sid) if self._sessions.is_active(call.sid) else None
 
-    def _load(self, call: c.Load) -> c.Loaded | None:
+    def _load(self, call: c.Load) -> c.Loaded | c.Settling | None:
         if not self._sessions.is_active(call.sid):
             return None
+        if not self._sessions.is_settled():
+            return c.NOT_YET
         loaded = c.Loaded([], {})
         for request_id in call.request_ids:
             request = self._requests.get(request_id)
@@ -224,6 +255,7 @@ class MemoryPool:
             return False
         request.state, request.owner, request.checkpoint = c.RequestState.ENDED, None, None
         request.header = request.body = request.meta = b""
+        request.witness = ()
         request_id = bytes(call.request_id)
         self._waiting.end(request_id, has_started=False)
         self._results[request_id] = bytes(call.result)
@@ -247,7 +279,7 @@ class MemoryPool:
         before = request.route
         if call.held and before not in (call.held, call.route):
             return c.Attachment(known=True, state=request.state, is_elsewhere=True)
-        request.route = bytes(call.route)
+        request.route, request.routed = bytes(call.route), self._sessions.run_seen
         if before != call.route and self._sessions.is_active(before):
             self._streams.add(self._keys.text(before), {k.REQUEST: call.request_id}, k.TEXT_CAP)
         if request.shard is not None:
@@ -327,7 +359,15 @@ class MemoryPool:
             request.owner,
             request.cancel_reason,
             request.strikes,
+            request.witness,
         )
+
+    def _hint_prompt(self, request_id: bytes, request: _Request, sent_ns: int) -> None:
+        hint = {k.REQUEST: request_id, k.SENT_NS: b"%d" % sent_ns, k.HEADER: request.header, k.BODY: request.body}
+        self._streams.add(self._keys.prompts, hint)
+
+    def _hint_request(self, request_id: bytes, sent_ns: int) -> None:
+        self._streams.add(self._keys.requests, {k.REQUEST: request_id, k.SENT_NS: b"%d" % sent_ns})
 
     def _bury(self, stream: bytes, fields: dict[bytes, bytes]) -> None:
         kept = dict(list(fields.items())[: k.MAX_DEAD_FIELDS])

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from servicekit.bus import calls as c
-from servicekit.bus.keys import Keys
+from servicekit.bus.keys import SETTLE_MS, Keys
 from servicekit.bus.memory_streams import MemoryStreams
 
 FORGET_MS = 60_000  # how long a dead session is shown
@@ -51,7 +51,8 @@ class MemorySessions:
         self._now_ms = now_ms
         self._num_owned = num_owned
         self._run_id = run
-        self._run_seen: str | None = None
+        self.run_seen = ""  # by the last hello
+        self._settle_ms: int | None = None  # while the pool settles: until when at least
         self._sessions: dict[bytes, _Session] = {}
         self._workers: dict[str, _Worker] = {}
         self._leases: dict[int, bytes] = {}  # shard → session
@@ -84,6 +85,25 @@ class MemorySessions:
         """Whether an active session holds a shard."""
         return self.is_active(sid) and self._leases.get(shard) == sid
 
+    def is_settled(self) -> bool:
+        """Whether every gateway has come back since the server's last restart, or stayed away for too long."""
+        if self._settle_ms is None:
+            return True
+        now_ms = self._now_ms()
+        return self._settle_ms <= now_ms and not any(
+            session.kind is c.SessionKind.GATEWAY
+            and session.state is _SessionState.SUSPENDED
+            and session.until_ms > now_ms
+            for session in self._sessions.values()
+        )
+
+    def settle(self) -> bool:
+        """The same, remembered: a pool that has settled stays so until the server's next run."""
+        settled = self.is_settled()
+        if settled:
+            self._settle_ms = None
+        return settled
+
     def remove_expired(self, sid: bytes) -> bool:
         """Removes a session and frees what it held, unless its lease still runs. False: it runs."""
         session = self._sessions.get(sid)
@@ -95,26 +115,32 @@ class MemorySessions:
 
     def _hello(self, call: c.Hello) -> c.Greeting:
         now_ms = self._now_ms()
-        is_new_run = self._run_seen not in (None, self._run_id)
-        self._run_seen = self._run_id
+        is_new_run = self.run_seen not in ("", self._run_id)
+        self.run_seen = self._run_id
         if is_new_run:
+            self._settle_ms = now_ms + SETTLE_MS
             self._leases.clear()
             for session in self._sessions.values():
                 if session.state is not _SessionState.LEFT:
                     session.state = _SessionState.SUSPENDED
                     session.until_ms = max(session.until_ms, now_ms + session.ttl_ms)
-        existing = self._sessions.get(call.sid)
-        if existing is None:
-            if call.create:
-                self._sessions[bytes(call.sid)] = _Session(
-                    call.kind, call.name, call.address, call.ttl_ms, now_ms + call.ttl_ms, now_ms
-                )
-            return c.Greeting(is_new_run, active=call.create)
-        if existing.state is not _SessionState.ACTIVE:
-            return c.Greeting(is_new_run, active=False)
-        existing.name, existing.address, existing.ttl_ms = call.name, call.address, call.ttl_ms
-        existing.until_ms, existing.heard_ms = now_ms + call.ttl_ms, now_ms
-        return c.Greeting(is_new_run, active=True)
+        if call.sid not in self._sessions:
+            state = self._state_of_new(call)
+            if state is None:
+                return c.Greeting(is_new_run, active=False)
+            self._sessions[bytes(call.sid)] = _Session(call.kind, call.name, call.address, call.ttl_ms, 0, 0, state)
+        session = self._sessions[call.sid]
+        if session.state is not _SessionState.LEFT:
+            session.name, session.address, session.ttl_ms = call.name, call.address, call.ttl_ms
+            session.until_ms, session.heard_ms = now_ms + call.ttl_ms, now_ms
+        return c.Greeting(is_new_run, active=session.state is _SessionState.ACTIVE)
+
+    def _state_of_new(self, call: c.Hello) -> _SessionState | None:
+        if call.create:
+            return _SessionState.ACTIVE
+        # Of a gateway that was lost with the last writes: it has clients, so it is waited for.
+        is_waited_for = call.kind is c.SessionKind.GATEWAY and self._settle_ms is not None
+        return _SessionState.SUSPENDED if is_waited_for else None
 
     def _revalidate(self, call: c.Revalidate) -> bool:
         session = self._sessions.get(call.sid)

@@ -1,6 +1,7 @@
 -- A request's way: PROMPT, READY, RUNNING, ENDED, and what is asked about it.
 
 local MARK_TTL_S = '60' -- how long a cancel waits for its request
+local NOT_YET = 0 -- instead of a list: the server was restarted, and the pool waits for its gateways
 local MEMORY_SHARE = 0.8 -- of maxmemory; submit refuses above it
 
 local function is_short_of_memory()
@@ -25,8 +26,10 @@ end
 
 local function stored(key, id)
   local request =
-    redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes')
+    redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes',
+      'witness')
   table.insert(request, 1, id)
+  request[12] = request[12] and cmsgpack.unpack(request[12]) or {}
   return request
 end
 
@@ -48,19 +51,75 @@ local function open(prefix, key, id, shard)
     '@HEADER@', request[2], '@BODY@', request[3], '@META@', request[4] or '')
 end
 
+local function hint_prompt(prefix, id, sent_ns, header, body)
+  -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
+  redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
+    '@BODY@', body)
+end
+
+local function hint_request(prefix, id, sent_ns)
+  redis.call('XADD', prefix .. 'requests', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
+end
+
+-- What clients have of each sequence; one that extends what is known of a sequence replaces it, no other does.
+local function keep_witness(key, witness)
+  local known = redis.call('HGET', key, 'witness')
+  local sequences = known and cmsgpack.unpack(known) or {}
+  local has_grown = false
+  for i, tokens in ipairs(witness) do
+    local before = sequences[i] or ''
+    if #tokens > #before and string.sub(tokens, 1, #before) == before then
+      has_grown = true
+    else
+      tokens = before
+    end
+    sequences[i] = tokens
+  end
+  if has_grown then
+    redis.call('HSET', key, 'witness', cmsgpack.pack(sequences))
+  end
+end
+
+local function confirm(prefix, key, id, route, sent_ns, witness)
+  local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed')
+  if request[1] == 'ENDED' then
+    return
+  end
+  keep_witness(key, witness)
+  local run = present_run(prefix)
+  if request[4] ~= run then
+    redis.call('HSET', key, 'route', route, 'routed', run)
+  end
+  if request[1] == 'PROMPT' then
+    hint_prompt(prefix, id, sent_ns, request[2], request[3])
+  elseif request[1] == 'READY' then
+    hint_request(prefix, id, sent_ns)
+  end
+end
+
+-- Behind the nine fixed arguments the witness, a string of tokens for each sequence; none: the request is new.
 local function submit(keys, args)
-  local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args)
+  local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args, 1, 10)
+  local bounds, witness = { unpack(args, 11, 14) }, { unpack(args, 15) }
   local key = request_key(prefix, id)
   local known = redis.call('HMGET', key, 'digest', 'tenant')
   if known[1] then
-    return (known[1] == digest and known[2] == tenant) and 1 or 2
+    if known[1] ~= digest or known[2] ~= tenant then
+      return 2
+    end
+    if #witness > 0 then
+      confirm(prefix, key, id, route, sent_ns, witness)
+    end
+    return 1
   end
-  local refused = refusal(prefix, tenant, tokens, { unpack(args, 11) })
-  if refused then
-    return refused
-  end
-  if is_short_of_memory() then
-    return 3
+  if #witness == 0 then
+    local refused = refusal(prefix, tenant, tokens, bounds)
+    if refused then
+      return refused
+    end
+    if is_short_of_memory() then
+      return 3
+    end
   end
   local reason = '0'
   local mark_key = prefix .. 'mark:' .. hex(id)
@@ -72,11 +131,10 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'reply', reply, 'route', route, 'cancel', reason, 'strikes', '0')
+    'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0')
   begin_waiting(prefix, key, id, tenant, tokens, reason == '0' and due_ms or AT_ONCE)
-  -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
-  redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
-    '@BODY@', body)
+  keep_witness(key, witness)
+  hint_prompt(prefix, id, sent_ns, header, body)
   return 0
 end
 
@@ -94,7 +152,7 @@ local function tokenized(keys, args)
   end
   redis.call('HSET', key, 'state', 'READY', 'meta', meta)
   set_waiting_tokens(prefix, key, tokens)
-  redis.call('XADD', prefix .. 'requests', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
+  hint_request(prefix, id, sent_ns)
   return 1
 end
 
@@ -140,6 +198,9 @@ local function claim(keys, args)
   if not is_active(prefix, sid) then
     return false
   end
+  if not settle(prefix) then
+    return NOT_YET
+  end
   local stream, wanted, claimed = prefix .. 'requests', tonumber(count), {}
   while #claimed < wanted do
     local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(wanted - #claimed))
@@ -168,6 +229,9 @@ local function take(keys, args)
   local prefix, sid, dead = keys[1], unpack(args)
   if sid == dead or not is_active(prefix, sid) then
     return false
+  end
+  if not settle(prefix) then
+    return NOT_YET
   end
   local deadline = redis.call('HGET', prefix .. 'sess:' .. dead, 'until')
   if deadline then
@@ -211,6 +275,9 @@ local function load(keys, args)
   local prefix, sid = keys[1], args[1]
   if not is_active(prefix, sid) then
     return false
+  end
+  if not is_settled(prefix) then
+    return NOT_YET
   end
   local requests, logs, checkpoints, seen = {}, {}, {}, {}
   for i = 2, #args do
@@ -270,7 +337,7 @@ local function retire(keys, args)
   end
   drop_checkpoint(prefix, id, shard)
   end_waiting(prefix, key, id, false)
-  redis.call('HDEL', key, 'owner', 'header', 'body', 'meta')
+  redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness')
   redis.call('HSET', key, 'state', 'ENDED')
   redis.call('PEXPIRE', key, ttl)
   if route ~= '' then
@@ -302,7 +369,7 @@ local function attach(keys, args)
   if held ~= '' and before ~= held and before ~= route then
     return { request[2], false, 1 }
   end
-  redis.call('HSET', key, 'route', route)
+  redis.call('HSET', key, 'route', route, 'routed', present_run(prefix))
   if before ~= route and is_active(prefix, hex(before)) then
     redis.call('XADD', prefix .. 'text:' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
   end

@@ -46,6 +46,38 @@ local function suspend_all(prefix, now)
   end
 end
 
+local function present_run(prefix)
+  return redis.call('GET', prefix .. 'run') or ''
+end
+
+-- Whether every gateway has come back to a restarted server, or stayed away for longer than its lease.
+local function is_settled(prefix)
+  local earliest = redis.call('GET', prefix .. 'settle')
+  if not earliest then
+    return true
+  end
+  local now = now_ms()
+  if tonumber(earliest) > now then
+    return false
+  end
+  for _, sid in ipairs(redis.call('SMEMBERS', prefix .. 'sessions')) do
+    local session = redis.call('HMGET', prefix .. 'sess:' .. sid, 'kind', 'state', 'until')
+    if session[1] == 'gateway' and session[2] == 'suspended' and tonumber(session[3]) > now then
+      return false
+    end
+  end
+  return true
+end
+
+-- The same, remembered: a pool that has settled stays so until the server's next run.
+local function settle(prefix)
+  local settled = is_settled(prefix)
+  if settled then
+    redis.call('DEL', prefix .. 'settle')
+  end
+  return settled
+end
+
 local function hello(keys, args)
   local prefix, sid, kind, name, address, ttl, create = keys[1], unpack(args)
   local now = now_ms()
@@ -57,15 +89,22 @@ local function hello(keys, args)
   end
   if is_new_run then
     suspend_all(prefix, now)
+    redis.call('SET', prefix .. 'settle', whole(now + @SETTLE_MS@))
   end
   local key = prefix .. 'sess:' .. sid
   local state = redis.call('HGET', key, 'state')
-  if not state and create == '1' then
-    state = 'active'
-    redis.call('SADD', prefix .. 'sessions', sid)
-    redis.call('HSET', key, 'state', state, 'kind', kind)
+  if not state then
+    if create == '1' then
+      state = 'active'
+    elseif kind == 'gateway' and redis.call('EXISTS', prefix .. 'settle') == 1 then
+      state = 'suspended' -- it was lost with the last writes, and has clients: it is waited for
+    end
+    if state then
+      redis.call('SADD', prefix .. 'sessions', sid)
+      redis.call('HSET', key, 'state', state, 'kind', kind)
+    end
   end
-  if state == 'active' then
+  if state == 'active' or state == 'suspended' then
     redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl),
       'heard', whole(now))
   end

@@ -1,12 +1,13 @@
 """Random sequences of calls get the same answers in memory and on a server."""
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from bus_flow import AWKWARD, DEAD_MS, LONG_MS, id_of, sid_of
+from bus_flow import AWKWARD, DEAD_MS, LONG_MS, id_of, seem_restarted, seem_settled, sid_of
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,15 @@ amounts = st.integers(0, 3)
 deadlines_ns = st.sampled_from([0, 0, 10**9, 10**19])  # none, long ago, in centuries
 bounds = st.builds(c.Bounds, amounts, amounts, amounts, amounts)
 started = st.lists(request_ids, max_size=2).map(b"".join)
+witnesses = st.lists(st.sampled_from([b"", b"aaaa", b"aaaabbbb", b"aaaacccc"]), min_size=1, max_size=3).map(tuple)
+
+
+class Restart(c.Call[None]):
+    """The server seems to be another run: the next hello notices it."""
+
+
+class Wait(c.Call[None]):
+    """So much time passes as a pool settles at least."""
 
 
 @dataclass
@@ -39,6 +49,8 @@ class Side:
 
     bus: Bus
     connection: Connection
+    restart: Callable[[], None]
+    wait: Callable[[], None]
     hints: list[bytes] = field(default_factory=list)
     _numbers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
 
@@ -54,6 +66,11 @@ class Side:
     def ask(self, call: c.Call[Any]) -> Any:
         """The answer, with entry ids replaced by numbers in order of their appearance."""
         keys = self.bus.keys
+        match call:
+            case Restart():
+                return self.restart()
+            case Wait():
+                return self.wait()
         answer = self.connection.call(call)
         match call:
             case c.Submit() if isinstance(answer, c.Overload):
@@ -72,7 +89,7 @@ class Side:
                 answer = self._entries(call.stream, answer)
             case c.Read():
                 answer = {stream: self._entries(stream, entries) for stream, entries in answer.items()}
-            case c.Load() if answer:
+            case c.Load() if isinstance(answer, c.Loaded):
                 logs = {shard: self._entries(keys.tokens(shard), log) for shard, log in answer.log.items()}
                 answer = (answer.requests, logs, answer.checkpoints)
         return answer
@@ -110,6 +127,29 @@ def _submit(
         deadline_ns=deadline_ns,
         bounds=bounds,
     )
+
+
+def _memory_side(pool: str) -> Side:
+    passed_ms = 0
+
+    def wait() -> None:
+        nonlocal passed_ms
+        passed_ms += k.SETTLE_MS
+
+    bus = MemoryBus(pool, lambda: time.time_ns() // 1_000_000 + passed_ms)
+    connection = bus.connect()
+
+    def restart() -> None:
+        bus.stop()
+        bus.start()
+        connection.reconnect()
+
+    return Side(bus, connection, restart, wait)
+
+
+def _server_side(url: str, pool: str) -> Side:
+    bus = open_bus(url, pool)
+    return Side(bus, bus.connect(), lambda: seem_restarted(url, bus.keys), lambda: seem_settled(url, bus.keys))
 
 
 def _ready(request_id: bytes) -> Step:
@@ -180,6 +220,13 @@ steps: st.SearchStrategy[Step] = st.one_of(
         deadline_ns=deadlines_ns,
         bounds=bounds,
     ).map(_fixed),
+    st.builds(_submit, request_ids, tenants, st.sampled_from([b"d", b"d", b"e"])).flatmap(
+        lambda submit: witnesses.map(lambda witness: _fixed(replace(submit, witness=witness)))
+    ),
+    st.builds(c.Hello, sids, kinds, st.just("g"), st.just(""), ttls_ms, st.just(value=False)).map(
+        lambda hello: _fixed(Restart(), hello)
+    ),
+    st.just(_fixed(Wait())),
     _simple(c.Fetch, request_ids),
     st.tuples(request_ids, positions, payloads).map(
         lambda v: lambda side: [c.Tokenized(v[0], side.hint(v[1]), v[2], 8, 4)]
@@ -266,7 +313,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 @given(sequence=st.lists(steps, min_size=10, max_size=50))
 def test_memory_and_server_answer_alike(server_url: str, sequence: list[Step]) -> None:
     pool = f"equivalence-{next(_runs)}"
-    sides = [Side(bus, bus.connect()) for bus in (MemoryBus(pool), open_bus(server_url, pool))]
+    sides = [_memory_side(pool), _server_side(server_url, pool)]
     try:
         for number in range(2):
             for side in sides:

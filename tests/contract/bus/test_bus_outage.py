@@ -4,14 +4,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, id_of, submit
 
 from servicekit.bus import Bus, BusUnavailable
 from servicekit.bus.calls import (
+    NOT_YET,
     Append,
+    Call,
     Claim,
     Commit,
     Compact,
@@ -47,6 +49,12 @@ def _restart(outage: Outage, flow: Flow) -> None:
     flow.connection.reconnect()
 
 
+def _once_settled(flow: Flow, call: Call[Any]) -> Any:
+    while (answer := flow.connection.call(call)) is NOT_YET:
+        time.sleep(0.01)
+    return answer
+
+
 def _hello(sid: bytes) -> Hello:
     return Hello(sid, SessionKind.SCHEDULER, "s", "", LONG_MS, create=False)
 
@@ -61,8 +69,7 @@ def test_a_restart_keeps_requests_and_functions(outage: Outage) -> None:
     assert flow.entries(flow.bus.keys.tokens(0)) == log
     assert flow.connection.call(submit(waiting)) is SubmitOutcome.EXISTS
     other = flow.session()
-    claimed = flow.connection.call(Claim(other, 10, 0))
-    assert claimed is not None
+    claimed = _once_settled(flow, Claim(other, 10, 0))
     assert [request.request_id for request in claimed] == [waiting]
     assert flow.connection.execute([Revalidate(sid, LONG_MS), Owned(sid)]) == [True, [running]]
     flow.connection.close()
@@ -89,7 +96,7 @@ def test_a_new_run_drops_shard_leases_and_gives_sessions_their_time_anew(outage:
     _restart(outage, flow)
     flow.connection.call(_hello(other))
     assert flow.connection.call(Revalidate(other, LONG_MS))
-    assert flow.connection.call(Take(other, holder)) is None, "the outage was not its fault"
+    assert _once_settled(flow, Take(other, holder)) is None, "the outage was not its fault"
     assert flow.connection.call(Revalidate(holder, LONG_MS))
     assert not flow.connection.call(Compact(holder, 0, b"0-1")), "its lease is gone, and nobody else has it yet"
     assert flow.connection.call(LeaseShard(other, 0))
@@ -157,6 +164,23 @@ def test_a_session_waits_for_the_bus_and_keeps_what_it_owns(outage: Outage) -> N
     assert session.sid == sid
     assert session.connection.call(Commit(sid, ((0, b"row"),)))
     session.leave()
+
+
+def test_a_session_that_does_not_survive_restarts_leaves_what_it_owns(outage: Outage) -> None:
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS, survives_restarts=False)
+    session.connect()
+    old_sid = session.sid
+    flow = Flow(outage.bus, outage.bus.connect())
+    request_id = flow.running(old_sid)
+    assert session.recover() == Recovery(lost=False, new_run=False)
+    assert session.sid == old_sid
+    _restart(outage, flow)
+    assert session.recover() == Recovery(lost=True, new_run=True)
+    assert session.sid != old_sid
+    assert not flow.connection.call(Commit(old_sid, ((0, b"row"),)))
+    assert _once_settled(flow, Take(session.sid, old_sid)) == [request_id]
+    session.leave()
+    flow.connection.close()
 
 
 def test_a_session_that_was_taken_over_begins_anew(outage: Outage) -> None:
