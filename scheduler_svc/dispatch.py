@@ -33,6 +33,7 @@ from scheduler_svc.wire import (
 )
 from servicekit.bus import keys
 from servicekit.bus.calls import (
+    NOT_YET,
     Append,
     Call,
     Claim,
@@ -49,6 +50,7 @@ from servicekit.bus.calls import (
     Reject,
     Renew,
     SessionInfo,
+    Settling,
     StoredRequest,
     Strike,
     Take,
@@ -60,6 +62,7 @@ _log = structlog.stdlib.get_logger(__name__)
 
 CLAIM_COUNT = 64
 SURVEY_NS = 250_000_000
+ASK_AGAIN_NS = 50_000_000  # a pool that settles
 SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
 HAND_OVER_NS = 5_000_000_000  # without a worker, while another scheduler has one
 MAX_HINTS = 4096
@@ -100,6 +103,7 @@ class Dispatcher:
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
         self._is_claim_due = True
+        self._must_look = False  # for what is owned and was not loaded
         self._survey_ns = self._sweep_ns = self._linked_ns = 0
         self._next_shard = 0
         self._is_draining = False
@@ -147,6 +151,9 @@ class Dispatcher:
             self._survey_ns = now_ns + SURVEY_NS
             workers: list[WorkerEntry] = []
             self.outbox.append(Pending(ListWorkers(), workers.extend))
+            if self._must_look:
+                self._must_look = False
+                self.outbox.append(Pending(Owned(sid), self._found_owned))
             self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
             self.outbox.append(Pending(Overdue(CLAIM_COUNT), self._reject_overdue))
         if now_ns >= self._sweep_ns:
@@ -235,7 +242,10 @@ class Dispatcher:
 
     # Requests.
 
-    def _claimed(self, claimed: list[StoredRequest]) -> None:
+    def _claimed(self, claimed: list[StoredRequest] | Settling) -> None:
+        if claimed is NOT_YET:
+            self._sweep_ns = time.monotonic_ns() + ASK_AGAIN_NS
+            return
         self._is_claim_due = len(claimed) == CLAIM_COUNT
         for request in claimed:
             self._add(request)
@@ -254,14 +264,19 @@ class Dispatcher:
         if unknown:
             self.outbox.append(Pending(Load(self.sid, tuple(unknown)), self._loaded))
 
-    def _taken(self, since_ns: int, request_ids: list[bytes] | None) -> None:
+    def _taken(self, since_ns: int, request_ids: list[bytes] | Settling | None) -> None:
+        if request_ids is NOT_YET:  # the next survey asks again
+            return
         if request_ids:
             self._meters.recoveries.lose("scheduler", since_ns, request_ids)
             _log.info("took requests over", count=len(request_ids))
             self._found_owned(request_ids)
 
-    def _loaded(self, loaded: Loaded) -> None:
+    def _loaded(self, loaded: Loaded | Settling) -> None:
         """Go on with requests that another session began, behind what checkpoints and log hold of them."""
+        if loaded is NOT_YET:
+            self._must_look = True
+            return
         wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
         entries = [entry for log in loaded.log.values() for entry in log]
         logged = [entry.fields[keys.PAYLOAD] for entry in entries if keys.PAYLOAD in entry.fields]

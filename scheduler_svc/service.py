@@ -136,6 +136,7 @@ class SchedulerService:
             address=reachable_address(address) if split_address(address)[1] else "",
             ttl_ms=round(self._settings.session_ttl_s * 1000),
             stop=stop.now,
+            survives_restarts=False,  # what is held may be more than what the server still has
         )
         try:
             self._session.connect(stop.draining)
@@ -195,12 +196,16 @@ class SchedulerService:
             self._session.leave()
 
     def _recover(self) -> None:
-        """The bus was away, or the session is fenced. What was not acknowledged is sent again, which is harmless."""
+        """The bus was away, or the session is fenced. What was not acknowledged is sent again, which is harmless.
+
+        After a restart of the server everything begins anew: it may have lost its last writes, and clients may have
+        more than the log. A sibling or this scheduler takes what the old session owned, and loads log and witness.
+        """
         self._is_connected = False
         recovery = self._session.recover()
         self._is_connected = True
         if recovery.lost:
-            _log.warning("fenced: starting over with a new session")
+            _log.warning("starting over with a new session", server_restarted=recovery.new_run)
             self._begin()
         else:
             self._dispatcher.send_again()

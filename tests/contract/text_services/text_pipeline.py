@@ -145,7 +145,7 @@ class Pool:
         )
         self.connection.call(Tokenized(request_id, b"", meta.SerializeToString(), 0))
         claimed = self.connection.call(Claim(SCHEDULER, 1, shard))
-        assert claimed is not None
+        assert isinstance(claimed, list)
         assert [each.request_id for each in claimed] == [request_id]
         return request_id
 

@@ -269,7 +269,7 @@ class ScriptedPipeline:
             if claimed is None:  # the bus was restarted
                 self.call(Revalidate(self.sid, TTL_MS))
                 self.call(LeaseShard(self.sid, SHARD))
-            for stored in claimed or []:
+            for stored in claimed if isinstance(claimed, list) else ():
                 request = Incoming(self, stored)
                 with self._arrived:
                     self.incoming.append(request)

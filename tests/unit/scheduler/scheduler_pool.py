@@ -135,6 +135,12 @@ class Client:
         self.shards: dict[bytes, set[bytes]] = {}
         self.opened: list[bytes] = []
 
+    def come_back(self) -> None:
+        """After an outage, as a gateway that has confirmed its requests."""
+        self.connection.reconnect()
+        hello = Hello(b"c" * 16, SessionKind.GATEWAY, "client", "", 60_000, create=False)
+        assert self.connection.execute([hello, Revalidate(b"c" * 16, 60_000)])[1]
+
     def submit(
         self,
         number: int,
