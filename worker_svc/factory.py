@@ -54,6 +54,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         raise unimplemented(f"quantization ({options.quantization})")
     if options.trust_remote_code:
         raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
+    started_ns = clock_ns()
     device = _device(options)
     directory = resolve_checkpoint(options.model, options.revision)
     config = read_model_config(directory)
@@ -74,10 +75,11 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     placement = replace(plain, operations=compute.operations)
     budget = _budget(device, options.gpu_memory_utilization)
+    _log.info("device ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     if budget is not None:
         budget.check_weights(_weights_bytes(config, plain))
-    model = build_model(config, placement, max_model_len)
     started_ns = clock_ns()
+    model = build_model(config, placement, max_model_len)
     if options.load_format == "dummy":
         fill_randomly(placement.shards)
     else:

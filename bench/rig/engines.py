@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rig.children import ask
-from bench.rig.served import Load, Server, answers_at, pipeline_ports
+from bench.rig.served import Load, Server, answers_at, pipeline_phases, pipeline_ports
 from bench.rig.work import Work
 from penstock.launcher.layout import free_ports
 
@@ -96,6 +96,7 @@ def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
     measured = Measured("pipeline")
     with Server(command, "bench", pipeline_ports, START_TIMEOUT_S) as server:
         _load(server, works, options.rounds, measured)
+        measured.start["phases"] = pipeline_phases(server.said())
     return measured
 
 

@@ -25,6 +25,7 @@ from bench.rig.work import Work
 NUM_CLIENTS = 4
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.02
+_PHASE = re.compile(r"worker-0 \| \S+ \[info\] (.+?) +(?:\S+=\S+ )*seconds=([\d.]+)")
 _HTTP = re.compile(r"OpenAI HTTP +http://[^:]+:(\d+)")
 
 
@@ -152,6 +153,11 @@ class Server:
 def pipeline_ports(said: str) -> list[int]:
     """The ports that `penstock serve` invites to, when all services are ready."""
     return [int(port) for port in _HTTP.findall(said)] if "penstock status" in said else []
+
+
+def pipeline_phases(said: str) -> dict[str, float]:
+    """Seconds of each phase of the worker's start."""
+    return {name: float(seconds) for name, seconds in _PHASE.findall(said)}
 
 
 def answers_at(port: int) -> Callable[[str], list[int]]:
