@@ -1,0 +1,191 @@
+"""Gateways and tokenizers: the smallest processes that do with each call what the services do."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from clients import TENANT, Asked, Client, Phase, receive, stream_of
+from explored_pool import ExploredPool, Fields
+from processes import Hold, Move, Process
+from samplers import Samplers
+
+from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets
+from penstock.domain.finish import CancelReason
+from penstock.domain.rows import TextRow
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Attach,
+    Cancel,
+    Entry,
+    LastId,
+    Read,
+    ReadGroup,
+    Reclaim,
+    SessionKind,
+    Submit,
+    SubmitOutcome,
+    Tokenized,
+)
+
+
+def next_entry(pool: ExploredPool, state: int, stream: bytes, behind: bytes) -> Entry | None:
+    """The entry of a stream that a reader gets next."""
+    if not pool.view(state).lengths.get(stream):
+        return None
+    answer, _ = pool.call(state, Read(Fields({stream: behind}), 1))
+    return answer[stream][0] if stream in answer else None
+
+
+class GatewayState(NamedTuple):
+    hold: Hold
+    position: bytes | None = None  # in its text stream; None: its route is new
+    wanted: frozenset[int] = frozenset()  # requests to be attached
+    probed: frozenset[Any] = frozenset()  # what was asked for again without a sign that it is missing
+
+
+class Gateway(Process):
+    """Submits, takes text where it extends what its clients have, and asks again for what is missing."""
+
+    kind = SessionKind.GATEWAY
+    sees_clients = True
+
+    def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...], samplers: Samplers) -> None:
+        super().__init__(name, pool)
+        self.asked = asked
+        self.samplers = samplers
+        self.may_cancel = False
+
+    def born(self, number: int) -> GatewayState:
+        return GatewayState(Hold(number))
+
+    def recovered(self, me: GatewayState) -> GatewayState:
+        return me._replace(position=None, probed=frozenset())
+
+    def work(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        stream = self.pool.keys.text(self.sid(me))
+        if me.position is None:
+            position, behind = self.pool.call(pool, LastId(stream))
+            wanted = frozenset(asked.index for asked in self.asked if self._serves(clients[asked.index]))
+            yield Move(f"{self.name}: reads its text", me._replace(position=position, wanted=wanted), behind)
+            return
+        for asked, client in zip(self.asked, clients, strict=True):
+            yield from self._serve(me, pool, clients, asked, client)
+        if entry := next_entry(self.pool, pool, stream, me.position):
+            yield self._read(me, pool, clients, entry)
+
+    def _serves(self, client: Client) -> bool:
+        return client.gateway == self.name and client.phase is Phase.OPEN
+
+    def _serve(
+        self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked, client: Client
+    ) -> Iterator[Move]:
+        index = asked.index
+        if client.gateway is None and client.phase in (Phase.NEW, Phase.OPEN):
+            joined = with_client(clients, index, client._replace(gateway=self.name))
+            wanted = me.wanted | {index} if client.phase is Phase.OPEN else me.wanted
+            yield Move(f"client {index} connects to {self.name}", me._replace(wanted=wanted), pool, joined)
+        if client.gateway != self.name:
+            return
+        if client.phase is Phase.NEW:
+            yield self._submit(me, pool, clients, asked)
+        elif client.phase is Phase.OPEN:
+            if index in me.wanted:
+                yield self._attach(me, pool, clients, asked)
+            elif (sign := (index, client.got, self.pool.view(pool).leases.get(0))) not in me.probed:
+                probed = me._replace(wanted=me.wanted | {index}, probed=me.probed | {sign})
+                yield Move(f"{self.name}: asks again for {index}, silent for long", probed, pool, is_lazy=True)
+            if self.may_cancel and not client.wants_cancel:
+                yield self._cancel(me, pool, clients, asked)
+
+    def _submit(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
+        outcome, behind = self.pool.call(pool, self.submission(me, asked, clients[asked.index]))
+        clients = with_client(clients, asked.index, clients[asked.index]._replace(phase=Phase.OPEN))
+        if outcome is SubmitOutcome.EXISTS:  # its route may be another gateway
+            me = me._replace(wanted=me.wanted | {asked.index})
+        wrong = "" if outcome in (SubmitOutcome.CREATED, SubmitOutcome.EXISTS) else f"a submit found {outcome.name}"
+        return Move(f"{self.name}: submits {asked.index}, {outcome.name}", me, behind, clients, wrong=wrong)
+
+    def submission(self, me: GatewayState, asked: Asked, client: Client) -> Submit:
+        return Submit(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0)
+
+    def _attach(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
+        client = clients[asked.index]
+        offsets = encode_offsets(stream_of(client).offsets())
+        answer, behind = self.pool.call(pool, Attach(asked.request_id, TENANT, self.sid(me), offsets))
+        me = me._replace(wanted=me.wanted - {asked.index})
+        wrong = ""
+        if not answer.known:
+            client = client._replace(phase=Phase.REFUSED, why="unknown")
+        elif answer.result is not None:
+            client, wrong, _ = self._take(clients, decode_finished(asked.request_id, answer.result), asked)
+            if client.phase is Phase.OPEN:
+                client = client._replace(phase=Phase.REFUSED, why="diverged")
+        name = f"{self.name}: attaches {asked.index}, {answer.state.name if answer.state else 'unknown'}"
+        return Move(name, me, behind, with_client(clients, asked.index, client), wrong=wrong)
+
+    def _cancel(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
+        _, behind = self.pool.call(pool, Cancel(asked.request_id, int(CancelReason.CLIENT), 0, TENANT))
+        client = clients[asked.index]._replace(wants_cancel=True)
+        return Move(f"{self.name}: cancels {asked.index}", me, behind, with_client(clients, asked.index, client))
+
+    def _read(self, me: GatewayState, pool: int, clients: tuple[Client, ...], entry: Entry) -> Move:
+        _, rows = decode_text(entry.fields[k.PAYLOAD])
+        me = me._replace(position=entry.entry_id)
+        before, wrong = clients, ""
+        for asked in self.asked:
+            if self._serves(clients[asked.index]):
+                mine = [row for row in rows if row.request_id == asked.request_id]
+                client, wrong_here, is_behind = self._take(clients, mine, asked)
+                clients, wrong = with_client(clients, asked.index, client), wrong or wrong_here
+                if is_behind:
+                    me = me._replace(wanted=me.wanted | {asked.index})
+        name = f"{self.name}: reads text" + (", nothing new" if clients == before else "")
+        return Move(name, me, pool, clients, wrong=wrong, is_reading=True)
+
+    def _take(self, clients: tuple[Client, ...], rows: list[TextRow], asked: Asked) -> tuple[Client, str, bool]:
+        client, wrong, is_behind = clients[asked.index], "", False
+        for row in rows:
+            reception = receive(asked, client, row, self.samplers)
+            client, wrong, is_behind = reception.client, wrong or reception.wrong, is_behind or reception.is_behind
+        return client, wrong, is_behind
+
+
+def with_client(clients: tuple[Client, ...], index: int, client: Client) -> tuple[Client, ...]:
+    """All clients, one of them in another state."""
+    return (*clients[:index], client, *clients[index + 1 :])
+
+
+class TokenizerState(NamedTuple):
+    hold: Hold
+    jobs: tuple[tuple[bytes, bytes], ...] = ()  # hints: entry id, request id
+
+
+class TokenizerProcess(Process):
+    """Takes hints, those that others left too, and says what came out."""
+
+    kind = SessionKind.TOKENIZER
+
+    def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...]) -> None:
+        super().__init__(name, pool)
+        self.meta = {each.request_id: each.meta for each in asked}
+
+    def born(self, number: int) -> TokenizerState:
+        return TokenizerState(Hold(number))
+
+    def work(self, me: TokenizerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        consumer, prompts = self.sid(me), self.pool.keys.prompts
+        for entry_id, request_id in me.jobs:
+            call = Tokenized(request_id, entry_id, self.meta[request_id], 0)
+            done, behind = self.pool.call(pool, call)
+            rest = tuple(job for job in me.jobs if job[0] != entry_id)
+            yield Move(f"{self.name}: tokenized {done}", me._replace(jobs=rest), behind)
+        if not self.pool.view(pool).lengths.get(prompts):
+            return
+        for what, call in (
+            ("reads", ReadGroup(prompts, k.TOKENIZERS, consumer, 1)),
+            ("reads what another left", Reclaim(prompts, k.TOKENIZERS, consumer, 0, 1)),
+        ):
+            entries, behind = self.pool.call(pool, call)
+            known = {entry_id for entry_id, _ in me.jobs}
+            jobs = tuple((entry.entry_id, entry.fields[k.REQUEST]) for entry in entries)
+            if jobs and not known & {entry_id for entry_id, _ in jobs}:
+                yield Move(f"{self.name}: {what}", me._replace(jobs=me.jobs + jobs), behind)

@@ -1,0 +1,286 @@
+"""Schedulers: the real core says how requests go on, around it is the smallest process that makes the same calls."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from clients import Asked, Client
+from edges import next_entry
+from explored_pool import ExploredPool
+from processes import Hold, Move, Process, Stage
+from samplers import Kind, Samplers
+
+from penstock.domain.finish import CancelReason
+from penstock.domain.plan import StepResult
+from penstock.domain.rows import TokenRows
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.sequence import Status
+from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.wire import decode_request, encode_rows, num_samples, read_histories
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Call,
+    Claim,
+    Commit,
+    Entry,
+    Leave,
+    Load,
+    Loaded,
+    Owned,
+    SessionKind,
+    StoredRequest,
+    Take,
+)
+
+_LIMITS = WorkerLimits(num_blocks=64, block_size=16, max_num_seqs=4, max_model_len=100)
+SHARD = 0
+
+
+class Sample(NamedTuple):
+    """What a scheduler has of one sample."""
+
+    token_ids: tuple[int, ...] = ()
+    has_ended: bool = False
+
+
+Samples = tuple[Sample, ...]
+
+
+class Continued(NamedTuple):
+    """What the core made of a request: the rows to log, and how its samples stand then."""
+
+    rows: bytes  # a TokenBatch; empty: none
+    samples: Samples
+
+    @property
+    def is_live(self) -> bool:
+        return not all(sample.has_ended for sample in self.samples)
+
+
+class Continuations:
+    """The scheduler's core as a function: it is made anew for each question, with what a request has so far."""
+
+    def __init__(self, asked: tuple[Asked, ...]) -> None:
+        self._asked = {each.request_id: each for each in asked}
+        self._known: dict[object, Continued] = {}
+
+    def add(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
+        """A request is queued."""
+        return self._look_up((sid, request_id, samples, "add"), lambda: self._add(sid, request_id, samples))
+
+    def advance(self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int) -> Continued:
+        """One sample gets its next token."""
+        key = (sid, request_id, samples, sequence, token_id)
+        return self._look_up(key, lambda: self._advance(sid, request_id, samples, sequence, token_id))
+
+    def cancel(self, sid: bytes, request_id: bytes, samples: Samples, reason: int, sequence: int) -> Continued:
+        """A request or one of its samples is cancelled."""
+        key = (sid, request_id, samples, "cancel", reason, sequence)
+        return self._look_up(key, lambda: self._cancel(sid, request_id, samples, reason, sequence))
+
+    def _look_up(self, key: object, make: "Sequence[object] | object") -> Continued:
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = make()  # type: ignore[operator]
+        return known
+
+    def _core(self, request_id: bytes, samples: Samples) -> tuple[Scheduler, TokenRows]:
+        asked = self._asked[request_id]
+        request = replace(
+            decode_request(request_id, asked.header, asked.body, asked.meta),
+            output_token_ids=tuple(np.array(sample.token_ids, np.uint32) for sample in samples),
+            ended_sequences=frozenset(index for index, sample in enumerate(samples) if sample.has_ended),
+        )
+        scheduler = Scheduler(SchedulerConfig(window=1, enable_prefix_caching=False))
+        return scheduler, scheduler.add(request, 0)
+
+    def _add(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
+        scheduler, rows = self._core(request_id, samples)
+        return _continued(sid, rows, scheduler, request_id, samples)
+
+    def _advance(self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int) -> Continued:
+        alone = tuple(s if i == sequence else s._replace(has_ended=True) for i, s in enumerate(samples))
+        scheduler, _ = self._core(request_id, alone)
+        scheduler.add_worker("worker", _LIMITS)
+        plan = scheduler.schedule("worker", 0)
+        assert plan is not None
+        one = np.ones(1, np.uint32)
+        rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, one, one * token_id), 0)
+        ended = bool(rows.finishes[0])
+        sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended)
+        return Continued(encode_rows(rows, sid, b"", 0, 0), with_sample(samples, sequence, sample))
+
+    def _cancel(self, sid: bytes, request_id: bytes, samples: Samples, reason: int, sequence: int) -> Continued:
+        scheduler, _ = self._core(request_id, samples)
+        rows = scheduler.cancel(request_id, CancelReason(reason), 0, sequence if sequence >= 0 else None)
+        return _continued(sid, rows, scheduler, request_id, samples)
+
+
+def _continued(sid: bytes, rows: TokenRows, scheduler: Scheduler, request_id: bytes, samples: Samples) -> Continued:
+    held = scheduler.requests.get(request_id)
+    live = {s.index for s in held.sequences if s.status is not Status.ENDED} if held else set()
+    after = tuple(sample._replace(has_ended=index not in live) for index, sample in enumerate(samples))
+    return Continued(encode_rows(rows, sid, b"", 0, 0) if len(rows) else b"", after)
+
+
+def with_sample(samples: Samples, index: int, sample: Sample) -> Samples:
+    """All samples, one of them in another state."""
+    return (*samples[:index], sample, *samples[index + 1 :])
+
+
+class SchedulerState(NamedTuple):
+    hold: Hold
+    held: tuple[tuple[bytes, Samples], ...] = ()  # by request id
+    unsent: tuple[bytes, ...] = ()  # TokenBatches for the next commit
+    to_load: tuple[bytes, ...] = ()
+    asks_owned: bool = False  # an answer was lost: it may own what it does not know
+    cancels_read: bytes = b"0-0"
+    early: frozenset[tuple[bytes, int, int]] = frozenset()  # cancels of requests that were not here
+
+    def with_held(self, request_id: bytes, samples: Samples | None) -> "SchedulerState":
+        held = {**dict(self.held), request_id: samples}
+        return self._replace(held=tuple(sorted((each, s) for each, s in held.items() if s is not None)))
+
+
+class SchedulerProcess(Process):
+    """Claims, takes over, and generates: it is its own worker, whose tokens nobody else would sample."""
+
+    kind = SessionKind.SCHEDULER
+
+    def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...], samplers: Samplers) -> None:
+        super().__init__(name, pool)
+        self.asked = {each.request_id: each for each in asked}
+        self.samplers = samplers
+        self.continuations = Continuations(asked)
+        self.kinds: tuple[Kind, ...] = (Kind.PLAIN,)
+
+    def born(self, number: int) -> SchedulerState:
+        return SchedulerState(Hold(number))
+
+    def recovered(self, me: SchedulerState) -> SchedulerState:
+        if me.hold.is_lost:
+            return self.born(me.hold.number)._replace(hold=me.hold)
+        return me
+
+    def disconnected(self, me: SchedulerState) -> SchedulerState:
+        return super().disconnected(me)._replace(asks_owned=True)
+
+    def greeted(self, me: SchedulerState, hold: Hold) -> SchedulerState:
+        """After a new run nothing that is held here need be true: the old session ends, another begins."""
+        return me._replace(hold=hold._replace(stage=Stage.CONFIRM))
+
+    def come_back(self, me: SchedulerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        if me.hold.stage is Stage.CONFIRM:
+            _, behind = self.pool.call(pool, Leave(self.sid(me)))
+            yield Move(f"{self.name}: leaves its old session", self.anew(me), behind)
+        else:
+            yield from super().come_back(me, pool, clients)
+
+    def work(self, me: SchedulerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        sid, view = self.sid(me), self.pool.view(pool)
+        if me.asks_owned:
+            owned, behind = self.pool.call(pool, Owned(sid))
+            yield Move(f"{self.name}: what it owns", self._found(me, owned), behind)
+            return
+        if me.to_load:
+            yield self.load(me, pool)
+        if view.lengths.get(self.pool.keys.requests):
+            claimed, behind = self.pool.call(pool, Claim(sid, 1, SHARD))
+            after = self.fenced(me) if claimed is None else self.added(me, [(each, None) for each in claimed])
+            yield Move(f"{self.name}: claims {claimed if claimed is None else len(claimed)}", after, behind)
+        for dead, (kind, is_active, is_running) in view.sessions.items():
+            if kind is SessionKind.SCHEDULER and dead != sid and not (is_active and is_running):
+                yield from self.take(me, pool, dead)
+        if entry := next_entry(self.pool, pool, self.pool.keys.cancels, me.cancels_read):
+            yield Move(f"{self.name}: reads a cancel", self._cancelled(me, entry), pool)
+        yield from self.generate(me, pool)
+
+    def take(self, me: SchedulerState, pool: int, dead: bytes) -> Iterator[Move]:
+        taken, behind = self.pool.call(pool, Take(self.sid(me), dead))
+        if taken is not None:
+            yield Move(f"{self.name}: takes over {dead.decode().strip()}", self._found(me, taken), behind)
+
+    def load(self, me: SchedulerState, pool: int) -> Move:
+        loaded, behind = self.pool.call(pool, Load(self.sid(me), me.to_load))
+        return Move(f"{self.name}: loads", self.fenced(me) if loaded is None else self.loaded(me, loaded), behind)
+
+    def generate(self, me: SchedulerState, pool: int) -> Iterator[Move]:
+        """Rows that wait, or else the next token of any sample."""
+        if me.unsent:
+            yield self._commit(me, pool, me, me.unsent, "ends")
+            return
+        for request_id, samples in me.held:
+            for sequence, sample in enumerate(samples):
+                if not sample.has_ended:
+                    for kind in self.kinds:
+                        yield self._sample(me, pool, request_id, samples, sequence, kind)
+
+    def _sample(
+        self, me: SchedulerState, pool: int, request_id: bytes, samples: Samples, sequence: int, kind: Kind
+    ) -> Move:
+        index, sid = self.asked[request_id].index, self.sid(me)
+        token_id = self.samplers.sample(sid, kind, index, sequence, samples[sequence].token_ids)
+        after = self.continuations.advance(sid, request_id, samples, sequence, token_id)
+        grown = me.with_held(request_id, after.samples if after.is_live else None)
+        what = f"token {token_id} of {index}/{sequence} ({kind.name.lower()})"
+        return self._commit(me, pool, grown, (after.rows,), what)
+
+    def _commit(self, me: SchedulerState, pool: int, after: SchedulerState, rows: tuple[bytes, ...], what: str) -> Move:
+        done, behind = self.pool.call(pool, self.commitment(me, rows))
+        sent = after._replace(unsent=()) if done else self.fenced(me)
+        name = f"{self.name}: commits {what}" + ("" if done else ", is fenced")
+        return Move(name, sent, behind, if_lost=self.disconnected(after._replace(unsent=rows)))
+
+    def commitment(self, me: SchedulerState, rows: tuple[bytes, ...]) -> Call[bool]:
+        return Commit(self.sid(me), tuple((SHARD, row) for row in rows))
+
+    def _found(self, me: SchedulerState, request_ids: Sequence[bytes] | None) -> SchedulerState:
+        if request_ids is None:
+            return self.fenced(me)
+        known = dict(me.held)
+        unknown = {each for each in request_ids if each not in known}
+        return me._replace(to_load=tuple(sorted(unknown.union(me.to_load))), asks_owned=False)
+
+    def loaded(self, me: SchedulerState, loaded: Loaded) -> SchedulerState:
+        """As the dispatcher does: behind what the log holds, unless that has ended."""
+        wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
+        entries = [entry for log in loaded.log.values() for entry in log]
+        logged = [entry.fields[k.PAYLOAD] for entry in entries if k.PAYLOAD in entry.fields]
+        histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
+        found: list[tuple[StoredRequest, Samples | None]] = []
+        for request in loaded.requests:
+            samples = tuple(Sample(tuple(h.token_ids), h.has_ended) for h in histories[request.request_id])
+            if not all(sample.has_ended for sample in samples):
+                found.append((request, samples))
+        return self.added(me._replace(to_load=()), found)
+
+    def added(self, me: SchedulerState, found: Sequence[tuple[StoredRequest, Samples | None]]) -> SchedulerState:
+        """Requests that are its own now go to the core, with the cancels that came before them."""
+        for stored, known in found:
+            request_id, sid = stored.request_id, self.sid(me)
+            if request_id in dict(me.held):
+                continue
+            samples = known or (Sample(),) * self.asked[request_id].num_samples
+            steps = [self.continuations.add(sid, request_id, samples)]
+            early = sorted(each for each in me.early if each[0] == request_id)
+            cancels = [(reason, sequence) for _, reason, sequence in early]
+            if stored.cancel_reason:
+                cancels.append((stored.cancel_reason, -1))
+            for reason, sequence in cancels:
+                if steps[-1].is_live:
+                    steps.append(self.continuations.cancel(sid, request_id, steps[-1].samples, reason, sequence))
+            rows = tuple(step.rows for step in steps if step.rows)
+            me = me._replace(unsent=me.unsent + rows, early=me.early - set(early))
+            me = me.with_held(request_id, steps[-1].samples if steps[-1].is_live else None)
+        return me
+
+    def _cancelled(self, me: SchedulerState, entry: Entry) -> SchedulerState:
+        request_id, held = entry.fields[k.REQUEST], dict(me.held)
+        reason, sequence = int(entry.fields[k.REASON]), int(entry.fields[k.SEQUENCE])
+        me = me._replace(cancels_read=entry.entry_id)
+        if request_id not in held:
+            return me._replace(early=me.early | {(request_id, reason, sequence)})
+        after = self.continuations.cancel(self.sid(me), request_id, held[request_id], reason, sequence)
+        me = me._replace(unsent=me.unsent + ((after.rows,) if after.rows else ()))
+        return me.with_held(request_id, after.samples if after.is_live else None)

@@ -1,0 +1,72 @@
+"""The spaces that every run of the tests exhausts: together they have every fault, each near what it can hurt."""
+
+from samplers import Kind
+from world import Faults, Space
+
+ALL_KINDS = tuple(Kind)
+
+
+def named(*names: str) -> frozenset[str]:
+    """Which processes something may happen to."""
+    return frozenset(names)
+
+
+SPACES = [
+    Space("undisturbed", kinds=ALL_KINDS, max_tokens=3, compacts=True),
+    Space("two samples", samples=2, kinds=(Kind.PLAIN, Kind.STOP), is_warm=True),
+    Space("two requests", requests=2, schedulers=2, max_tokens=1, faults=Faults(pauses=1), pausing=named("scheduler0")),
+    Space(
+        "tokenizers", tokenizers=2, max_tokens=1, faults=Faults(deaths=1, lost_replies=1), mortal=named("tokenizer0")
+    ),
+    Space(
+        "a scheduler pauses, then dies",
+        schedulers=2,
+        is_warm=True,
+        faults=Faults(pauses=1, deaths=1),
+        mortal=named("scheduler0"),
+        pausing=named("scheduler0"),
+    ),
+    Space(
+        "schedulers lose replies",
+        schedulers=2,
+        faults=Faults(pauses=1, lost_replies=1),
+        pausing=named("scheduler0"),
+        max_tokens=1,
+    ),
+    Space(
+        "a detokenizer pauses, then another dies",
+        detokenizers=2,
+        is_warm=True,
+        faults=Faults(pauses=1, deaths=1),
+        mortal=named("detokenizer1"),
+        pausing=named("detokenizer0"),
+    ),
+    Space(
+        "compaction while a detokenizer pauses",
+        detokenizers=2,
+        is_warm=True,
+        compacts=True,
+        faults=Faults(pauses=1),
+        pausing=named("detokenizer0"),
+    ),
+    Space(
+        "compaction while a scheduler dies",
+        schedulers=2,
+        is_warm=True,
+        compacts=True,
+        faults=Faults(deaths=1),
+        mortal=named("scheduler0"),
+    ),
+    Space(
+        "a gateway dies", gateways=2, kinds=ALL_KINDS, is_warm=True, faults=Faults(deaths=1), mortal=named("gateway0")
+    ),
+    Space(
+        "cancels",
+        kinds=ALL_KINDS,
+        may_cancel=True,
+        schedulers=2,
+        is_warm=True,
+        faults=Faults(deaths=1),
+        mortal=named("scheduler0"),
+    ),
+]

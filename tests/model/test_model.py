@@ -1,0 +1,27 @@
+"""Small spaces of the real bus functions and cores are exhausted, and each rule that is switched off is missed."""
+
+import pytest
+from explorer import explore
+from rules import RULES, Rule
+from spaces import SPACES
+from world import Penstock, Space
+
+MIN_STATES = 1000  # below it a space would be too small to say anything
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.name)
+def test_every_promise_holds_in_every_state(space: Space, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explore(Penstock(space))
+    with capsys.disabled():
+        print(f"\n{space.name}: {found}")
+    assert found.counterexample is None, f"\n{found.counterexample}"
+    assert found.is_exhausted
+    assert found.num_states > MIN_STATES
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_a_rule_a_promise_is_broken(rule: Rule) -> None:
+    with rule.off():
+        found = explore(rule.model())
+    print(f"without '{rule.name}': {found}\n{found.counterexample}")
+    assert found.counterexample is not None

@@ -1,0 +1,306 @@
+"""Everything together: the pool, the processes, their clients, and what goes wrong; a model for `explorer.explore`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from clients import Client, Got, Phase, ask
+from edges import Gateway, TokenizerProcess
+from explored_pool import ExploredPool, Interned
+from generation import SHARD, SchedulerProcess
+from processes import Move, Process, Stage
+from samplers import Kind, Samplers
+from texts import DetokenizerProcess, Shards
+
+from detokenizer_svc.core.extent import LogLimits
+from servicekit.bus import keys as k
+from servicekit.bus.calls import ReadGroup, RequestState, SessionKind, Tokenized
+from servicekit.bus.memory_pool import MemoryPool
+
+
+class Faults(NamedTuple):
+    """How many of each may still happen."""
+
+    deaths: int = 0  # of a process of the kinds in `Space.mortal`; a new one takes its place
+    pauses: int = 0  # that outlast a lease
+    lost_replies: int = 0
+    restarts: int = 0  # of the server
+    lost_writes: int = 0  # by each of those, at most
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is explored."""
+
+    name: str
+    gateways: int = 1
+    tokenizers: int = 0  # none: requests have their tokens from the start
+    schedulers: int = 1
+    detokenizers: int = 1
+    requests: int = 1
+    samples: int = 1
+    max_tokens: int = 2
+    kinds: tuple[Kind, ...] = (Kind.PLAIN,)
+    may_cancel: bool = False
+    compacts: bool = False  # at any time, not only when the log is long
+    mortal: frozenset[str] = frozenset()  # names of the processes that may die
+    pausing: frozenset[str] = frozenset()
+    is_warm: bool = False  # the first scheduler has claimed what there is, the first detokenizer has the shard
+    faults: Faults = field(default_factory=Faults)
+
+
+class World(NamedTuple):
+    """One state of everything; processes, pool and clients by number."""
+
+    pool: int
+    clients: int
+    faults: Faults
+    gateway_died: bool
+    kept: int  # the pool that a restart brings back: nothing that is written now will last; -1: all lasts
+    num_unkept: int  # writes since then
+    wrong: int  # a number of `Promises`
+    processes: tuple[int, ...]
+
+
+class Penstock:
+    """The model of one space. `pool_type` and `change` may leave rules out."""
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        pool_type: type[MemoryPool] = MemoryPool,
+        processes: dict[SessionKind, Callable[..., Process]] | None = None,
+    ) -> None:
+        self.space = space
+        self.pool = ExploredPool(pool_type)
+        self.samplers = Samplers()
+        self.asked = tuple(
+            ask(index, num_samples=space.samples, max_tokens=space.max_tokens, has_stop=Kind.STOP in space.kinds)
+            for index in range(space.requests)
+        )
+        self._values = Interned()
+        self._reasons = Interned()
+        self._reasons.number("")
+        self._moves: dict[tuple[int, ...], list[tuple[Move, int, int, int, int]]] = {}
+        self.processes = tuple(self._make(processes or {}))
+        self._is_end: dict[tuple[int, int], bool] = {}
+        self._steady = self._find_steady()
+
+    def _make(self, others: dict[SessionKind, Callable[..., Process]]) -> Iterator[Process]:
+        space, shards = self.space, Shards(self.pool)
+        makers: dict[SessionKind, Callable[..., Process]] = {
+            SessionKind.GATEWAY: lambda name: Gateway(name, self.pool, self.asked, self.samplers),
+            SessionKind.TOKENIZER: lambda name: TokenizerProcess(name, self.pool, self.asked),
+            SessionKind.SCHEDULER: lambda name: SchedulerProcess(name, self.pool, self.asked, self.samplers),
+            SessionKind.DETOKENIZER: lambda name: DetokenizerProcess(name, self.pool, shards),
+        }
+        numbers = {
+            SessionKind.GATEWAY: space.gateways,
+            SessionKind.TOKENIZER: space.tokenizers,
+            SessionKind.SCHEDULER: space.schedulers,
+            SessionKind.DETOKENIZER: space.detokenizers,
+        }
+        for kind, number in numbers.items():
+            for index in range(number):
+                process = makers[kind](f"{kind.value}{index}")
+                if isinstance(process, Gateway):
+                    process.may_cancel = space.may_cancel
+                if isinstance(process, DetokenizerProcess) and space.compacts:
+                    process.limits = LogLimits(0, 0)
+                if isinstance(process, SchedulerProcess):
+                    process.kinds = space.kinds
+                yield process
+
+    # The model.
+
+    def initial(self) -> World:
+        """All processes have said hello; where there are no tokenizers, the requests have their tokens."""
+        client = Client(Phase.NEW, self.processes[0].name, False, (Got(),) * self.space.samples)
+        clients = (client,) * self.space.requests
+        states = [process.born(0) for process in self.processes]
+        pool = self.pool.first
+        for index, process in enumerate(self.processes):
+            while states[index].hold.stage is not Stage.UP:
+                states[index], pool, clients = self._first_move(process, states[index], pool, clients)
+        states[0], pool, clients = self._first_move(self.processes[0], states[0], pool, clients)
+        if not self.space.tokenizers:
+            while any(client.phase is Phase.NEW for client in clients):
+                states[0], pool, clients = self._first_move(self.processes[0], states[0], pool, clients)
+            for asked in self.asked:
+                hints, pool = self.pool.call(pool, ReadGroup(self.pool.keys.prompts, k.TOKENIZERS, b"t", 1))
+                _, pool = self.pool.call(pool, Tokenized(asked.request_id, hints[0].entry_id, asked.meta, 0))
+        if self.space.is_warm:
+            states, pool = self._warm(states, pool, clients)
+        number = self._values.number
+        processes = tuple(number(state) for state in states)
+        return World(pool, number(clients), self.space.faults, False, -1, 0, 0, processes)
+
+    def _warm(self, states: list[Any], pool: int, clients: Any) -> tuple[list[Any], int]:
+        names = [process.name for process in self.processes]
+        is_ready: dict[str, Callable[[Any], bool]] = {
+            "detokenizer0": lambda state: state.is_serving,
+            "scheduler0": lambda state: len(state.held) == self.space.requests,
+        }
+        for name, is_done in is_ready.items():
+            index = names.index(name)
+            while not is_done(states[index]):
+                states[index], pool, _ = self._first_move(self.processes[index], states[index], pool, clients)
+        return states, pool
+
+    def _first_move(self, process: Process, state: Any, pool: int, clients: Any) -> tuple[Any, int, Any]:
+        move = next(process.moves(state, pool, clients))
+        return move.me, move.pool, clients if move.clients is None else move.clients
+
+    def steps(self, world: World) -> Iterator[tuple[str, World]]:
+        """Each process's next steps, and all that may go wrong."""
+        for index in self._steady:
+            moves = self._moves_of(index, world)
+            if len(moves) == 1 and moves[0][0].is_reading:
+                move, me, clients, _, wrong = moves[0]
+                yield move.name, self._after(world, index, move.pool, me, clients, wrong)
+                return
+        is_busy = False
+        lazy: list[tuple[str, World]] = []
+        for index in range(len(self.processes)):
+            for move, me, clients, if_lost, wrong in self._moves_of(index, world):
+                if move.is_lazy:
+                    lazy.append((move.name, self._after(world, index, move.pool, me, clients, wrong)))
+                    continue
+                writes = move.pool != world.pool
+                if writes and world.kept >= 0 and world.num_unkept >= self.space.faults.lost_writes:
+                    continue
+                is_busy = True
+                yield move.name, self._after(world, index, move.pool, me, clients, wrong)
+                if writes and world.faults.lost_replies:
+                    faults = world.faults._replace(lost_replies=world.faults.lost_replies - 1)
+                    after = self._after(world, index, move.pool, if_lost, world.clients, 0)
+                    yield f"{move.name}; the reply is lost", after._replace(faults=faults)
+        if not is_busy and world.kept < 0:
+            yield from lazy
+        yield from self._faults(world)
+
+    def wrong(self, world: World) -> str:
+        """A promise that a client, or the books, found broken."""
+        if world.wrong:
+            return str(self._reasons.value(world.wrong))
+        for client in self._values.value(world.clients):
+            if client.phase is Phase.REFUSED and not (world.gateway_died and self._has_restarted(world)):
+                return f"a client was refused: {client.why}"
+        return ""
+
+    def is_end(self, world: World) -> bool:
+        """Every client has its end, and nothing is left in the pool but results."""
+        if world.kept >= 0:
+            return False
+        key = (world.pool, world.clients)
+        known = self._is_end.get(key)
+        if known is None:
+            clients = self._values.value(world.clients)
+            ended = all(client.phase in (Phase.ENDED, Phase.REFUSED) for client in clients)
+            known = self._is_end[key] = ended and self._is_clean(world.pool)
+        return known
+
+    # Steps of processes.
+
+    def _find_steady(self) -> tuple[int, ...]:
+        """Processes that nothing can happen to. Where all that such a one can do is to read the next entry of a stream,
+        that comes first and alone: what others do meanwhile neither changes the entry nor what they see. So only the
+        order of steps that commute is left out.
+        """
+        space, faults = self.space, self.space.faults
+        if faults.restarts or space.may_cancel:
+            return ()
+        return tuple(
+            index
+            for index, process in enumerate(self.processes)
+            if not (faults.deaths and process.name in space.mortal)
+            and not (faults.pauses and process.name in space.pausing)
+        )
+
+    def _moves_of(self, index: int, world: World) -> list[tuple[Move, int, int, int, int]]:
+        process, me = self.processes[index], world.processes[index]
+        key = (index, me, world.pool, world.clients if process.sees_clients else 0)
+        moves = self._moves.get(key)
+        if moves is None:
+            value, number = self._values.value, self._values.number
+            state, clients = value(me), value(world.clients)
+            moves = self._moves[key] = []
+            for move in process.moves(state, world.pool, clients):
+                if_lost = process.disconnected(state) if move.if_lost is None else move.if_lost
+                clients_after = world.clients if move.clients is None else number(move.clients)
+                wrong = self._reasons.number(move.wrong)
+                moves.append((move, number(move.me), clients_after, number(if_lost), wrong))
+        if process.sees_clients:
+            return moves
+        return [(move, me, world.clients, if_lost, wrong) for move, me, _, if_lost, wrong in moves]
+
+    def _after(self, world: World, index: int, pool: int, me: int, clients: int, wrong: int) -> World:
+        processes = (*world.processes[:index], me, *world.processes[index + 1 :])
+        num_unkept = world.num_unkept + (world.kept >= 0 and pool != world.pool)
+        return world._replace(pool=pool, clients=clients, num_unkept=num_unkept, wrong=wrong, processes=processes)
+
+    # What goes wrong.
+
+    def _faults(self, world: World) -> Iterator[tuple[str, World]]:
+        if world.kept < 0 or world.num_unkept < self.space.faults.lost_writes:
+            yield from self._expiries(world)
+        faults = world.faults
+        if faults.deaths:
+            yield from self._deaths(world, faults._replace(deaths=faults.deaths - 1))
+        if faults.restarts and world.kept < 0:
+            yield "the server keeps nothing of what follows", world._replace(kept=world.pool)
+        if world.kept >= 0:
+            after = faults._replace(restarts=faults.restarts - 1)
+            pool = self.pool.restart(world.kept)
+            name = f"the server restarts, {world.num_unkept} writes are lost"
+            yield name, world._replace(pool=pool, faults=after, kept=-1, num_unkept=0)
+
+    def _expiries(self, world: World) -> Iterator[tuple[str, World]]:
+        """A lease runs out: of a process that died, or of one that pauses."""
+        faults = world.faults
+        living = {
+            process.sid(self._values.value(me)): process.name
+            for process, me in zip(self.processes, world.processes, strict=True)
+        }
+        for sid, (_, _, is_running) in self.pool.view(world.pool).sessions.items():
+            if not is_running:
+                continue
+            name = sid.decode().strip()
+            if sid not in living:
+                yield f"the lease of {name} runs out", world._replace(pool=self.pool.expire(world.pool, sid))
+            elif faults.pauses and living[sid] in self.space.pausing:
+                after = faults._replace(pauses=faults.pauses - 1)
+                pool = self.pool.expire(world.pool, sid)
+                yield f"{name} pauses, its lease runs out", world._replace(pool=pool, faults=after)
+
+    def _deaths(self, world: World, faults: Faults) -> Iterator[tuple[str, World]]:
+        value, number = self._values.value, self._values.number
+        for index, process in enumerate(self.processes):
+            if process.name not in self.space.mortal:
+                continue
+            born = process.born(value(world.processes[index]).hold.number + 1)
+            after = self._after(world, index, world.pool, number(born), world.clients, 0)._replace(faults=faults)
+            if process.kind is SessionKind.GATEWAY:
+                clients = tuple(
+                    client._replace(gateway=None) if client.gateway == process.name else client
+                    for client in value(world.clients)
+                )
+                after = after._replace(clients=number(clients), gateway_died=True)
+            yield f"{process.name} dies", after
+
+    def _has_restarted(self, world: World) -> bool:
+        return world.faults.restarts < self.space.faults.restarts
+
+    # The books at the end.
+
+    def _is_clean(self, pool: int) -> bool:
+        view, keys = self.pool.view(pool), self.pool.keys
+        return (
+            all(request.state is RequestState.ENDED and not request.owner for request in view.requests.values())
+            and view.results == frozenset(view.requests)
+            and not view.lengths.get(keys.prompts)
+            and not view.lengths.get(keys.requests)
+            and not view.lengths.get(keys.tokens(SHARD))
+            and not view.other_keys
+        )
