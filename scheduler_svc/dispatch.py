@@ -13,6 +13,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.rows import cancel_error, select_rows
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
@@ -20,10 +21,10 @@ from scheduler_svc.metrics import Meters
 from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan, has_died
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import (
-    History,
     PoisonMessageError,
     decode_request,
     decode_result,
+    decode_witness,
     decode_worker_info,
     encode_plan,
     encode_rows,
@@ -286,17 +287,26 @@ class Dispatcher:
                 self._add(request, histories[request.request_id])
 
     def _add(self, stored: StoredRequest, histories: Sequence[History] = ()) -> None:
-        """Hand a request to the core, with what another scheduler has logged of it, if one has."""
+        """Hand a request to the core, behind what is known of it: by the log, and by its gateway if that is more."""
         now_ns, start_s = time.time_ns(), time.perf_counter()
         request_id = stored.request_id
         self._shards[request_id] = stored.shard or 0
         try:
             request = decode_request(request_id, stored.header, stored.body, stored.meta)
+            witness = decode_witness(stored.witness)
         except PoisonMessageError as error:
             self._bury("requests", {keys.REQUEST: request_id}, str(error))
             failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
             self._log_rows(unstarted_rows(request_id, num_samples(stored.body), failure))
             return
+        histories = histories or [History() for _ in range(request.n)]
+        lacking = restore(request_id, histories, witness)
+        if lacking is None:
+            _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
+            self._log_rows(diverged_rows(request_id, histories))
+            return
+        self._log_rows(lacking)
+        self._meters.num_restored_tokens += len(lacking.token_ids)
         if any(history.token_ids or history.has_ended for history in histories):
             request = dataclasses.replace(
                 request,

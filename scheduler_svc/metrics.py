@@ -43,6 +43,7 @@ class Meters:
     batch_sequences: Sizes = field(default_factory=Sizes)
     step_tokens: Sizes = field(default_factory=Sizes)
     recoveries: Recoveries = field(default_factory=lambda: Recoveries("worker", "scheduler"))
+    num_restored_tokens: int = 0  # that clients had and the log did not
     dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
 
     @property
@@ -67,6 +68,11 @@ class SchedulerCollector(Collector):
             ("penstock_generated_tokens", "Output tokens.", totals.num_generated_tokens),
             ("penstock_cached_tokens", "Prompt tokens found in the prefix cache.", totals.num_cached_tokens),
             ("penstock_wasted_tokens", "Tokens sampled for sequences that had left.", totals.num_wasted_tokens),
+            (
+                "penstock_restored_tokens",
+                "Tokens that clients had and the log had lost.",
+                self._meters.num_restored_tokens,
+            ),
             ("penstock_preemptions", "Sequences put back for want of blocks.", totals.num_preemptions),
             ("penstock_admitted_requests", "Requests that got their first slot.", totals.num_admitted_requests),
             ("penstock_admission_wait_seconds", "Their time from claim to slot, summed.", totals.waiting_ns / 1e9),

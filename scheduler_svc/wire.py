@@ -1,7 +1,7 @@
 """Protobuf to domain and back: requests, plans, results and the rows of the log."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from penstock.domain.params import MAX_N, Sampling, Stopping
 from penstock.domain.plan import F32, U32, Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.rows import REQUEST_ID_BYTES, TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, tokens_pb2
+from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -270,21 +271,16 @@ def decode_rows(payload: bytes) -> TokenRows:
     return rows
 
 
-@dataclass(slots=True)
-class History:
-    """What the log holds of one sequence."""
+def decode_witness(witness: Iterable[bytes]) -> list[U32]:
+    """The tokens that a client has, u32[tokens] for each sequence.
 
-    token_ids: list[int] = field(default_factory=list)
-    chain: int = chain.CHAIN_START
-    has_ended: bool = False
-
-    def take(self, position: int, before: int, finish: int, token_ids: U32) -> None:
-        """A row of the log, if it extends what came before."""
-        if (position, before) == (len(self.token_ids), self.chain) and not self.has_ended:
-            tokens = token_ids.tolist()
-            self.token_ids += tokens
-            self.chain = chain.extend(self.chain, tokens)
-            self.has_ended = finish != FinishReason.UNSPECIFIED
+    Raises:
+        PoisonMessageError: they cannot be read.
+    """
+    try:
+        return [_u32(each) for each in witness]
+    except ValueError as error:
+        raise PoisonMessageError(f"not tokens: {error}") from error
 
 
 def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> dict[bytes, list[History]]:

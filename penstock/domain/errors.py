@@ -95,6 +95,14 @@ def invalid(message: str, param: str | None = None) -> PenstockError:
     return PenstockError(ErrorCode.INVALID_ARGUMENT, message, param=param)
 
 
+def stream_diverged() -> PenstockError:
+    """A STREAM_DIVERGED error: the Redis server lost writes, and nobody remembers what would have come next."""
+    return PenstockError(
+        ErrorCode.STREAM_DIVERGED,
+        "the server lost writes, and what can be continued does not extend what was delivered; send the request anew",
+    )
+
+
 def unimplemented(what: str) -> PenstockError:
     """An UNIMPLEMENTED error that names what is not there yet."""
     return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what} is not implemented yet", param=what)

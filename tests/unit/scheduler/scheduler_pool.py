@@ -151,6 +151,7 @@ class Client:
         deadline_ns: int = 0,
         meta: bytes | None = None,
         body: bytes | None = None,
+        witness: Sequence[Sequence[int]] = (),
     ) -> bytes:
         request_id = number.to_bytes(16, "big")
         header = common_pb2.Header(
@@ -165,7 +166,10 @@ class Client:
         now_ns = time.time_ns()
         self.connection.execute(
             [
-                Submit(request_id, "", header.SerializeToString(), body, b"d", b"c" * 16, now_ns),
+                Submit(
+                    *(request_id, "", header.SerializeToString(), body, b"d", b"c" * 16, now_ns),
+                    witness=tuple(np.array(each, "<u4").tobytes() for each in witness),
+                ),
                 Tokenized(request_id, b"0-1", meta, now_ns),
             ]
         )

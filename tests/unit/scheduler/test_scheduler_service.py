@@ -297,6 +297,68 @@ def test_another_scheduler_takes_over_behind_the_tokens_in_checkpoints() -> None
     assert not new, "what checkpoints have is not generated again"
 
 
+def test_a_lost_request_goes_on_behind_what_its_client_has() -> None:
+    bus = MemoryBus()
+    wanted = [expected(1, prompt(1), 30, sequence) for sequence in range(2)]
+    with scheduler(bus) as service, Worker(bus) as worker:
+        client = Client(bus)
+        request_id = client.submit(1, prompt(1), n=2, max_tokens=30, witness=[wanted[0][:12], wanted[1][:3]])
+        client.wait((request_id, 0), (request_id, 1))
+        assert [client.tokens[request_id, sequence] for sequence in range(2)] == wanted
+        assert worker.num_steps <= 30 - 3 + 1, "what clients have is not generated again"
+        assert service.meters.num_restored_tokens == 15
+
+
+def test_a_lost_request_whose_client_has_everything_ends_as_it_had() -> None:
+    bus = MemoryBus()
+    with scheduler(bus), Worker(bus) as worker:
+        client = Client(bus)
+        request_id = client.submit(1, prompt(1), max_tokens=9, witness=[expected(1, prompt(1), 9)])
+        client.wait((request_id, 0))
+        assert client.tokens[request_id, 0] == expected(1, prompt(1), 9)
+        assert client.finishes[request_id, 0] is FinishReason.LENGTH
+        assert worker.num_steps == 0
+
+
+@pytest.mark.parametrize("num_lost", [1, 8])
+def test_a_taken_request_whose_log_lost_rows_goes_on_behind_its_witness(num_lost: int) -> None:
+    bus = MemoryBus()
+    client = Client(bus)
+    with Worker(bus) as worker:
+        with scheduler(bus, "s1"):
+            request_id = client.submit(1, prompt(1), max_tokens=30)
+            until(lambda: worker.num_steps > 8, "a few steps")
+        client.read()
+        known = len(client.tokens[request_id, 0])
+        wanted = expected(1, prompt(1), 30)
+        client.submit(1, prompt(1), max_tokens=30, witness=[wanted[: known + num_lost]])
+        with scheduler(bus, "s2") as service:
+            client.wait((request_id, 0))
+            assert service.meters.num_restored_tokens == num_lost
+    assert client.tokens[request_id, 0] == wanted
+
+
+def test_a_witness_of_another_history_ends_its_request_without_a_splice() -> None:
+    bus = MemoryBus()
+    client = Client(bus)
+    with Worker(bus) as worker:
+        with scheduler(bus, "s1"):
+            request_id = client.submit(1, prompt(1), n=2, max_tokens=30)
+            other = client.submit(2, prompt(2), max_tokens=30)
+            until(lambda: worker.num_steps > 8, "a few steps")
+        wrong = expected(1, prompt(1), 30)
+        wrong[1] += 1
+        client.submit(1, prompt(1), n=2, max_tokens=30, witness=[wrong[:20], []])
+        with scheduler(bus, "s2") as service:
+            client.wait((request_id, 0), (request_id, 1), (other, 0))
+            assert service.stats().num_requests == 0
+    assert client.errors[request_id].code is ErrorCode.STREAM_DIVERGED
+    for sequence in range(2):
+        tokens = client.tokens[request_id, sequence]
+        assert tokens == expected(1, prompt(1), 30, sequence)[: len(tokens)]
+    assert client.tokens[other, 0] == expected(2, prompt(2), 30)
+
+
 def test_two_schedulers_share_the_workers() -> None:
     bus = MemoryBus()
     with scheduler(bus, "s1") as one, scheduler(bus, "s2") as two:
