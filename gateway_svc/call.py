@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway_svc.core.streams import ClientStream
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.core.streams import ClientStream, SequenceState
 from penstock.domain.errors import PenstockError
 from penstock.domain.finish import Usage
-from penstock.domain.request import Request
 from penstock.domain.rows import TextRow
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
@@ -34,16 +34,36 @@ class Sink(Protocol):
         ...
 
 
+class Nobody:
+    """The sink of a call whose client is gone and may come back."""
+
+    has_room = True
+
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:
+        """Nothing is kept: who comes back says what it has."""
+
+    def end(self, usages: Sequence[Usage]) -> None:
+        """The result is kept by the pool."""
+
+    def fail(self, error: PenstockError) -> None:
+        """The pool knows."""
+
+
 class Served:
     """One request of a call."""
 
-    __slots__ = ("call", "is_behind", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "stream", "usage")
+    __slots__ = (
+        *("call", "is_behind", "is_taken", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "route"),
+        *("stream", "usage"),
+    )
 
-    def __init__(self, call: "Call", prompt: int, request: Request) -> None:
+    def __init__(self, call: "Call", prompt: int, stream: ClientStream, route: bytes) -> None:
         self.call = call
         self.prompt = prompt
-        self.request_id = request.header.request_id
-        self.stream = ClientStream(request.params.n)
+        self.request_id = call.form.request_ids[prompt]
+        self.stream = stream
+        self.route = route  # the gateway session that has it: ours, or the one that we were
+        self.is_taken = True  # it is ours by submitting or attaching; if not yet, whoever has it must give it
         self.usage = Usage()  # once it has ended
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
@@ -54,14 +74,32 @@ class Served:
 class Call:
     """What one client asked for: one request, or one for each of its prompts."""
 
-    __slots__ = ("accepted_s", "deadline", "is_over", "is_submitted", "num_open", "served", "sink", "tenant")
+    __slots__ = (
+        *("accepted_s", "deadline", "form", "grace", "is_over", "is_submitted", "num_open", "served", "sink"),
+        "tenant",
+    )
 
-    def __init__(self, requests: Sequence[Request], sink: Sink, now_s: float) -> None:
+    def __init__(
+        self,
+        form: ReplyForm,
+        tenant: str,
+        sink: Sink,
+        *,
+        route: bytes,
+        now_s: float,
+        have: Sequence[SequenceState] | None = None,
+    ) -> None:
+        """A call that begins, or goes on behind what its client has of each choice."""
+        self.form = form
+        self.tenant = tenant
         self.sink = sink
-        self.tenant = requests[0].header.tenant
-        self.served = [Served(self, prompt, request) for prompt, request in enumerate(requests)]
-        self.num_open = len(requests)
+        self.served = [
+            Served(self, prompt, ClientStream(form.n, have and have[prompt * form.n : (prompt + 1) * form.n]), route)
+            for prompt in range(len(form.request_ids))
+        ]
+        self.num_open = len(self.served)
         self.accepted_s = now_s
         self.is_submitted = False
         self.is_over = False
         self.deadline: asyncio.TimerHandle | None = None
+        self.grace: asyncio.TimerHandle | None = None  # runs while its client is gone

@@ -1,85 +1,62 @@
 """Requests being served: submitted once, their text handed to clients exactly once, cancelled when nobody listens."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
 
 from gateway_svc import wire
-from gateway_svc.call import PROBE_S, Call, Served, Sink
-from gateway_svc.core.admission import Limits, admit
+from gateway_svc.call import PROBE_S, Call, Nobody, Served
 from gateway_svc.core.stats import GatewayStats, Outcome
-from gateway_svc.core.streams import ClientStream, Refusal
+from gateway_svc.core.streams import ClientStream, Refusal, error_of
 from gateway_svc.link import Link
 from gateway_svc.outbox import Outbox
 from penstock.domain.errors import ErrorCode, Fault, PenstockError
-from penstock.domain.finish import CancelReason, FinishReason
-from penstock.domain.request import Request, format_request_id
+from penstock.domain.finish import CancelReason, FinishReason, Usage
+from penstock.domain.request import format_request_id
 from penstock.domain.rows import TextRow
 from servicekit.bus.calls import Attachment, Bounds
 
 MAX_PROBE_S = 60.0
 ATTACH_ANSWER_S = 1.0  # how long the text of a re-attachment is waited for before asking again
-_GONE = (FinishReason.CANCELLED, FinishReason.ERROR)
 _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Delivery:
     """All calls of a gateway. Lives in one event loop."""
 
-    def __init__(self, link: Link, limits: Limits, bounds: Bounds, stats: GatewayStats) -> None:
-        self._link = link
-        self._limits = limits
+    def __init__(self, link: Link, bounds: Bounds, resume_grace_s: float, stats: GatewayStats) -> None:
+        """Serves nobody yet.
+
+        Args:
+            link: what is sent over.
+            bounds: how much may wait in the pool.
+            resume_grace_s: for so long a resumable call waits for its client to come back.
+            stats: where is counted.
+        """
         self._stats = stats
+        self._resume_grace_s = resume_grace_s
+        self._detached: set[Call] = set()
         self._served: dict[bytes, Served] = {}
         self.outbox = Outbox(link, bounds, self._attached)
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
 
-    @property
-    def num_streams(self) -> int:
-        """Requests being served."""
-        return len(self._served)
+    def register(self, several: Sequence[Served]) -> None:
+        """From now on their sinks get their text; who followed one of them until now is let go."""
+        for served in several:
+            before = self._served.get(served.request_id)
+            if before is not None and before.call is not served.call:
+                self._let_go(before.call)
+            self._served[served.request_id] = served
+        self._stats.num_streams = len(self._served)
+        self._idle.clear()
 
-    async def open(self, requests: Sequence[Request], sink: Sink) -> Call:
-        """Submits the requests of one call; from now on `sink` gets their text.
-
-        Raises:
-            PenstockError: not accepted; nothing will come.
-        """
-        loop = asyncio.get_running_loop()
-        call = Call(requests, sink, loop.time())
-        try:
-            admit(
-                self._limits,
-                num_streams=len(self._served),
-                num_new=len(requests),
-                draining=self.draining,
-                connected=self._link.connected,
-                mean_stream_s=self._stats.request.mean_s,
-            )
-            self._register(call)
-            refusal = await self.outbox.submit(requests)
-        except PenstockError:
-            self._stats.outcomes[Outcome.REJECTED] += len(requests)
-            self._withdraw(call)
-            raise
-        except BaseException:
-            self._stats.outcomes[Outcome.CANCELLED] += len(requests)
-            self._withdraw(call)
-            raise
-        if refusal is not None:
-            self._stats.outcomes[Outcome.REJECTED] += len(requests)
-            self._forget(call)
-            raise refusal
-        call.is_submitted = True
-        deadline_ns = requests[0].header.deadline_ns
-        if deadline_ns and not call.is_over:
-            call.deadline = loop.call_later(max(0.0, (deadline_ns - time.time_ns()) * 1e-9), self._expire, call)
-        return call
+    def find(self, request_id: bytes) -> Served | None:
+        """The request, if it is served here."""
+        return self._served.get(request_id)
 
     def deliver(self, rows: Sequence[TextRow], now_s: float) -> None:
         """Hands rows of the text stream to their clients."""
@@ -97,11 +74,28 @@ class Delivery:
                 self._break(served.call)
 
     def close(self, call: Call, reason: CancelReason) -> None:
-        """Nobody listens any more: what has not ended is cancelled."""
-        if not call.is_over:
-            self._stats.outcomes[Outcome.CANCELLED] += call.num_open
-            self._cancel_open(call, reason)
-            self._forget(call)
+        """Nobody listens any more: what has not ended is cancelled, at once or when its client had time to return."""
+        if call.is_over:
+            return
+        if call.form.is_resumable and reason is CancelReason.CLIENT:
+            self.detach(call)
+        else:
+            self._give_up(call, reason)
+
+    def detach(self, call: Call) -> None:
+        """A call goes on without its client for as long as the grace lasts."""
+        if call.is_over:
+            return
+        call.sink = Nobody()
+        if self.draining:
+            # When this gateway has left, the detokenizers wait as long as for one that died.
+            self.forget(call)
+            return
+        self._detached.add(call)
+        self._stats.num_detached = len(self._detached)
+        loop = asyncio.get_running_loop()
+        call.grace = loop.call_later(self._resume_grace_s, self._give_up, call, CancelReason.CLIENT)
+        self.refill(call)
 
     def fail(self, call: Call, error: PenstockError, reason: CancelReason | None = None) -> None:
         """Ends a call with an error; with a reason, what goes on in the pipeline is cancelled."""
@@ -110,7 +104,7 @@ class Delivery:
         self._stats.outcomes[_outcome_of(error)] += call.num_open
         if reason is not None:
             self._cancel_open(call, reason)
-        self._forget(call)
+        self.forget(call)
         call.sink.fail(error)
 
     def refill(self, call: Call) -> None:
@@ -120,17 +114,11 @@ class Delivery:
                 served.is_behind = False
                 self._want_attach(served, 0.0)
 
-    async def cancel(self, request_id: bytes, tenant: str) -> bool:
-        """A client asks for the end of a request, and of those submitted with it; whether there is such a request.
-
-        Raises:
-            PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
-        """
+    def ask_again(self, request_id: bytes) -> None:
+        """Another gateway may have taken a request."""
         served = self._served.get(request_id)
-        ids = [request_id]
-        if served is not None and served.call.tenant == tenant:
-            ids = [each.request_id for each in served.call.served]
-        return await self.outbox.cancel(ids, tenant)
+        if served is not None and served.call.is_submitted:
+            self._want_attach(served, 0.0)
 
     def attach_all(self) -> None:
         """The route changed, or the server may have lost text: every client's text is asked for again."""
@@ -150,22 +138,16 @@ class Delivery:
         """Returns when nothing is being served."""
         await self._idle.wait()
 
+    def drain(self) -> None:
+        """No new calls are to come. Nobody waits here for clients that are gone: they come back to another gateway."""
+        self.draining = True
+        for call in list(self._detached):
+            self.forget(call)
+
     def fail_all(self, error: PenstockError, reason: CancelReason) -> None:
-        """Ends every call."""
+        """Ends every call; the requests of those that can go on through another gateway are left to it."""
         for served in list(self._served.values()):
-            self.fail(served.call, error, reason)
-
-    def _register(self, call: Call) -> None:
-        for served in call.served:
-            self._served[served.request_id] = served
-        self._stats.num_streams = len(self._served)
-        self._idle.clear()
-
-    def _withdraw(self, call: Call) -> None:
-        """What may have been submitted of a call that is not accepted is cancelled: a lost answer may be a yes."""
-        if call.served[0].request_id in self._served:
-            self._cancel_open(call, CancelReason.CLIENT)
-        self._forget(call)
+            self.fail(served.call, error, None if served.call.form.is_resumable else reason)
 
     def _take(self, served: Served, row: TextRow, now_s: float) -> None:
         call, stats = served.call, self._stats
@@ -180,6 +162,8 @@ class Delivery:
         if isinstance(taken, Refusal):
             if taken is Refusal.KNOWN:
                 stats.num_known_rows += 1
+            elif taken is Refusal.DIVERGED:
+                self._diverge(served)
             else:
                 stats.num_behind_rows += 1
                 self._want_attach(served, now_s)
@@ -201,8 +185,8 @@ class Delivery:
 
     def _take_end(self, served: Served, row: TextRow, now_s: float) -> None:
         call = served.call
-        if row.finish in _GONE:
-            self.fail(call, _error_of(row), CancelReason.CLIENT)
+        if (error := error_of(row)) is not None:
+            self.fail(call, error, CancelReason.CLIENT)
             return
         chain = served.stream.sequences[row.sequence].chain
         if not served.stream.ended:
@@ -210,13 +194,17 @@ class Delivery:
             call.sink.take(served.prompt, replace(row, usage=None), chain)
             return
         call.sink.take(served.prompt, row, chain)
-        served.usage = row.usage or served.usage
+        self._end(served, row.usage or Usage(), now_s)
+
+    def _end(self, served: Served, usage: Usage, now_s: float) -> None:
+        call = served.call
+        served.usage = usage
         self._stats.outcomes[_outcome_of_stream(served.stream)] += 1
         self._stats.request.observe(now_s - call.accepted_s)
         self._drop(served)
         call.num_open -= 1
         if call.num_open == 0:
-            self._forget(call)
+            self.forget(call)
             call.sink.end([each.usage for each in call.served])
 
     def _break(self, call: Call) -> None:
@@ -230,9 +218,11 @@ class Delivery:
     def _attached(self, served: Served, answer: Attachment) -> None:
         self._stats.num_attaches += 1
         call = served.call
-        if call.is_over or served.request_id not in self._served:
+        if call.is_over or not self._is_served(served):
             return
-        if not answer.known:
+        if answer.is_elsewhere:
+            self._let_go(call)
+        elif not answer.known:
             lost = PenstockError(
                 ErrorCode.UNAVAILABLE,
                 "the pipeline does not know this request any more: the server lost it, or its result has expired; "
@@ -249,13 +239,28 @@ class Delivery:
         except wire.PoisonMessageError as error:
             self.fail(served.call, PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}"))
             return
-        self.deliver(rows, asyncio.get_running_loop().time())
-        if served.request_id in self._served and not served.is_behind:
-            diverged = PenstockError(
-                ErrorCode.STREAM_DIVERGED,
-                "the result does not extend what was delivered: the server lost writes; send the request anew",
-            )
-            self.fail(served.call, diverged)
+        now_s = asyncio.get_running_loop().time()
+        self.deliver(rows, now_s)
+        if not self._is_served(served) or served.is_behind:
+            return
+        if served.stream.ended:  # when its client came back already
+            self._end(served, rows[-1].usage or Usage(), now_s)
+        else:
+            self._diverge(served)
+
+    def _diverge(self, served: Served) -> None:
+        """What goes on does not extend what the client has. Who has the beginning that belongs to it may come yet."""
+        error = PenstockError(
+            ErrorCode.STREAM_DIVERGED,
+            "what goes on does not extend what you have: it was given wrongly, or the server lost writes; begin anew",
+        )
+        self.fail(served.call, error)
+
+    def _let_go(self, call: Call) -> None:
+        """A client follows its requests through another call, which goes on where that client says."""
+        if not call.is_over:
+            self.forget(call)
+            call.sink.fail(PenstockError(ErrorCode.SUPERSEDED, "another call follows this request now"))
 
     def _want_attach(self, served: Served, now_s: float) -> None:
         if now_s and now_s < served.next_attach_s:
@@ -263,24 +268,38 @@ class Delivery:
         served.next_attach_s = asyncio.get_running_loop().time() + ATTACH_ANSWER_S
         self.outbox.attach_later(served)
 
-    def _expire(self, call: Call) -> None:
+    def expire(self, call: Call) -> None:
+        """The deadline of a call has come."""
         error = PenstockError(ErrorCode.DEADLINE_EXCEEDED, "the request's time is over")
         self.fail(call, error, CancelReason.DEADLINE)
 
+    def _give_up(self, call: Call, reason: CancelReason) -> None:
+        self._stats.outcomes[Outcome.CANCELLED] += call.num_open
+        self._cancel_open(call, reason)
+        self.forget(call)
+
     def _cancel_open(self, call: Call, reason: CancelReason) -> None:
         for served in call.served:
-            if not served.stream.ended:
-                self.outbox.cancel_later(served.request_id, call.tenant, reason)
+            if self._is_served(served) and not served.stream.ended:
+                self.outbox.cancel_later(served, reason)
 
-    def _forget(self, call: Call) -> None:
+    def forget(self, call: Call) -> None:
+        """The call is over; nothing becomes of its requests here."""
         call.is_over = True
-        if call.deadline is not None:
-            call.deadline.cancel()
+        for timer in (call.deadline, call.grace):
+            if timer is not None:
+                timer.cancel()
+        self._detached.discard(call)
+        self._stats.num_detached = len(self._detached)
         for served in call.served:
             self._drop(served)
 
+    def _is_served(self, served: Served) -> bool:
+        return self._served.get(served.request_id) is served
+
     def _drop(self, served: Served) -> None:
-        if self._served.pop(served.request_id, None) is not None:
+        if self._is_served(served):
+            del self._served[served.request_id]
             _logger.debug(
                 "served",
                 request_id=format_request_id(served.request_id),
@@ -290,14 +309,6 @@ class Delivery:
         self._stats.num_streams = len(self._served)
         if not self._served:
             self._idle.set()
-
-
-def _error_of(row: TextRow) -> PenstockError:
-    if row.error is not None:
-        return row.error.raised()
-    if row.finish is FinishReason.CANCELLED:
-        return PenstockError(ErrorCode.CANCELLED, "the request was cancelled")
-    return PenstockError(ErrorCode.INTERNAL, "the request ended with an error that says nothing")
 
 
 def _outcome_of(error: PenstockError) -> Outcome:

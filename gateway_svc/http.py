@@ -1,8 +1,8 @@
 """OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
@@ -15,22 +15,42 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway_svc.call import Call, Sink
 from gateway_svc.core.auth import Door
+from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
+from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
 from gateway_svc.core.models import Catalogue, ServedModel
 from gateway_svc.core.openai import Ask, parse_chat, parse_completion
-from gateway_svc.core.replies import Reply, ReplyHead, encode, error_fields
+from gateway_svc.core.recollection import request_fields
+from gateway_svc.core.replies import Reply, encode, error_fields
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import SequenceState
 from gateway_svc.delivery import Delivery
-from gateway_svc.intake import TIMEOUT_HEADER, Intake, parse_timeout, too_large_error
+from gateway_svc.intake import (
+    RESUMABLE_HEADER,
+    TIMEOUT_HEADER,
+    Intake,
+    parse_resumable,
+    parse_timeout,
+    too_large_error,
+)
+from gateway_svc.reception import Reception
 from gateway_svc.sinks import ReplySink, SseSink, error_headers
 from penstock import __version__
 from penstock.domain import request as domain
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.domain.finish import CancelReason
+from servicekit.bus.calls import RequestState
 
 _logger = structlog.stdlib.get_logger(__name__)
+_STATES = {
+    RequestState.PROMPT: "waiting",
+    RequestState.READY: "waiting",
+    RequestState.RUNNING: "running",
+    RequestState.ENDED: "ended",
+}
 _STATUS_CODES = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.INVALID_ARGUMENT}
 
 
@@ -51,6 +71,7 @@ class HttpApi:
     """The handlers."""
 
     delivery: Delivery
+    reception: Reception
     intake: Intake
     auth: Door
     catalogue: Callable[[], Catalogue]
@@ -59,6 +80,7 @@ class HttpApi:
     registry: CollectorRegistry
     max_body_bytes: int
     max_backlog_bytes: int
+    all_resumable: bool
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -67,7 +89,9 @@ class HttpApi:
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/v1/requests/{request_id}", self.request, methods=["GET"]),
             Route("/v1/requests/{request_id}", self.cancel, methods=["DELETE"]),
+            Route("/v1/requests/{request_id}/events", self.events, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -94,15 +118,30 @@ class HttpApi:
         self.auth.authenticate(request.headers)
         return _json(_model_fields(self.catalogue().find(request.path_params["name"])))
 
+    async def request(self, request: Request) -> Response:
+        """GET /v1/requests/{id}: where the request is and, for a while after its end, its reply or error."""
+        caller = self.auth.authenticate(request.headers)
+        found = await self.reception.recall(_request_id(request), caller.tenant)
+        return _json(request_fields(found.form, _STATES[found.state], found.rows))
+
+    async def events(self, request: Request) -> Response:
+        """GET /v1/requests/{id}/events: the stream of a request behind `Last-Event-ID`, without it from its start."""
+        caller = self.auth.authenticate(request.headers)
+        form = await self.reception.form_of(_request_id(request), caller.tenant)
+        last, have = request.headers.get(LAST_EVENT_ID), _nothing(form)
+        if last is not None:
+            have = parse_event_id(last, form.request_ids[0], form.num_choices)
+
+        def begin(sink: Sink) -> Awaitable[Call]:
+            return self.reception.resume(form, caller.tenant, sink, have)
+
+        return _CallReply(self.delivery, form, begin, have, self.max_backlog_bytes)
+
     async def cancel(self, request: Request) -> Response:
         """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
         caller = self.auth.authenticate(request.headers)
         text = request.path_params["request_id"]
-        try:
-            request_id = domain.parse_request_id(text)
-        except ValueError as error:
-            raise invalid(str(error), "request_id") from error
-        if not await self.delivery.cancel(request_id, caller.tenant):
+        if not await self.reception.cancel(_request_id(request), caller.tenant):
             raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
         return _json({"id": text, "object": "request", "cancelled": True})
 
@@ -128,6 +167,9 @@ class HttpApi:
         try:
             caller = self.auth.authenticate(request.headers)
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
+            resumable = parse_resumable(request.headers.get(RESUMABLE_HEADER))
+            key = request.headers.get(IDEMPOTENCY_KEY)
+            key = None if key is None else check_key(key)
             ask = parse(await read_body(request, self.max_body_bytes))
             requests = self.intake.requests(
                 ask.prompts,
@@ -137,7 +179,13 @@ class HttpApi:
                 priority=caller.priority(ask.priority),
                 traceparent=request.headers.get("traceparent", ""),
                 timeout_s=timeout_s,
+                idempotency_key=key,
             )
+            form = _form_of(ask, requests)
+            if key is not None:
+                form = await self.reception.agreed(form, caller.tenant)
+            if resumable or ask.is_resumable or key is not None or self.all_resumable:
+                form = replace(form, is_resumable=True)
         except PenstockError:
             self.stats.outcomes[Outcome.REJECTED] += 1
             raise
@@ -148,41 +196,43 @@ class HttpApi:
             num_requests=len(requests),
             ignored_fields=ask.ignored_fields,
         )
-        return _CallReply(self.delivery, ask, requests, self.max_backlog_bytes)
+
+        def begin(sink: Sink) -> Awaitable[Call]:
+            return self.reception.open(requests, form, sink, is_idempotent=key is not None)
+
+        return _CallReply(self.delivery, form, begin, _nothing(form) if ask.stream else None, self.max_backlog_bytes)
 
 
 class _CallReply(Response):
     """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
 
-    def __init__(self, delivery: Delivery, ask: Ask, requests: list[domain.Request], max_backlog_bytes: int) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        form: ReplyForm,
+        begin: Callable[[Sink], Awaitable[Call]],
+        have: Sequence[SequenceState] | None,
+        max_backlog_bytes: int,
+    ) -> None:
+        """A reply that is not begun: a stream behind what the client has of each choice, or a plain one (None)."""
         super().__init__()
         self._delivery = delivery
-        self._ask = ask
-        self._requests = requests
+        self._form = form
+        self._begin = begin
+        self._have = have
         self._max_backlog_bytes = max_backlog_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ask, first = self._ask, self._requests[0]
-        request_id = domain.format_request_id(first.header.request_id)
-        head = ReplyHead(
-            form=ask.form,
-            call_id=ask.form.id_prefix + request_id,
-            model=first.model,
-            created_s=first.header.arrival_ns // 10**9,
-            num_choices=ask.num_choices,
-            wants_logprobs=ask.params.logprobs is not None,
-            tokens_as_ids=ask.tokens_as_ids,
-            include_usage=ask.include_usage,
-        )
-        headers = [(b"x-request-id", request_id.encode())]
+        form = self._form
+        headers = [(b"x-request-id", domain.format_request_id(form.request_ids[0]).encode())]
         sink: SseSink | ReplySink
-        if ask.stream:
-            form = SseFormat(head, first.header.request_id, [SequenceState() for _ in range(ask.num_choices)])
-            sink = SseSink(send, form, ask.params.n, headers, self._max_backlog_bytes)
+        if self._have is None:
+            sink = ReplySink(send, Reply(form.head), form.n, headers)
         else:
-            sink = ReplySink(send, Reply(head), ask.params.n, headers)
+            sse = SseFormat(form.head, form.request_ids[0], self._have)
+            sink = SseSink(send, sse, form.n, headers, self._max_backlog_bytes)
         try:
-            call = await self._delivery.open(self._requests, sink)
+            call = await self._begin(sink)
         except PenstockError as error:
             await error_response(error, headers)(scope, receive, send)
             return
@@ -192,6 +242,33 @@ class _CallReply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._delivery.close(call, CancelReason.CLIENT)
+
+
+def _form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
+    first = requests[0]
+    return ReplyForm(
+        request_ids=tuple(each.header.request_id for each in requests),
+        n=ask.params.n,
+        form=ask.form,
+        model=first.model,
+        arrival_ns=first.header.arrival_ns,
+        deadline_ns=first.header.deadline_ns,
+        seed=first.header.seed,
+        wants_logprobs=ask.params.logprobs is not None,
+        tokens_as_ids=ask.tokens_as_ids,
+        include_usage=ask.include_usage,
+    )
+
+
+def _nothing(form: ReplyForm) -> list[SequenceState]:
+    return [SequenceState() for _ in range(form.num_choices)]
+
+
+def _request_id(request: Request) -> bytes:
+    try:
+        return domain.parse_request_id(request.path_params["request_id"])
+    except ValueError as error:
+        raise invalid(str(error), "request_id") from error
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from gateway_svc.core.idempotency import derive
 from gateway_svc.core.models import Catalogue
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Prompt, Request
 
 TIMEOUT_HEADER = "x-request-timeout-s"
+RESUMABLE_HEADER = "x-penstock-resumable"
 MAX_TIMEOUT_S = 7 * 86400.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _U64 = 2**64
@@ -34,22 +36,30 @@ class Intake:
         priority: int,
         traceparent: str,
         timeout_s: float | None,
+        idempotency_key: str | None = None,
     ) -> list[Request]:
-        """One request for each prompt, all with the same seed.
+        """One request for each prompt, all with the same seed. With a key, the same call gives the same requests.
 
         Raises:
             PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet.
         """
         name = self._catalogue().find(model).name
-        seed = int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed % _U64
+        if idempotency_key is None:
+            ids = [os.urandom(16) for _ in prompts]
+            seed = int.from_bytes(os.urandom(8), "little")
+        else:
+            ids = [derive(tenant, idempotency_key, index)[0] for index in range(len(prompts))]
+            seed = derive(tenant, idempotency_key, 0)[1]
+        if params.seed is not None:
+            seed = params.seed % _U64
         now_ns = time.time_ns()
         if timeout_s is None:
             timeout_s = self._default_timeout_s or math.inf
         deadline_ns = now_ns + int(timeout_s * 1e9) if timeout_s <= MAX_TIMEOUT_S else 0
         trace = traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
         return [
-            Request(Header(os.urandom(16), tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params)
-            for prompt in prompts
+            Request(Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params)
+            for request_id, prompt in zip(ids, prompts, strict=True)
         ]
 
 
@@ -68,6 +78,19 @@ def parse_timeout(text: str | None) -> float | None:
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise invalid(f"{TIMEOUT_HEADER} must be seconds in (0, {MAX_TIMEOUT_S:.0f}], got {text!r:.40}", TIMEOUT_HEADER)
     return seconds
+
+
+def parse_resumable(text: str | None) -> bool:
+    """Whether the header asks for a resumable request; None: not given.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: neither true nor false.
+    """
+    if text is None or text.lower() == "false":
+        return False
+    if text.lower() != "true":
+        raise invalid(f"{RESUMABLE_HEADER} must be true or false, got {text!r:.40}", RESUMABLE_HEADER)
+    return True
 
 
 def too_large_error(max_bytes: int) -> PenstockError:

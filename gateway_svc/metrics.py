@@ -46,6 +46,12 @@ class GatewayCollector(Collector):
         )
         yield CounterMetricFamily("penstock_attaches", "Times that text was asked for again.", value=stats.num_attaches)
         yield CounterMetricFamily(
+            "penstock_resumes", "Times that a client came back to a request.", value=stats.num_resumes
+        )
+        yield GaugeMetricFamily(
+            "penstock_detached_calls", "Calls that wait for their client to come back.", value=stats.num_detached
+        )
+        yield CounterMetricFamily(
             "penstock_lagging_clients", "Times that a client was too slow to keep its text here.",
             value=stats.num_lagging,
         )  # fmt: skip

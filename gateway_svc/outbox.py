@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -12,17 +12,38 @@ import structlog
 from gateway_svc import wire
 from gateway_svc.call import Served
 from gateway_svc.core.admission import retry_after_s
+from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.link import Link
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request
-from servicekit.bus.calls import Attach, Attachment, Bounds, Cancel, Overload, Submit, SubmitOutcome
+from servicekit.bus.calls import (
+    Attach,
+    Attachment,
+    Bounds,
+    Cancel,
+    Overload,
+    Recall,
+    Recalled,
+    Submit,
+    SubmitOutcome,
+)
 from servicekit.bus.calls import Call as BusCall
 from servicekit.bus.interface import BusFull, BusUnavailable
 
 RETRY_S = 0.2
 BYTES_PER_TOKEN = 4  # of a text that nobody has tokenized yet, roughly
 _logger = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a call's requests; indices are those of its prompts."""
+
+    created: list[int]
+    existing: list[int]  # submitted before, by the same idempotency key
+    refusal: PenstockError | None  # why the others were not taken
 
 
 class Outbox:
@@ -43,22 +64,21 @@ class Outbox:
         self._attaches: dict[bytes, Served] = {}
         self._woken = asyncio.Event()
 
-    async def submit(self, requests: Sequence[Request]) -> PenstockError | None:
-        """Gives requests to the pipeline: all of them or, what was refused says the answer, none.
+    async def submit(self, requests: Sequence[Request], form: ReplyForm) -> Submitted:
+        """Gives the requests of one call to the pipeline.
 
         Raises:
             PenstockError: it is not known which of them were taken.
         """
-        calls = [self._submission(request) for request in requests]
+        calls = [self._submission(request, form) for request in requests]
         outcomes: list[SubmitOutcome | Overload] = await self._ask(calls)
-        refusal = next((error for outcome in outcomes if (error := self._refusal(outcome))), None)
-        if refusal is not None:
-            for request, outcome in zip(requests, outcomes, strict=True):
-                if outcome is SubmitOutcome.CREATED:
-                    self.cancel_later(request.header.request_id, request.header.tenant, CancelReason.CLIENT)
-        return refusal
+        return Submitted(
+            [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.CREATED],
+            [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.EXISTS],
+            next((error for outcome in outcomes if (error := self._refusal(outcome))), None),
+        )
 
-    def _submission(self, request: Request) -> Submit:
+    def _submission(self, request: Request, form: ReplyForm) -> Submit:
         header, body, token_ids = request.header, wire.encode_request(request), request.prompt.token_ids
         # Who is nobody's tenant is bound by the pool alone.
         bounds = self._bounds if header.tenant else replace(self._bounds, tenant_requests=0, tenant_tokens=0)
@@ -67,12 +87,14 @@ class Outbox:
             header.tenant,
             wire.encode_header(header),
             body,
-            hashlib.blake2b(body, digest_size=16).digest(),
+            # A call with another number of prompts is another call.
+            hashlib.blake2b(b"%d:" % len(form.request_ids) + body, digest_size=16).digest(),
             self._link.sid,
             time.time_ns(),
             num_tokens=len(body) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
             deadline_ns=header.deadline_ns,
             bounds=bounds,
+            reply=wire.encode_reply_form(form),
         )
 
     def _refusal(self, outcome: SubmitOutcome | Overload) -> PenstockError | None:
@@ -82,8 +104,29 @@ class Outbox:
             case SubmitOutcome.OUT_OF_MEMORY:
                 return _full()
             case SubmitOutcome.CONFLICT:
-                return PenstockError(ErrorCode.IDEMPOTENCY_CONFLICT, "another request has this id; send it again")
+                return PenstockError(
+                    ErrorCode.IDEMPOTENCY_CONFLICT,
+                    "the idempotency key was used for another request: send this one with a key of its own",
+                    param=IDEMPOTENCY_KEY,
+                )
         return None
+
+    async def attach(self, several: Sequence[Served]) -> None:
+        """Routes requests here, whoever has them, and tells what that found.
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
+        """
+        route = self._link.sid
+        self._tell(several, await self._ask([_attach(each, route) for each in several]), route)
+
+    async def recall(self, request_ids: Sequence[bytes], tenant: str) -> list[Recalled | None]:
+        """What the pool keeps of requests; None: not known, or another tenant's.
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer.
+        """
+        return await self._ask([Recall(each, tenant) for each in request_ids])
 
     async def cancel(self, request_ids: Sequence[bytes], tenant: str) -> bool:
         """Asks for the end of requests; whether there is one of them.
@@ -91,17 +134,17 @@ class Outbox:
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
         """
-        if not self._link.connected:
-            raise _unavailable()
         now_ns = time.time_ns()
         known: list[bool] = await self._ask(
             [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in request_ids]
         )
         return any(known)
 
-    def cancel_later(self, request_id: bytes, tenant: str, reason: CancelReason) -> None:
-        """The request ends once the server is there."""
-        self._cancels[request_id] = Cancel(request_id, int(reason), time.time_ns(), tenant)
+    def cancel_later(self, served: Served, reason: CancelReason, *, anywhere: bool = False) -> None:
+        """The request ends once the server is there, unless another gateway has it by then; or `anywhere`."""
+        route = b"" if anywhere else served.route
+        cancel = Cancel(served.request_id, int(reason), time.time_ns(), served.call.tenant, route=route)
+        self._cancels[served.request_id] = cancel
         self._woken.set()
 
     def attach_later(self, served: Served) -> None:
@@ -121,10 +164,7 @@ class Outbox:
             route = self._link.sid
             calls: list[BusCall[Any]] = [
                 *cancels.values(),
-                *(
-                    Attach(each.request_id, each.call.tenant, route, wire.encode_offsets(each.stream.offsets()))
-                    for each in attaches
-                ),
+                *(_attach(each, route) for each in attaches),
             ]
             if not calls:
                 continue
@@ -136,8 +176,7 @@ class Outbox:
                 self._woken.set()
                 await asyncio.sleep(RETRY_S)
                 continue
-            for served, answer in zip(attaches, answers[len(cancels) :], strict=True):
-                self._attached(served, answer)
+            self._tell(attaches, answers[len(cancels) :], route)
 
     async def flush(self) -> None:
         """Sends the cancels that wait; the last thing before the link closes."""
@@ -148,13 +187,26 @@ class Outbox:
             except (BusUnavailable, BusFull) as error:
                 _logger.warning("cancels were not sent: %s", error, num_requests=len(cancels))
 
+    def _tell(self, several: Sequence[Served], answers: Sequence[Attachment], route: bytes) -> None:
+        for served, answer in zip(several, answers, strict=True):
+            if answer.known and not answer.is_elsewhere:
+                served.route, served.is_taken = route, True
+            self._attached(served, answer)
+
     async def _ask(self, calls: Sequence[BusCall[Any]]) -> list[Any]:
+        if not self._link.connected:
+            raise _unavailable()
         try:
             return await self._link.execute(calls)
         except BusUnavailable as error:
             raise _unavailable() from error
         except BusFull as error:
             raise _full() from error
+
+
+def _attach(served: Served, route: bytes) -> Attach:
+    held = served.route if served.is_taken else b""
+    return Attach(served.request_id, served.call.tenant, route, wire.encode_offsets(served.stream.offsets()), held)
 
 
 def _overloaded(overload: Overload, bounds: Bounds) -> PenstockError:

@@ -23,6 +23,7 @@ from gateway_svc.keys_file import CHECK_S, KeysFile
 from gateway_svc.link import Link
 from gateway_svc.metrics import GatewayCollector
 from gateway_svc.pipeline import PipelineReading, read_pipeline
+from gateway_svc.reception import Reception
 from gateway_svc.servicer import InferenceServicer
 from gateway_svc.settings import GatewaySettings
 from penstock import __version__
@@ -63,7 +64,8 @@ class GatewayService:
         self._link = Link(bus, settings.name, address, settings.session_ttl_s)
         self.stats = GatewayStats()
         limits = Limits(max_streams=settings.max_streams)
-        self._delivery = Delivery(self._link, limits, settings.bounds, self.stats)
+        self._delivery = Delivery(self._link, settings.bounds, settings.resume_grace_s, self.stats)
+        self._reception = Reception(self._delivery, self._link, limits, self.stats)
         self._link.rerouted = self._reroute
         self._intake = Intake(self._models, settings.default_timeout_s)
         self._keys_file: KeysFile | None = None
@@ -128,6 +130,7 @@ class GatewayService:
         """Its gRPC edge, for the server in the loop of `run`."""
         return InferenceServicer(
             delivery=self._delivery,
+            reception=self._reception,
             intake=self._intake,
             auth=self._auth,
             catalogue=self._models,
@@ -135,12 +138,14 @@ class GatewayService:
             stats=self.stats,
             max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
+            all_resumable=self._settings.resumable,
         )
 
     def http(self, registry: CollectorRegistry) -> HttpApi:
         """Its HTTP edge."""
         return HttpApi(
             delivery=self._delivery,
+            reception=self._reception,
             intake=self._intake,
             auth=self._auth,
             catalogue=self._models,
@@ -149,6 +154,7 @@ class GatewayService:
             registry=registry,
             max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
+            all_resumable=self._settings.resumable,
         )
 
     async def run(self, stop: Stop) -> None:
@@ -177,7 +183,8 @@ class GatewayService:
             bus = group.create_task(self._serve_bus())
             keys = group.create_task(self._reload_keys())
             await stop.wait_async()
-            self._draining = self._delivery.draining = True
+            self._draining = True
+            self._delivery.drain()
             await self._drain(stop)
             server.should_exit = True
             if not (await asyncio.wait({http}, timeout=HTTP_GRACE_S))[0]:
@@ -198,7 +205,9 @@ class GatewayService:
         await asyncio.wait({idle, now}, return_when=asyncio.FIRST_COMPLETED)
         for task in (idle, now):
             task.cancel()
-        error = PenstockError(ErrorCode.UNAVAILABLE, "this gateway was shut down; send the request again")
+        error = PenstockError(
+            ErrorCode.UNAVAILABLE, "this gateway was shut down; resume the request elsewhere or send it again"
+        )
         self._delivery.fail_all(error, CancelReason.SHUTDOWN)
 
     async def _serve_bus(self) -> None:
@@ -242,6 +251,9 @@ class GatewayService:
         self._delivery.attach_all()
 
     async def _receive(self, entry: Entry) -> None:
+        if k.PAYLOAD not in entry.fields and k.REQUEST in entry.fields:
+            self._delivery.ask_again(entry.fields[k.REQUEST])
+            return
         received_ns, began_s = time.time_ns(), time.perf_counter()
         try:
             sent_ns, rows = wire.decode_text(entry.fields.get(k.PAYLOAD, b""))

@@ -8,12 +8,15 @@ import structlog
 from grpc import aio
 
 from gateway_svc import wire
+from gateway_svc.call import Call
 from gateway_svc.core.auth import Door
 from gateway_svc.core.models import Catalogue
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake, too_large_error
 from gateway_svc.pipeline import PipelineReading
+from gateway_svc.reception import Reception
 from gateway_svc.sinks import QueueSink
 from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.finish import CancelReason
@@ -31,6 +34,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self,
         *,
         delivery: Delivery,
+        reception: Reception,
         intake: Intake,
         auth: Door,
         catalogue: Callable[[], Catalogue],
@@ -38,8 +42,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         stats: GatewayStats,
         max_body_bytes: int,
         max_backlog_bytes: int,
+        all_resumable: bool,
     ) -> None:
         self._delivery = delivery
+        self._reception = reception
+        self._all_resumable = all_resumable
         self._intake = intake
         self._auth = auth
         self._catalogue = catalogue
@@ -50,37 +57,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     # Writes to its context instead of yielding: so a cancelled call ends here at once, and with it the request.
     async def Generate(self, request: inference_pb2.GenerateCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Streams what each step adds; a call that breaks or expires cancels the request."""
+        """Streams what each step adds; a call that breaks or expires cancels the request, unless it is resumable."""
         try:
-            checked = self._check(request, context)
+            checked, form, is_idempotent = await self._check(request, context)
         except PenstockError:
             self._stats.outcomes[Outcome.REJECTED] += 1
             raise
-        header = checked.header
-        _logger.debug("request", request_id=format_request_id(header.request_id), num_requests=1)
+        _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
         sink = QueueSink(self._max_backlog_bytes)
-        call = await self._delivery.open([checked], sink)
-        sink.refill = lambda: self._delivery.refill(call)
-        accepted = inference_pb2.Accepted(
-            request_id=format_request_id(header.request_id), model=checked.model, seed=header.seed
-        )
-        try:
-            await context.write(inference_pb2.GenerateEvent(accepted=accepted))
-            while rows := await sink.fetch():
-                for event in (event for row in rows for event in wire.deltas(row)):
-                    await context.write(event)
-        finally:
-            is_late = header.deadline_ns and time.time_ns() >= header.deadline_ns
-            self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
+        call = await self._reception.open([checked], form, sink, is_idempotent=is_idempotent)
+        await self._tell(call, sink, context)
+
+    async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Streams what a request has behind what the caller has; from now on the request goes there."""
+        caller = self._auth.authenticate(_metadata(context))
+        form = await self._reception.form_of(_request_id(request.request_id), caller.tenant)
+        if len(form.request_ids) > 1:
+            raise invalid("a call of several prompts can be resumed over HTTP only", "request_id")
+        have = wire.decode_offsets(request, form.n)
+        sink = QueueSink(self._max_backlog_bytes)
+        call = await self._reception.resume(form, caller.tenant, sink, have)
+        await self._tell(call, sink, context)
 
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
         """Ends a request of the caller's tenant."""
         caller = self._auth.authenticate(_metadata(context))
-        try:
-            request_id = parse_request_id(request.request_id)
-        except ValueError as error:
-            raise invalid(str(error), "request_id") from error
-        return inference_pb2.CancelReply(known=await self._delivery.cancel(request_id, caller.tenant))
+        known = await self._reception.cancel(_request_id(request.request_id), caller.tenant)
+        return inference_pb2.CancelReply(known=known)
 
     async def ListModels(  # noqa: N802
         self,
@@ -104,13 +107,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._auth.authenticate(_metadata(context))
         return wire.pipeline_status(await self._pipeline())
 
-    def _check(self, request: inference_pb2.GenerateCall, context: Context) -> Request:
+    async def _check(self, request: inference_pb2.GenerateCall, context: Context) -> tuple[Request, ReplyForm, bool]:
+        """The request of a call, how it is answered, and whether the same may have been asked before."""
         metadata = _metadata(context)
         caller = self._auth.authenticate(metadata)
         if request.ByteSize() > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
-        ask = wire.decode_generate(request.request)
-        return self._intake.requests(
+        ask = wire.decode_generate(request)
+        (checked,) = self._intake.requests(
             [ask.prompt],
             ask.params,
             model=ask.model,
@@ -118,7 +122,46 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             priority=caller.priority(ask.priority),
             traceparent=metadata.get("traceparent", ""),
             timeout_s=context.time_remaining(),
-        )[0]
+            idempotency_key=ask.idempotency_key,
+        )
+        header, is_idempotent = checked.header, ask.idempotency_key is not None
+        form = ReplyForm(
+            request_ids=(header.request_id,),
+            n=ask.params.n,
+            form=ask.form,
+            model=checked.model,
+            arrival_ns=header.arrival_ns,
+            deadline_ns=header.deadline_ns,
+            seed=header.seed,
+            wants_logprobs=ask.params.logprobs is not None,
+            is_resumable=ask.is_resumable or is_idempotent or self._all_resumable,
+        )
+        if is_idempotent:
+            form = await self._reception.agreed(form, caller.tenant)
+        return checked, form, is_idempotent
+
+    async def _tell(self, call: Call, sink: QueueSink, context: Context) -> None:
+        """Writes the events of a call until it ends or its client has gone."""
+        form = call.form
+        sink.refill = lambda: self._delivery.refill(call)
+        accepted = inference_pb2.Accepted(
+            request_id=format_request_id(form.request_ids[0]), model=form.model, seed=form.seed
+        )
+        try:
+            await context.write(inference_pb2.GenerateEvent(accepted=accepted))
+            while rows := await sink.fetch():
+                for event in (event for row in rows for event in wire.deltas(row)):
+                    await context.write(event)
+        finally:
+            is_late = form.deadline_ns and time.time_ns() >= form.deadline_ns
+            self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
+
+
+def _request_id(text: str) -> bytes:
+    try:
+        return parse_request_id(text)
+    except ValueError as error:
+        raise invalid(str(error), "request_id") from error
 
 
 def _metadata(context: Context) -> dict[str, str]:

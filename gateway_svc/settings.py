@@ -51,6 +51,14 @@ class GatewaySettings(ServiceSettings):
     default_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = field(
         default=0.0, metadata={"help": "seconds after which a request is given up if its client says nothing; 0: never"}
     )
+    resumable: bool = field(
+        default=False,
+        metadata={"help": "every request outlives its connection for the grace, not only those that ask for it"},
+    )
+    resume_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
+        default=30.0,
+        metadata={"help": "seconds for which a resumable request waits for its client before it is cancelled"},
+    )
     max_backlog_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
         default=256 * 1024,
         metadata={"help": "text kept for one slow client; what goes beyond it is fetched again later"},

@@ -45,6 +45,7 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
+    is_resumable: bool = False  # Penstock's `resumable`
     ignored_fields: tuple[str, ...] = ()
 
     @property
@@ -85,6 +86,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: _StreamOptions | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    resumable: bool | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -179,6 +181,7 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
         stream=bool(raw.stream),
         include_usage=bool(options and options.include_usage),
         tokens_as_ids=bool(raw.return_tokens_as_token_ids),
+        is_resumable=bool(raw.resumable),
         ignored_fields=ignored,
     )
 

@@ -56,6 +56,8 @@ class GatewayStats:
     num_behind_rows: int = 0  # could not be taken: re-attached
     num_stray_rows: int = 0  # of requests that are not served here (any more)
     num_attaches: int = 0
+    num_resumes: int = 0  # times that a client came back to requests that were there
+    num_detached: int = 0  # calls whose client is gone and may come back
     num_lagging: int = 0  # times that a client was so slow that its text was left where it is kept
     num_dead_letters: int = 0  # entries of `text` that could not be read
     num_key_reloads: int = 0  # times that the file of API keys was read, the start included

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from penstock.domain import chain
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import FinishReason
 from penstock.domain.rows import TextRow
 
@@ -100,6 +101,17 @@ def _behind(row: TextRow, state: SequenceState) -> TextRow | Refusal:
         text=row.text[known_chars:],
         logprobs=row.logprobs[known_tokens:],
     )
+
+
+def error_of(row: TextRow) -> PenstockError | None:
+    """Why a sequence ended without a result; None: it did not."""
+    if row.error is not None:
+        return row.error.raised()
+    if row.finish is FinishReason.CANCELLED:
+        return PenstockError(ErrorCode.CANCELLED, "the request was cancelled")
+    if row.finish is FinishReason.ERROR:
+        return PenstockError(ErrorCode.INTERNAL, "the request ended with an error that says nothing")
+    return None
 
 
 def _contradicts(row: TextRow, state: SequenceState) -> bool:

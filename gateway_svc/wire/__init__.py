@@ -1,7 +1,8 @@
 """Protobuf to domain and back."""
 
-from gateway_svc.wire.clients import GrpcAsk, decode_generate, deltas
+from gateway_svc.wire.clients import GrpcAsk, decode_generate, decode_offsets, deltas
 from gateway_svc.wire.operations import decode_worker, pipeline_status
+from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import encode_header, encode_request
 from gateway_svc.wire.text import PoisonMessageError, decode_finished, decode_text, encode_offsets, error_code
 
@@ -10,11 +11,14 @@ __all__ = [
     "PoisonMessageError",
     "decode_finished",
     "decode_generate",
+    "decode_offsets",
+    "decode_reply_form",
     "decode_text",
     "decode_worker",
     "deltas",
     "encode_header",
     "encode_offsets",
+    "encode_reply_form",
     "encode_request",
     "error_code",
     "pipeline_status",

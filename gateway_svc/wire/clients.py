@@ -6,9 +6,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gateway_svc.core.streams import split
+from gateway_svc.core.idempotency import check_key
+from gateway_svc.core.openai import Form
+from gateway_svc.core.streams import SequenceState, split
 from gateway_svc.wire.columns import u32
+from penstock.domain import chain
 from penstock.domain.errors import invalid
+from penstock.domain.finish import FinishReason
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Message, Prompt
 from penstock.domain.rows import TextRow, TokenLogprob
@@ -17,6 +21,7 @@ from penstock.v1 import common_pb2, inference_pb2, requests_pb2
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
 _DELTA_CHARS = 2**18
+_ENDS = {int(each): each for each in (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +32,50 @@ class GrpcAsk:
     prompt: Prompt
     params: SamplingParams
     priority: int
+    is_resumable: bool = False
+    idempotency_key: str | None = None
+
+    @property
+    def form(self) -> Form:
+        """As what it is told over HTTP, if its client goes on there."""
+        return Form.COMPLETION if self.prompt.messages is None else Form.CHAT
 
 
-def decode_generate(message: requests_pb2.GenerateRequest) -> GrpcAsk:
+def decode_generate(call: inference_pb2.GenerateCall) -> GrpcAsk:
     """What a gRPC client asks for.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field.
     """
-    return GrpcAsk(message.model, _prompt(message), _sampling_params(message), message.priority)
+    message, key = call.request, call.idempotency_key
+    return GrpcAsk(
+        message.model,
+        _prompt(message),
+        _sampling_params(message),
+        message.priority,
+        is_resumable=call.resumable,
+        idempotency_key=check_key(key) if key else None,
+    )
+
+
+def decode_offsets(call: inference_pb2.ResumeCall, n: int) -> list[SequenceState]:
+    """What a gRPC client says it has of each of `n` samples.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it cannot be.
+    """
+    if not call.offsets:
+        return [SequenceState() for _ in range(n)]
+    if len(call.offsets) != n:
+        raise invalid(f"the request has {n} samples, got offsets of {len(call.offsets)}", "offsets")
+    have = []
+    for offset in call.offsets:
+        end = _ENDS.get(offset.finish_reason)
+        if end is None or (offset.characters and not offset.tokens):
+            raise invalid("an offset says what cannot be", "offsets")
+        known = offset.chain if offset.tokens else chain.CHAIN_START
+        have.append(SequenceState(offset.tokens, offset.characters, known, end, claim=offset.tokens))
+    return have
 
 
 def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
@@ -110,13 +150,16 @@ def _unpack(where: str, packed: bytes) -> list[int]:
 
 def deltas(row: TextRow) -> list[inference_pb2.GenerateEvent]:
     """A row as events of `Generate`: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
-    return [_delta(part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+    events = [_delta(part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+    events[-1].delta.chain_after = chain.extend(row.chain, row.token_ids)
+    return events
 
 
 def _delta(row: TextRow) -> inference_pb2.GenerateEvent:
     message = inference_pb2.Delta(
         sequence=row.sequence,
         token_offset=row.token_offset,
+        text_offset=row.text_offset,
         token_ids=u32(row.token_ids),
         text=row.text,
         logprobs=[_token_logprob(entry) for entry in row.logprobs],

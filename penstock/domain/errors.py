@@ -31,6 +31,7 @@ class ErrorCode(IntEnum):
     STREAM_DIVERGED = 13
     PERMISSION_DENIED = 14
     UNIMPLEMENTED = 15
+    SUPERSEDED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ ERROR_KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.STREAM_DIVERGED: ErrorKind(500, "DATA_LOSS", "server_error", Fault.NOBODY),
     ErrorCode.PERMISSION_DENIED: ErrorKind(403, "PERMISSION_DENIED", "permission_error", Fault.CALLER),
     ErrorCode.UNIMPLEMENTED: ErrorKind(501, "UNIMPLEMENTED", "invalid_request_error", Fault.CALLER),
+    ErrorCode.SUPERSEDED: ErrorKind(409, "ABORTED", "invalid_request_error", Fault.CALLER),
 }
 
 

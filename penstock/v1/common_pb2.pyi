@@ -119,6 +119,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """The caller may not do this."""
     ERROR_CODE_UNIMPLEMENTED: _ErrorCode.ValueType  # 15
     """Asked for something that is not there yet."""
+    ERROR_CODE_SUPERSEDED: _ErrorCode.ValueType  # 16
+    """Another call of the same client follows the request now; this one need not be repeated."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """One code per kind of error; who must act follows from it."""
@@ -155,6 +157,8 @@ ERROR_CODE_PERMISSION_DENIED: ErrorCode.ValueType  # 14
 """The caller may not do this."""
 ERROR_CODE_UNIMPLEMENTED: ErrorCode.ValueType  # 15
 """Asked for something that is not there yet."""
+ERROR_CODE_SUPERSEDED: ErrorCode.ValueType  # 16
+"""Another call of the same client follows the request now; this one need not be repeated."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final

@@ -27,6 +27,15 @@ class GenerateCall(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    resumable: _builtins.bool
+    """Whether the request outlives a broken call for the gateway's grace, so that `Resume` finds it."""
+    idempotency_key: _builtins.str
+    """1 to 255 visible ASCII characters. A call of the same tenant with the same key is the same request: it is told
+    again from its start; one with another prompt or other parameters ends with IDEMPOTENCY_CONFLICT. Such a request
+    is resumable. Empty: none.
+    """
     @_builtins.property
     def request(self) -> _requests_pb2.GenerateRequest:
         """What to generate."""
@@ -35,14 +44,78 @@ class GenerateCall(_message.Message):
         self,
         *,
         request: _requests_pb2.GenerateRequest | None = ...,
+        resumable: _builtins.bool = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "request", b"request", "resumable", b"resumable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateCall: _TypeAlias = GenerateCall  # noqa: Y015
+
+@_typing.final
+class ResumeCall(_message.Message):
+    """Input of Resume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """32 hexadecimal digits."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleOffset]:
+        """What the caller has of each sample, in order; none: nothing of any."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        offsets: _abc.Iterable[Global___SampleOffset] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeCall: _TypeAlias = ResumeCall  # noqa: Y015
+
+@_typing.final
+class SampleOffset(_message.Message):
+    """What a caller has of a sample: that of its last event with `chain_after`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CHARACTERS_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Output tokens."""
+    characters: _builtins.int
+    """Characters (code points) of text."""
+    chain: _builtins.int
+    """`chain_after` of the event; ignored if there are no tokens."""
+    finish_reason: _common_pb2.FinishReason.ValueType
+    """How it ended; unspecified while it goes on."""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        characters: _builtins.int = ...,
+        chain: _builtins.int = ...,
+        finish_reason: _common_pb2.FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "characters", b"characters", "finish_reason", b"finish_reason", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleOffset: _TypeAlias = SampleOffset  # noqa: Y015
 
 @_typing.final
 class GenerateEvent(_message.Message):
@@ -121,6 +194,8 @@ class Delta(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    TEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    CHAIN_AFTER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Index of the sample."""
     token_offset: _builtins.int
@@ -135,6 +210,12 @@ class Delta(_message.Message):
     """The stop token id."""
     stop_string: _builtins.str
     """The stop string."""
+    text_offset: _builtins.int
+    """Characters (code points) of the sample's text before this event."""
+    chain_after: _builtins.int
+    """Hash over the sample's output tokens, this event's included, for `Resume`; absent from all but the last part of
+    what is too large for one event: behind those nothing can be resumed.
+    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Present if logprobs were asked for, one per new token."""
@@ -155,13 +236,20 @@ class Delta(_message.Message):
         stop_token_id: _builtins.int = ...,
         stop_string: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
+        text_offset: _builtins.int = ...,
+        chain_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "chain_after", b"chain_after", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence", b"sequence", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "chain_after", b"chain_after", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence", b"sequence", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "token_offset", b"token_offset", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chain_after: _TypeAlias = _typing.Literal["chain_after"]  # noqa: Y015
+    _WhichOneofArgType__chain_after: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after"]  # noqa: Y015
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chain_after) -> _WhichOneofReturnType__chain_after | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stop_reason) -> _WhichOneofReturnType_stop_reason | None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015

@@ -41,6 +41,11 @@ class InferenceStub:
                 request_serializer=penstock_dot_v1_dot_inference__pb2.GenerateCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/penstock.v1.Inference/Resume',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.ResumeCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/penstock.v1.Inference/Cancel',
                 request_serializer=penstock_dot_v1_dot_inference__pb2.CancelCall.SerializeToString,
@@ -63,8 +68,16 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request.
-        Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+        """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
+        is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+        it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +110,11 @@ def add_InferenceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=penstock_dot_v1_dot_inference__pb2.GenerateCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.ResumeCall.FromString,
                     response_serializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -142,6 +160,33 @@ class Inference:
             target,
             '/penstock.v1.Inference/Generate',
             penstock_dot_v1_dot_inference__pb2.GenerateCall.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Inference/Resume',
+            penstock_dot_v1_dot_inference__pb2.ResumeCall.SerializeToString,
             penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
             options,
             channel_credentials,

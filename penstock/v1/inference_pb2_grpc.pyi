@@ -35,8 +35,12 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateCall, _inference_pb2.GenerateEvent]
-    """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request.
-    Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+    """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
+    is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+    """
+    Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]
+    """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]
     """Cancels a request of the caller's tenant."""
@@ -51,8 +55,12 @@ class InferenceAsyncStub(InferenceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateCall, _inference_pb2.GenerateEvent]  # type: ignore[assignment]
-    """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request.
-    Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+    """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
+    is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+    """
+    Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]  # type: ignore[assignment]
+    """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Cancels a request of the caller's tenant."""
@@ -70,8 +78,18 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateCall,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateEvent], _abc.AsyncIterator[_inference_pb2.GenerateEvent]]:
-        """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request.
-        Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+        """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
+        is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _inference_pb2.ResumeCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateEvent], _abc.AsyncIterator[_inference_pb2.GenerateEvent]]:
+        """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+        it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
         """
 
     @_abc_1.abstractmethod

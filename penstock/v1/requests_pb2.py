@@ -24,27 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/requests.proto\x12\x0bpenstock.v1\"\x8a\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.penstock.v1.TokenIdsH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.penstock.v1.SamplingParameters\x12\x31\n\x08stopping\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.StoppingParameters\x12\x31\n\x0ctext_options\x18\x08 \x01(\x0b\x32\x1b.penstock.v1.TextParameters\x12\x15\n\x08priority\x18\t \x01(\x11H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_priorityB\x07\n\x05_seedJ\x04\x08\x0b\x10\x1f\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"X\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\x1c\n\x14template_kwargs_json\x18\x02 \x01(\t\"F\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x12\n\nextra_json\x18\x03 \x01(\tJ\x04\x08\x04\x10\x0b\"\x99\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x01(\x0c\x12\x19\n\x11logit_bias_values\x18\t \x01(\x0c\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_num_logprobs\"|\n\x12StoppingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"|\n\x0eTextParameters\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x02 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"f\n\x0fTokenizedPrompt\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\reos_token_ids\x18\x02 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apenstock/v1/requests.proto\x12\x0bpenstock.v1\"\x8a\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.penstock.v1.TokenIdsH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12\x0e\n\x01n\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x31\n\x08sampling\x18\x06 \x01(\x0b\x32\x1f.penstock.v1.SamplingParameters\x12\x31\n\x08stopping\x18\x07 \x01(\x0b\x32\x1f.penstock.v1.StoppingParameters\x12\x31\n\x0ctext_options\x18\x08 \x01(\x0b\x32\x1b.penstock.v1.TextParameters\x12\x15\n\x08priority\x18\t \x01(\x11H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x42\x08\n\x06promptB\x04\n\x02_nB\x0b\n\t_priorityB\x07\n\x05_seedJ\x04\x08\x0b\x10\x1f\"\xf4\x01\n\tReplyForm\x12\x13\n\x0brequest_ids\x18\x01 \x01(\x0c\x12\t\n\x01n\x18\x02 \x01(\r\x12$\n\x04kind\x18\x03 \x01(\x0e\x32\x16.penstock.v1.ReplyKind\x12\r\n\x05model\x18\x04 \x01(\t\x12\x17\n\x0f\x61rrival_unix_ns\x18\x05 \x01(\x04\x12\x18\n\x10\x64\x65\x61\x64line_unix_ns\x18\x06 \x01(\x04\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x10\n\x08logprobs\x18\x08 \x01(\x08\x12\x15\n\rtokens_as_ids\x18\t \x01(\x08\x12\x15\n\rinclude_usage\x18\n \x01(\x08\x12\x11\n\tresumable\x18\x0b \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"X\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.penstock.v1.ChatMessage\x12\x1c\n\x14template_kwargs_json\x18\x02 \x01(\t\"F\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x12\n\nextra_json\x18\x03 \x01(\tJ\x04\x08\x04\x10\x0b\"\x99\x03\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x16\n\x0elogit_bias_ids\x18\x08 \x01(\x0c\x12\x19\n\x11logit_bias_values\x18\t \x01(\x0c\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_num_logprobs\"|\n\x12StoppingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x03 \x01(\x0c\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x42\r\n\x0b_max_tokens\"|\n\x0eTextParameters\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x02 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"f\n\x0fTokenizedPrompt\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\reos_token_ids\x18\x02 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r*W\n\tReplyKind\x12\x1a\n\x16REPLY_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15REPLY_KIND_COMPLETION\x10\x01\x12\x13\n\x0fREPLY_KIND_CHAT\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.requests_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_REPLYKIND']._serialized_start=1642
+  _globals['_REPLYKIND']._serialized_end=1729
   _globals['_GENERATEREQUEST']._serialized_start=44
   _globals['_GENERATEREQUEST']._serialized_end=438
-  _globals['_TOKENIDS']._serialized_start=440
-  _globals['_TOKENIDS']._serialized_end=463
-  _globals['_CHATMESSAGES']._serialized_start=465
-  _globals['_CHATMESSAGES']._serialized_end=553
-  _globals['_CHATMESSAGE']._serialized_start=555
-  _globals['_CHATMESSAGE']._serialized_end=625
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=628
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1037
-  _globals['_STOPPINGPARAMETERS']._serialized_start=1039
-  _globals['_STOPPINGPARAMETERS']._serialized_end=1163
-  _globals['_TEXTPARAMETERS']._serialized_start=1165
-  _globals['_TEXTPARAMETERS']._serialized_end=1289
-  _globals['_TOKENIZEDPROMPT']._serialized_start=1291
-  _globals['_TOKENIZEDPROMPT']._serialized_end=1393
+  _globals['_REPLYFORM']._serialized_start=441
+  _globals['_REPLYFORM']._serialized_end=685
+  _globals['_TOKENIDS']._serialized_start=687
+  _globals['_TOKENIDS']._serialized_end=710
+  _globals['_CHATMESSAGES']._serialized_start=712
+  _globals['_CHATMESSAGES']._serialized_end=800
+  _globals['_CHATMESSAGE']._serialized_start=802
+  _globals['_CHATMESSAGE']._serialized_end=872
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=875
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1284
+  _globals['_STOPPINGPARAMETERS']._serialized_start=1286
+  _globals['_STOPPINGPARAMETERS']._serialized_end=1410
+  _globals['_TEXTPARAMETERS']._serialized_start=1412
+  _globals['_TEXTPARAMETERS']._serialized_end=1536
+  _globals['_TOKENIZEDPROMPT']._serialized_start=1538
+  _globals['_TOKENIZEDPROMPT']._serialized_end=1640
 # @@protoc_insertion_point(module_scope)

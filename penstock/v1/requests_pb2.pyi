@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReplyKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplyKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLY_KIND_UNSPECIFIED: _ReplyKind.ValueType  # 0
+    """Not told; as a completion."""
+    REPLY_KIND_COMPLETION: _ReplyKind.ValueType  # 1
+    """A completion."""
+    REPLY_KIND_CHAT: _ReplyKind.ValueType  # 2
+    """A chat completion."""
+
+class ReplyKind(_ReplyKind, metaclass=_ReplyKindEnumTypeWrapper):
+    """Which of OpenAI's replies a call gets."""
+
+REPLY_KIND_UNSPECIFIED: ReplyKind.ValueType  # 0
+"""Not told; as a completion."""
+REPLY_KIND_COMPLETION: ReplyKind.ValueType  # 1
+"""A completion."""
+REPLY_KIND_CHAT: ReplyKind.ValueType  # 2
+"""A chat completion."""
+Global___ReplyKind: _TypeAlias = ReplyKind  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -102,6 +127,68 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ReplyForm(_message.Message):
+    """How a call is answered. Kept with each of its requests for as long as their results, so that any gateway can go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ARRIVAL_UNIX_NS_FIELD_NUMBER: _builtins.int
+    DEADLINE_UNIX_NS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKENS_AS_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_USAGE_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
+    request_ids: _builtins.bytes
+    """16 bytes per request of the call, in the order of its prompts."""
+    n: _builtins.int
+    """Samples of each request."""
+    kind: Global___ReplyKind.ValueType
+    """The reply's shape over HTTP."""
+    model: _builtins.str
+    """Name of the model."""
+    arrival_unix_ns: _builtins.int
+    """When the call was accepted, Unix time in nanoseconds."""
+    deadline_unix_ns: _builtins.int
+    """When the requests are to be given up, Unix time in nanoseconds; 0: never."""
+    seed: _builtins.int
+    """Seed of the first sample."""
+    logprobs: _builtins.bool
+    """Whether logprobs were asked for."""
+    tokens_as_ids: _builtins.bool
+    """Whether logprobs name tokens by their ids."""
+    include_usage: _builtins.bool
+    """Whether an event stream tells the usage."""
+    resumable: _builtins.bool
+    """Whether the requests outlive a broken connection for a grace time."""
+    def __init__(
+        self,
+        *,
+        request_ids: _builtins.bytes = ...,
+        n: _builtins.int = ...,
+        kind: Global___ReplyKind.ValueType = ...,
+        model: _builtins.str = ...,
+        arrival_unix_ns: _builtins.int = ...,
+        deadline_unix_ns: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        logprobs: _builtins.bool = ...,
+        tokens_as_ids: _builtins.bool = ...,
+        include_usage: _builtins.bool = ...,
+        resumable: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_ns", b"arrival_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "request_ids", b"request_ids", "resumable", b"resumable", "seed", b"seed", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplyForm: _TypeAlias = ReplyForm  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

@@ -12,7 +12,7 @@ from gateway_svc import wire
 from gateway_svc.core.streams import SequenceState
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Message, Prompt, Request
-from penstock.v1 import common_pb2, requests_pb2, text_pb2
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
 from scheduler_svc import wire as scheduler_wire
 from tokenizer_svc import wire as tokenizer_wire
 
@@ -81,7 +81,8 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     queued = scheduler_wire.decode_request(request.header.request_id, header, body, b"")
     assert (queued.n, queued.sampling, queued.seed) == (request.params.n, request.params.sampling, request.header.seed)
     # A gRPC client's message of the same content is checked to the same values.
-    ask = wire.decode_generate(requests_pb2.GenerateRequest.FromString(body))
+    call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest.FromString(body))
+    ask = wire.decode_generate(call)
     assert (ask.prompt, ask.params.sampling) == (request.prompt, request.params.sampling)
     assert (ask.params.seed or 0) % 2**64 == request.header.seed
 

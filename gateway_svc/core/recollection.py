@@ -1,0 +1,32 @@
+"""What is told of a call that is asked about and not followed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway_svc.core.replies import Reply, error_fields
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.core.streams import error_of
+from penstock.domain.finish import Usage
+from penstock.domain.rows import TextRow
+
+
+def request_fields(form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]]) -> dict[str, Any]:
+    """The body of a request's page.
+
+    Args:
+        form: of its call.
+        state: where it is.
+        rows: of each request of the call that has ended, the whole of each sample.
+    """
+    head = form.head
+    fields = {"id": head.call_id, "object": "request", "created": head.created_s, "model": head.model, "state": state}
+    failed = next((error for request in rows for row in request if (error := error_of(row))), None)
+    if failed is not None:
+        return fields | {"reply": None} | error_fields(failed)
+    if len(rows) < len(form.request_ids):
+        return fields | {"reply": None, "error": None}
+    reply = Reply(head)
+    for prompt, request in enumerate(rows):
+        for row in request:
+            reply.add(prompt * form.n + row.sequence, row)
+    return fields | {"reply": reply.fields([request[-1].usage or Usage() for request in rows]), "error": None}

@@ -1,0 +1,43 @@
+"""How a call is answered: what any gateway must know to go on with it."""
+
+from dataclasses import dataclass
+
+from gateway_svc.core.openai import Form
+from gateway_svc.core.replies import ReplyHead
+from penstock.domain.request import format_request_id
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """One call: several prompts are several requests that end together."""
+
+    request_ids: tuple[bytes, ...]  # 16 bytes each, by prompt
+    n: int  # samples of each
+    form: Form  # over HTTP
+    model: str
+    arrival_ns: int  # Unix time
+    deadline_ns: int  # Unix time; 0: none
+    seed: int  # unsigned 64-bit, of the first sample
+    wants_logprobs: bool = False
+    tokens_as_ids: bool = False
+    include_usage: bool = False  # of a stream
+    is_resumable: bool = False  # outlives its connection for a grace time
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of the reply, indexed prompt * n + sample."""
+        return len(self.request_ids) * self.n
+
+    @property
+    def head(self) -> ReplyHead:
+        """What its chunks begin with."""
+        return ReplyHead(
+            form=self.form,
+            call_id=self.form.id_prefix + format_request_id(self.request_ids[0]),
+            model=self.model,
+            created_s=self.arrival_ns // 10**9,
+            num_choices=self.num_choices,
+            wants_logprobs=self.wants_logprobs,
+            tokens_as_ids=self.tokens_as_ids,
+            include_usage=self.include_usage,
+        )

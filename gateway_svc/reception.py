@@ -1,0 +1,206 @@
+"""How calls begin: by submitting requests, or by going on with requests that were submitted before."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway_svc import wire
+from gateway_svc.call import Call, Sink
+from gateway_svc.core.admission import Limits, admit
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.core.stats import GatewayStats, Outcome
+from gateway_svc.core.streams import SequenceState
+from gateway_svc.delivery import Delivery
+from gateway_svc.link import Link
+from gateway_svc.outbox import Outbox
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.finish import CancelReason
+from penstock.domain.request import Request, format_request_id
+from penstock.domain.rows import TextRow
+from servicekit.bus.calls import Recalled, RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """A call as the pool knows it."""
+
+    form: ReplyForm
+    state: RequestState  # of the request that is least far
+    rows: list[list[TextRow]]  # of each request that has ended, one for each sample
+
+
+class Reception:
+    """Where calls come in. Lives in the loop of its `Delivery`."""
+
+    def __init__(self, delivery: Delivery, link: Link, limits: Limits, stats: GatewayStats) -> None:
+        self._delivery = delivery
+        self._link = link
+        self._limits = limits
+        self._stats = stats
+
+    async def open(self, requests: Sequence[Request], form: ReplyForm, sink: Sink, *, is_idempotent: bool) -> Call:
+        """Submits the requests of one call; from now on `sink` gets their text.
+
+        Args:
+            requests: by prompt.
+            form: how they are answered.
+            sink: gets their text.
+            is_idempotent: their ids follow from a key: they may be there already, then they are told from the start.
+                What may have been submitted before an error is not cancelled, for the client asks again.
+
+        Raises:
+            PenstockError: not accepted; nothing will come.
+        """
+        delivery = self._delivery
+        call = self._call(form, requests[0].header.tenant, sink)
+        # Who follows one of them here already is only let go if this call is the same.
+        new = [each for each in call.served if delivery.find(each.request_id) is None]
+        try:
+            self._admit(len(requests))
+            delivery.register(new)
+            submitted = await self._outbox.submit(requests, form)
+        except BaseException as error:
+            outcome = Outcome.REJECTED if isinstance(error, PenstockError) else Outcome.CANCELLED
+            self._stats.outcomes[outcome] += len(requests)
+            self._withdraw(call, is_idempotent=is_idempotent)
+            raise
+        if submitted.refusal is not None:
+            self._stats.outcomes[Outcome.REJECTED] += len(requests)
+            if is_idempotent and submitted.refusal.code is not ErrorCode.IDEMPOTENCY_CONFLICT:
+                delivery.detach(call)
+            else:
+                for prompt in submitted.created:
+                    self._outbox.cancel_later(call.served[prompt], CancelReason.CLIENT)
+                delivery.forget(call)
+            raise submitted.refusal
+        if submitted.existing:
+            await self._take_over(call, submitted.existing)
+        self._begin(call)
+        return call
+
+    async def resume(self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState]) -> Call:
+        """Goes on with a call behind what its client has of each choice; who followed it until now is let go.
+
+        Raises:
+            PenstockError: UNAVAILABLE, OVERLOADED: not now.
+        """
+        self._admit(len(form.request_ids))
+        call = self._call(replace(form, is_resumable=True), tenant, sink, have)
+        await self._take_over(call, range(len(call.served)))
+        self._begin(call)
+        return call
+
+    async def form_of(self, request_id: bytes, tenant: str) -> ReplyForm:
+        """How the call of a request is answered.
+
+        Raises:
+            PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
+        """
+        (recalled,) = await self._outbox.recall([request_id], tenant)
+        return _form(request_id, recalled)
+
+    async def agreed(self, form: ReplyForm, tenant: str) -> ReplyForm:
+        """The form of a call that may have been accepted before: then with the times of the first time."""
+        (recalled,) = await self._outbox.recall(form.request_ids[:1], tenant)
+        if recalled is None:
+            return form
+        first = _form(form.request_ids[0], recalled)
+        return replace(form, arrival_ns=first.arrival_ns, deadline_ns=first.deadline_ns)
+
+    async def recall(self, request_id: bytes, tenant: str) -> Recollection:
+        """What the pool knows of the call of a request.
+
+        Raises:
+            PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
+        """
+        form = await self.form_of(request_id, tenant)
+        recalled = await self._outbox.recall(form.request_ids, tenant)
+        states: list[RequestState] = []
+        rows = []
+        for each, found in zip(form.request_ids, recalled, strict=True):
+            if found is None:
+                raise _unknown(each)
+            states.append(found.state)
+            if found.result is not None:
+                rows.append(_rows(each, found.result))
+        return Recollection(form, min(states, key=list(RequestState).index), rows)
+
+    async def cancel(self, request_id: bytes, tenant: str) -> bool:
+        """A client asks for the end of a request, and of those submitted with it; whether there is such a request.
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
+        """
+        (recalled,) = await self._outbox.recall([request_id], tenant)
+        known = recalled is not None and recalled.reply
+        ids = _form(request_id, recalled).request_ids if known else [request_id]
+        return await self._outbox.cancel(ids, tenant)
+
+    @property
+    def _outbox(self) -> Outbox:
+        return self._delivery.outbox
+
+    def _admit(self, num_new: int) -> None:
+        admit(
+            self._limits,
+            num_streams=self._stats.num_streams,
+            num_new=num_new,
+            draining=self._delivery.draining,
+            connected=self._link.connected,
+            mean_stream_s=self._stats.request.mean_s,
+        )
+
+    def _call(self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState] | None = None) -> Call:
+        now_s = asyncio.get_running_loop().time()
+        return Call(form, tenant, sink, route=self._link.sid, now_s=now_s, have=have)
+
+    async def _take_over(self, call: Call, prompts: Sequence[int]) -> None:
+        several = [call.served[prompt] for prompt in prompts]
+        for served in several:
+            served.is_taken = False
+        self._delivery.register(several)
+        self._stats.num_resumes += 1
+        try:
+            await self._outbox.attach(several)
+        except BaseException:
+            # Whether it is here is not known: the grace runs, and ends what is.
+            self._delivery.detach(call)
+            raise
+
+    def _begin(self, call: Call) -> None:
+        call.is_submitted = True
+        if call.form.deadline_ns and not call.is_over:
+            left_s = max(0.0, (call.form.deadline_ns - time.time_ns()) * 1e-9)
+            call.deadline = asyncio.get_running_loop().call_later(left_s, self._delivery.expire, call)
+
+    def _withdraw(self, call: Call, *, is_idempotent: bool) -> None:
+        """What may have been submitted of a call that is not accepted: a lost answer may be a yes."""
+        registered = [each for each in call.served if self._delivery.find(each.request_id) is each]
+        if is_idempotent and registered:
+            self._delivery.detach(call)
+            return
+        for served in registered:
+            self._outbox.cancel_later(served, CancelReason.CLIENT, anywhere=True)
+        self._delivery.forget(call)
+
+
+def _form(request_id: bytes, recalled: Recalled | None) -> ReplyForm:
+    if recalled is None:
+        raise _unknown(request_id)
+    try:
+        return wire.decode_reply_form(recalled.reply)
+    except wire.PoisonMessageError as error:
+        raise PenstockError(ErrorCode.INTERNAL, f"the request was submitted by another version: {error}") from error
+
+
+def _rows(request_id: bytes, result: bytes) -> list[TextRow]:
+    try:
+        return wire.decode_finished(request_id, result)
+    except wire.PoisonMessageError as error:
+        raise PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}") from error
+
+
+def _unknown(request_id: bytes) -> PenstockError:
+    text = format_request_id(request_id)
+    return PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")

@@ -1,0 +1,60 @@
+"""How a call is answered, as it is kept beside its requests."""
+
+from google.protobuf.message import DecodeError
+
+from gateway_svc.core.openai import Form
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.wire.text import PoisonMessageError
+from penstock.domain.rows import REQUEST_ID_BYTES
+from penstock.v1 import requests_pb2
+
+_KINDS = {
+    Form.COMPLETION: requests_pb2.REPLY_KIND_COMPLETION,
+    Form.CHAT: requests_pb2.REPLY_KIND_CHAT,
+}
+_FORMS = {kind: form for form, kind in _KINDS.items()}
+
+
+def encode_reply_form(form: ReplyForm) -> bytes:
+    """A penstock.v1.ReplyForm."""
+    return requests_pb2.ReplyForm(
+        request_ids=b"".join(form.request_ids),
+        n=form.n,
+        kind=_KINDS[form.form],
+        model=form.model,
+        arrival_unix_ns=form.arrival_ns,
+        deadline_unix_ns=form.deadline_ns,
+        seed=form.seed,
+        logprobs=form.wants_logprobs,
+        tokens_as_ids=form.tokens_as_ids,
+        include_usage=form.include_usage,
+        resumable=form.is_resumable,
+    ).SerializeToString()
+
+
+def decode_reply_form(payload: bytes) -> ReplyForm:
+    """The form of a request that some gateway submitted.
+
+    Raises:
+        PoisonMessageError: not a ReplyForm, or one of no request.
+    """
+    try:
+        message = requests_pb2.ReplyForm.FromString(payload)
+    except DecodeError as error:
+        raise PoisonMessageError(f"not a ReplyForm: {error}") from error
+    ids = message.request_ids
+    if not ids or len(ids) % REQUEST_ID_BYTES or not message.n:
+        raise PoisonMessageError("a ReplyForm without requests")
+    return ReplyForm(
+        request_ids=tuple(ids[at : at + REQUEST_ID_BYTES] for at in range(0, len(ids), REQUEST_ID_BYTES)),
+        n=message.n,
+        form=_FORMS.get(message.kind, Form.COMPLETION),
+        model=message.model,
+        arrival_ns=message.arrival_unix_ns,
+        deadline_ns=message.deadline_unix_ns,
+        seed=message.seed,
+        wants_logprobs=message.logprobs,
+        tokens_as_ids=message.tokens_as_ids,
+        include_usage=message.include_usage,
+        is_resumable=message.resumable,
+    )
