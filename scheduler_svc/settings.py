@@ -44,6 +44,12 @@ class SchedulerSettings(ServiceSettings):
     enable_prefix_caching: bool = field(
         default=True, metadata={"help": "find the KV of equal prefixes again instead of computing it"}
     )
+    admit_every: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=3,
+        metadata={
+            "help": "while fewer than a sixteenth of a worker's slots are free, one plan in so many begins prompts"
+        },
+    )
     max_waiting_seqs: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1024, metadata={"help": "sequences that may wait here before no more requests are claimed"}
     )
@@ -69,6 +75,7 @@ class SchedulerSettings(ServiceSettings):
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             max_waiting=self.max_waiting_seqs,
+            admit_every=self.admit_every,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
             tolerance=Tolerance(self.max_strikes, self.max_strikes_alone),
         )

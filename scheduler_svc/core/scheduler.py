@@ -30,6 +30,7 @@ from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
 _MAX_EARLY_CANCELS = 4096
 _EARLY_CANCEL_NS = 60 * 10**9
 _MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
+_NEARLY_FULL = 16  # a worker of whose slots fewer than one in so many is free
 _MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has more of its prefix
 
 
@@ -42,13 +43,14 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
+    admit_every: int = 3  # of a nearly full worker's plans, at most one in so many begins prompts
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
     tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        for name in ("window", "max_num_batched_tokens", "max_waiting"):
+        for name in ("window", "max_num_batched_tokens", "max_waiting", "admit_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for tenant, weight in self.tenant_weights.items():
@@ -192,7 +194,7 @@ class Scheduler:
         budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
             budget -= self._advance(worker, sequence, budget, draft)
-        if not draft.has_preempted:
+        if not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker)):
             self._admit(worker, budget, draft, now_ns)
         if not len(decoding) and not draft.chunks:
             return None
@@ -262,6 +264,15 @@ class Scheduler:
             worker.prefilling[sequence] = None
         draft.chunks.append((sequence, num_tokens))
         return num_tokens
+
+    def _may_begin(self, worker: WorkerState) -> bool:
+        """Whether this plan may begin prompts beside sequences that decode.
+
+        A step that does both is dear, however short the prompts. On a worker that is nearly full, whose slots come free
+        one by one, some steps in between only decode.
+        """
+        is_nearly_full = len(worker.free_slots) * _NEARLY_FULL < worker.limits.max_num_seqs
+        return not is_nearly_full or worker.num_plain_plans + 1 >= self.config.admit_every
 
     def _admit(self, worker: WorkerState, budget: int, draft: _Draft, now_ns: int) -> None:
         """Start waiting sequences in the policy's order while there are slots, blocks and budget.
@@ -338,6 +349,7 @@ class Scheduler:
             num_tokens=num_tokens,
         )
         worker.issue(plan, np.concatenate((decoding, tips)).astype(np.int64), now_ns)
+        worker.num_plain_plans = 0 if draft.chunks else worker.num_plain_plans + 1
         for sequence, _ in draft.chunks:
             slot = sequence.slot
             num_computed = int(worker.computed[slot])

@@ -97,6 +97,7 @@ class WorkerState:
     prefilling: dict[SequenceState, None] = field(default_factory=dict)  # not at their tip, by admission
     in_flight: deque[PlannedStep] = field(default_factory=deque)
     last_step: int = 0  # issued
+    num_plain_plans: int = 0  # issued since one that computed prompts
     batch_num_seqs: int = 0  # of the last plan
     batch_num_tokens: int = 0  # of the last plan
     round_trip_ns: int = 0  # of the last result: from its plan to its coming

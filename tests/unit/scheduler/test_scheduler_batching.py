@@ -55,6 +55,32 @@ def test_decodes_come_first_then_begun_prompts_then_new_ones() -> None:
     assert advances(scheduling.step()) == {0: 1, 1: 3, 2: 2}
 
 
+def test_a_nearly_full_worker_begins_prompts_in_some_plans_only() -> None:
+    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, window=1, admit_every=3)
+    for number in range(31):
+        scheduling.add(make_request(number, prompt(2), max_tokens=40))
+    assert len(advances(scheduling.step())) == 31
+    scheduling.add(make_request(31, prompt(5), max_tokens=40))
+    # One slot of 32 is free: two plans only decode.
+    assert [len(advances(scheduling.step())) for _ in range(2)] == [31, 31]
+    assert advances(scheduling.step())[31] == 5
+    for _ in range(4):
+        scheduling.step()
+    scheduling.cancel(3)
+    scheduling.add(make_request(32, prompt(6, 7), max_tokens=40))
+    # The last prompt was long ago.
+    assert advances(scheduling.step())[3] == 6
+
+
+def test_a_worker_with_many_free_slots_begins_prompts_at_once() -> None:
+    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, window=1, admit_every=3)
+    for number in range(29):
+        scheduling.add(make_request(number, prompt(2), max_tokens=40))
+    scheduling.step()
+    scheduling.add(make_request(29, prompt(5), max_tokens=40))
+    assert advances(scheduling.step())[29] == 5
+
+
 def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
     scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=3, window=1)
     for number in range(1, 6):
