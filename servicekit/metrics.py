@@ -1,7 +1,8 @@
-"""The Prometheus endpoint: one registry for each service, so that several fit into one process."""
+"""The Prometheus endpoint: one registry for each service, so that several fit into one process; health over HTTP."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Thread
+from typing import Any, Protocol
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
@@ -9,6 +10,13 @@ from prometheus_client.registry import Collector
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.settings import split_address
+
+
+class Vitals(Protocol):
+    """How a process is at the moment."""
+
+    is_ready: bool  # takes new work
+    is_alive: bool  # its loop makes progress
 
 
 def make_registry(collectors: Iterable[Collector]) -> CollectorRegistry:
@@ -23,9 +31,10 @@ def make_registry(collectors: Iterable[Collector]) -> CollectorRegistry:
 
 
 class MetricsEndpoint:
-    """Serves `/metrics` from a thread of its own; a slow scrape never holds up the service."""
+    """Serves `/metrics`, `/health` (alive) and `/ready` from threads of its own; a slow scrape never holds up the
+    service. A check that fails answers 503."""
 
-    def __init__(self, address: str, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, registry: CollectorRegistry, vitals: Vitals) -> None:
         """Listens at once.
 
         Raises:
@@ -40,6 +49,7 @@ class MetricsEndpoint:
             raise PenstockError(
                 ErrorCode.INTERNAL, f"cannot listen on {address} for metrics ({error}): choose another metrics_address"
             ) from error
+        self._server.set_app(_with_health(self._server.get_app(), vitals))
 
     @property
     def port(self) -> int:
@@ -51,3 +61,19 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _with_health(metrics: Any, vitals: Vitals) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """The WSGI application in front of the one that knows the metrics."""
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        checks = {"/health": vitals.is_alive, "/ready": vitals.is_ready}
+        is_good = checks.get(environ["PATH_INFO"])
+        if is_good is None:
+            answer: Iterable[bytes] = metrics(environ, start_response)
+            return answer
+        status = "200 OK" if is_good else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{status[4:].lower()}\n".encode()]
+
+    return app

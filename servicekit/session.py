@@ -4,17 +4,18 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from servicekit.bus import Bus, BusUnavailable, Connection
-from servicekit.bus.calls import Hello, Leave, Renew, Revalidate, SessionKind
+from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionKind
 from servicekit.keeper import Keeper
 
 _log = structlog.get_logger(__name__)
 
 RENEWALS = 6  # in the time of a lease: all but the last may come late
-PATIENCE_S = 10.0  # for which a busy loop keeps its session
+PATIENCE_S = 8.0  # for which a busy loop keeps its session
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -153,15 +154,22 @@ class Session:
                 return recovery
         raise Stopped
 
+    def abandon(self) -> None:
+        """Ends the lease at once without leaving in order: what the service was doing may be why it has to end."""
+        self._end(Renew(self._sid, 0))
+
     def leave(self) -> None:
         """Ends the session in order and closes the connection. A bus that is away learns it when the lease runs out."""
+        self._end(Leave(self._sid))
+
+    def _end(self, last: Call[Any]) -> None:
         if self._keeper is not None:
             self._keeper.stop()
             self._keeper = None
         if self._connection is None:
             return
         try:
-            self._connection.call(Leave(self._sid))
+            self._connection.call(last)
         except BusUnavailable as error:
             _log.warning("left_without_bus", reason=str(error))
         self._connection.close()

@@ -90,6 +90,7 @@ class Execution:
             for name, body in (("launch", self._launch_all), ("publish", self._publish_all))
         ]
         self._waiting_since_ns = 0
+        self._launching_since_ns = 0
         self._is_ending = False
         self.failure: Failure | None = None  # an epoch that ended; the reader takes it away
         self.fatal: Exception | None = None  # the process should end
@@ -103,6 +104,11 @@ class Execution:
     def waiting_since_ns(self) -> int:
         """When the step that is waited for was launched (monotonic); 0: none is."""
         return self._waiting_since_ns
+
+    @property
+    def launching_since_ns(self) -> int:
+        """When the launch that runs now began (monotonic); 0: none does."""
+        return self._launching_since_ns
 
     def start(self) -> None:
         """Begin to take plans."""
@@ -160,6 +166,7 @@ class Execution:
         for admission in item.plan.admissions:
             request_id = format_request_id(admission.request_id)
             _log.debug("begun", request_id=request_id, slot=admission.slot, step=item.plan.step)
+        self._launching_since_ns = time.monotonic_ns()
         try:
             pending = self._runner.launch(item.plan)
         except DeviceError:
@@ -172,6 +179,8 @@ class Execution:
             self._launched.put(Failure(item.epoch, item.plan.step, _as_penstock_error(item.plan.step, error)))
         else:
             self._launched.put(_Launched(item.epoch, pending, time.monotonic_ns()))
+        finally:
+            self._launching_since_ns = 0
 
     def _publish_all(self) -> None:
         while (item := self._launched.get()) is not None:

@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker_svc.checkpoint import read_model_config
+from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
@@ -63,9 +66,15 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     )
     _wake_promptly()
     behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every)
-    runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep)
+    runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep)
+    if faults := Faults(settings.die_on_token, settings.hang_on_token):
+        runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wake_promptly() -> None:

@@ -18,6 +18,7 @@ from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address, split_address
+from servicekit.stall import StallWatch
 from worker_svc import wire
 from worker_svc.core.epoch import EpochTracker, Verdict
 from worker_svc.core.stats import WorkerStats
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _BLOCK_MS = 100  # how long a read waits for plans: the worker notices a failure or a signal that much later
-_STEP_STALLED_NS = 120 * 10**9  # a step that takes longer is no progress
 _LAUNCH_PATIENCE_S = 120.0  # a launch may have to compile kernels first
 _FAILED_GRACE_S = 2.0  # for results that are done when something else failed
 _STATUS_INTERVAL_NS = 250_000_000
@@ -60,6 +60,7 @@ class WorkerService:
         self._execution: Execution | None = None
         self._info = wire.WorkerInfo()  # once loaded: what is registered
         self._told, self._told_ns = b"", 0  # the status that the pool gets, and when it was made
+        self._device_watch = StallWatch(settings.step_timeout_s)
         self._stop: Stop | None = None
         self._position = b"0-0"  # of the last entry of `steps` that was read
         self._epoch: Epoch | None = None
@@ -93,11 +94,10 @@ class WorkerService:
         return self._is_ready and not self._is_draining()
 
     def last_progress_ns(self) -> int:
-        """See `Service`; a step that takes very long is no progress either."""
-        since_ns = self._execution.waiting_since_ns if self._execution is not None else 0
-        if since_ns and time.monotonic_ns() - since_ns > _STEP_STALLED_NS:
-            return since_ns
-        return self._progress_ns
+        """See `Service`. A launch that compiles kernels takes long and is progress; a hung device ends the process."""
+        now_ns = time.monotonic_ns()
+        launching_ns = self._execution.launching_since_ns if self._execution is not None else 0
+        return now_ns if launching_ns and now_ns - launching_ns < _LAUNCH_PATIENCE_S * 1e9 else self._progress_ns
 
     def status(self) -> status_pb2.ServiceStatus:
         """What it says of itself."""
@@ -185,6 +185,8 @@ class WorkerService:
         except Exception:
             # A device or another rank that hangs must not keep the process from ending.
             execution.finish(_FAILED_GRACE_S)
+            if self._session is not None:
+                self._session.abandon()
             raise
         else:
             loaded.close()
@@ -202,9 +204,18 @@ class WorkerService:
         except Stopped:
             _log.info("told to end while the bus was away")
         while not execution.finish(_BLOCK_MS / 1000) and not stop.now.is_set():
+            self._check_device(execution)
             self._stay_alive()
         if execution.fatal is not None:
             raise execution.fatal
+
+    def _check_device(self, execution: Execution) -> None:
+        """A device that hangs is of no further use, and what it computes is better computed elsewhere."""
+        now_s = time.monotonic()
+        if self._device_watch.is_stalled((execution.waiting_since_ns / 1e9) or now_s, now_s):
+            timeout_s = self._settings.step_timeout_s
+            message = f"the device has not ended a step for {timeout_s:g} s: it hangs (or raise step_timeout_s)"
+            raise PenstockError(ErrorCode.INTERNAL, message)
 
     def _stay_alive(self) -> None:
         """Keep the session while the last plans are carried out."""
@@ -275,6 +286,7 @@ class WorkerService:
         assert self._session is not None
         if execution.fatal is not None:
             raise execution.fatal
+        self._check_device(execution)
         if execution.failure is not None:
             failure, execution.failure = execution.failure, None
             self._begin_again(failure)

@@ -45,6 +45,9 @@ class WorkerSettings(ServiceSettings):
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = field(
         default=0.9, metadata={"help": "share of the GPU's memory to use, weights included"}
     )
+    step_timeout_s: Annotated[float, msgspec.Meta(ge=1)] = field(
+        default=8.0, metadata={"help": "seconds after which a step that the device has not ended means that it hangs"}
+    )
     rank: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "which tensor-parallel rank this process is"}
     )
@@ -63,6 +66,15 @@ class WorkerSettings(ServiceSettings):
     )
     eos_every: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "simulated: about one token in so many is EOS; 0: none is"}
+    )
+    die_on_token: Annotated[int, msgspec.Meta(ge=0)] | None = field(
+        default=None,
+        metadata={
+            "help": "simulated, to inject a fault: the process is killed when a prompt has this token or it is made"
+        },
+    )
+    hang_on_token: Annotated[int, msgspec.Meta(ge=0)] | None = field(
+        default=None, metadata={"help": "simulated, to inject a fault: the device hangs at this token"}
     )
     vocab_size: _Count = field(
         default=32000, metadata={"help": "simulated: size of the vocabulary where --model is not a directory"}

@@ -85,6 +85,7 @@ class Child:
     grpc_address: str
     http_address: str  # of a gateway; empty: none
     metrics_address: str
+    session_name: str  # how the pool knows it
 
     @property
     def module(self) -> str:
@@ -100,6 +101,7 @@ class Launch:
     passed_on: Mapping[SessionKind, tuple[str, ...]]  # flags for every process of a service
     drain_timeout_s: float
     log_format: str
+    pool: str
     world_size: int  # processes of one worker
     model_name: str  # what clients call the model
 
@@ -135,6 +137,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
     for name, default in (
         ("drain_timeout_s", str(DRAIN_TIMEOUT_S)),
         ("log_format", "console"),
+        ("pool", offered["pool"].default),
         ("served_model_name", _served_name(given.get("model", str(BUNDLED_MODEL)))),
     ):
         given.setdefault(name, environ.get(offered[name].variable, default))
@@ -150,6 +153,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         passed_on={kind: _flags(known, given) for kind, known in services.items()},
         drain_timeout_s=values["drain_timeout_s"],
         log_format=values["log_format"],
+        pool=values["pool"],
         world_size=values["world_size"] or 1,
         model_name=given["served_model_name"].partition(",")[0],
     )
@@ -188,7 +192,7 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
                 "distributed_address": meeting,
             }
             flags = (*_flags(known, decided), *launch.passed_on[kind])
-            made.append(Child(kind, label, flags, grpc_address, http_address, metrics_address))
+            made.append(Child(kind, label, flags, grpc_address, http_address, metrics_address, f"{prefix}{label}"))
     return made
 
 

@@ -6,12 +6,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.launcher.layout import KINDS, Child, Launch, check_free, children
+from penstock.launcher.obituary import tell_dead
 from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
+from servicekit.bus import open_bus
 from servicekit.bus.embedded import EmbeddedServer
 
 PROBE_INTERVAL_S = 0.2
@@ -44,7 +47,8 @@ class Pipeline:
             url = self._launch.settings.redis_url or self._start_server(stack)
             made = children(self._launch, url)
             check_free(made)
-            self._replicas = [Replica(child, self._output, self._launch.settings.max_restart_pause_s) for child in made]
+            bus, pause_s = open_bus(url, self._launch.pool), self._launch.settings.max_restart_pause_s
+            self._replicas = [Replica(child, self._output, pause_s, partial(tell_dead, bus)) for child in made]
             lives = [asyncio.create_task(replica.run()) for replica in self._replicas]
             lives.append(asyncio.create_task(self._keep_server()))
             announcer = asyncio.create_task(self._announce(made))

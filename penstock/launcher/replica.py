@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 
 import grpc
 from grpc import aio
@@ -13,11 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.launcher.layout import Child, callable_address, python_command
 from penstock.launcher.output import Output
+from servicekit.rpc import LIVENESS
 
 CANNOT_START = 2  # a service's exit status that no restart will change
 MAX_FIRST_TRIES = 5
 FIRST_PAUSE_S = 0.5
 HEALTHY_AFTER_S = 30.0  # having lived so long, a death is an accident and no pattern
+PROBE_INTERVAL_S = 2.0  # between two questions whether a child makes progress
+SILENT_AFTER_S = 10.0  # without an answer it hangs, too
 KILL_AFTER_S = 10.0  # beyond the service's own drain timeout
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 1024 * 1024
@@ -26,11 +30,21 @@ _MAX_LINE_BYTES = 1024 * 1024
 class Replica:
     """Runs one child until told to stop."""
 
-    def __init__(self, child: Child, output: Output, max_pause_s: float) -> None:
-        """`max_pause_s`: the longest wait before a restart; the first is half a second, then each is twice the last."""
+    def __init__(
+        self, child: Child, output: Output, max_pause_s: float, mourn: Callable[[Child], Awaitable[None]]
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            child: what to run.
+            output: takes what it writes.
+            max_pause_s: the longest wait before a restart; the first is half a second, then each is twice the last.
+            mourn: told of each death before the next life begins.
+        """
         self.child = child
         self.was_ready = False
         self._output = output
+        self._mourn = mourn
         self._first_pause_s, self._max_pause_s = min(FIRST_PAUSE_S, max_pause_s), max_pause_s
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -56,6 +70,7 @@ class Replica:
             if time.monotonic() - began_s > HEALTHY_AFTER_S:
                 pause_s = self._first_pause_s
             self._output.say(f"{self.child.name} died ({_cause(status)}): starting it again in {pause_s:g} s")
+            await self._mourn(self.child)
             try:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             except TimeoutError:
@@ -63,14 +78,34 @@ class Replica:
 
     async def is_ready(self) -> bool:
         """Asks its gRPC health service."""
-        async with aio.insecure_channel(callable_address(self.child.grpc_address)) as channel:
-            try:
-                reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-            except grpc.RpcError:
-                return False
-        ready: bool = reply.status == health_pb2.HealthCheckResponse.SERVING
+        ready = await self._ask_health("") is True
         self.was_ready |= ready
         return ready
+
+    async def _ask_health(self, service: str) -> bool | None:
+        """What its health service says; None: nothing."""
+        async with aio.insecure_channel(callable_address(self.child.grpc_address)) as channel:
+            request = health_pb2.HealthCheckRequest(service=service)
+            try:
+                reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=1.0)
+            except grpc.RpcError:
+                return None
+        good: bool = reply.status == health_pb2.HealthCheckResponse.SERVING
+        return good
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kills a process that makes no progress any more. One that has not been ready yet may take its time."""
+        heard_s = time.monotonic()
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            is_alive = await self._ask_health(LIVENESS)
+            if is_alive or not self.was_ready or self._stopping.is_set():
+                heard_s = time.monotonic()
+            elif is_alive is False or time.monotonic() - heard_s > SILENT_AFTER_S:
+                self._output.say(f"{self.child.name} hangs: killing it")
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                return
 
     async def stop(self, drain_timeout_s: float) -> None:
         """Asks it to drain and waits until it has ended; kills it if that takes too long."""
@@ -113,7 +148,9 @@ class Replica:
         if self._stopping.is_set():  # meanwhile
             self.kill()
         relaying = asyncio.create_task(self._relay(read_end))
+        watching = asyncio.create_task(self._watch(self._process))
         status = await self._process.wait()
+        watching.cancel()
         # What it started itself must not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus.calls import SessionKind
 
-CHILD = Child(SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "")
+CHILD = Child(SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "", "host-1-worker-0")
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
@@ -28,7 +28,11 @@ class Fixture:
     def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas, "python_command", lambda _child: [sys.executable, "-c", program])
         self.stream = io.StringIO()
-        self.replica = Replica(CHILD, Output(stream=self.stream), max_pause_s=0.02)
+        self.mourned: list[str] = []
+        self.replica = Replica(CHILD, Output(stream=self.stream), 0.02, self.mourn)
+
+    async def mourn(self, child: Child) -> None:
+        self.mourned.append(f"{child.name} after {len(self.pids())}")
 
     @property
     def said(self) -> str:
@@ -70,7 +74,54 @@ def test_a_child_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> 
         os.kill(fixture.pids()[0], signal.SIGKILL)
         await fixture.until("| up", times=2)
         assert "died (signal SIGKILL): starting it again in 0.02 s" in fixture.said
+        assert fixture.mourned == ["worker-0 after 1"]
         await fixture.replica.stop(5.0)
+        await asyncio.wait_for(life, 20)
+
+    run(test())
+
+
+@pytest.mark.parametrize("answer", [False, None], ids=["stalled", "silent"])
+def test_a_child_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.1)
+    answers: list[bool | None] = [True, True]
+
+    async def ask(service: str) -> bool | None:
+        return answers.pop() if answers else answer
+
+    monkeypatch.setattr(fixture.replica, "_ask_health", ask)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        assert await fixture.replica.is_ready()
+        await fixture.until("| up", times=2)
+        assert "worker-0 hangs: killing it" in fixture.said
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 20)
+
+    run(test())
+
+
+def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.0)
+    asked = []
+
+    async def ask(service: str) -> None:
+        asked.append(service)
+
+    monkeypatch.setattr(fixture.replica, "_ask_health", ask)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        async with asyncio.timeout(20):
+            while len(asked) < 5:
+                await asyncio.sleep(0.01)
+        assert "hangs" not in fixture.said
+        fixture.replica.kill()
         await asyncio.wait_for(life, 20)
 
     run(test())

@@ -1,10 +1,26 @@
+import urllib.error
 import urllib.request
+from dataclasses import dataclass
 
 import pytest
 
 from penstock.domain.errors import Fault, PenstockError
 from servicekit.hops import Hop, HopCollector
 from servicekit.metrics import MetricsEndpoint, make_registry
+
+
+@dataclass
+class Vitals:
+    is_ready: bool = True
+    is_alive: bool = True
+
+
+def check(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def scrape(port: int) -> str:
@@ -14,8 +30,8 @@ def scrape(port: int) -> str:
 
 
 def test_two_services_of_one_process_have_endpoints_of_their_own() -> None:
-    first = MetricsEndpoint("127.0.0.1:0", make_registry([HopCollector([Hop("prompts")])]))
-    second = MetricsEndpoint("127.0.0.1:0", make_registry([HopCollector([Hop("steps")])]))
+    first = MetricsEndpoint("127.0.0.1:0", make_registry([HopCollector([Hop("prompts")])]), Vitals())
+    second = MetricsEndpoint("127.0.0.1:0", make_registry([HopCollector([Hop("steps")])]), Vitals())
     try:
         assert 'hop="prompts"' in scrape(first.port)
         assert 'hop="steps"' in scrape(second.port)
@@ -27,12 +43,26 @@ def test_two_services_of_one_process_have_endpoints_of_their_own() -> None:
 
 
 def test_a_taken_address_is_the_operators_fault_and_a_closed_one_is_free_again() -> None:
-    endpoint = MetricsEndpoint("127.0.0.1:0", make_registry([]))
+    endpoint = MetricsEndpoint("127.0.0.1:0", make_registry([]), Vitals())
     address = f"127.0.0.1:{endpoint.port}"
     try:
         with pytest.raises(PenstockError, match="choose another metrics_address") as caught:
-            MetricsEndpoint(address, make_registry([]))
+            MetricsEndpoint(address, make_registry([]), Vitals())
         assert caught.value.fault is Fault.OPERATOR
     finally:
         endpoint.close()
-    MetricsEndpoint(address, make_registry([])).close()
+    MetricsEndpoint(address, make_registry([]), Vitals()).close()
+
+
+def test_health_and_readiness_are_told_beside_the_metrics() -> None:
+    vitals = Vitals(is_ready=False)
+    endpoint = MetricsEndpoint("127.0.0.1:0", make_registry([]), vitals)
+    try:
+        assert (check(endpoint.port, "/health"), check(endpoint.port, "/ready")) == (200, 503)
+        vitals.is_ready = True
+        assert (check(endpoint.port, "/health"), check(endpoint.port, "/ready")) == (200, 200)
+        vitals.is_ready = vitals.is_alive = False
+        assert (check(endpoint.port, "/health"), check(endpoint.port, "/ready")) == (503, 503)
+        assert "process_cpu_seconds_total" in scrape(endpoint.port)
+    finally:
+        endpoint.close()

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import pytest
@@ -20,8 +20,10 @@ from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
     Leave,
+    ListSessions,
     ListWorkers,
     Read,
+    SessionKind,
     WorkerEntry,
 )
 from servicekit.lifecycle import Stop
@@ -281,6 +283,49 @@ def test_draining_publishes_what_was_read_and_leaves(bus: MemoryBus) -> None:
     running.thread.join(TIMEOUT_S)
     assert tokens(scheduler.results(5)) == expected(5)
     assert not any(worker.alive for worker in bus.connect().call(ListWorkers()))
+
+
+def test_a_device_that_hangs_ends_the_worker_without_leaving_in_order(bus: MemoryBus) -> None:
+    running = Running(WorkerService(settings(hang_on_token=PROMPT[0], step_timeout_s=1.0), bus), bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    running.thread.join(TIMEOUT_S)
+    assert not running.thread.is_alive()
+    assert isinstance(running.error, PenstockError)
+    assert "the device has not ended a step for 1 s" in running.error.message
+    (session,) = [each for each in bus.connect().call(ListSessions()) if each.kind is SessionKind.WORKER]
+    assert (session.alive, session.left) == (False, False)
+
+
+def test_a_launch_that_takes_long_is_progress(bus: MemoryBus) -> None:
+    launching, go_on = threading.Event(), threading.Event()
+
+    def load(settings: WorkerSettings) -> LoadedWorker:
+        loaded = load_worker(settings)
+
+        class Compiling(Failing):
+            def launch(self, plan: StepPlan) -> PendingStep:
+                launching.set()
+                go_on.wait(TIMEOUT_S)
+                return super().launch(plan)
+
+        return replace(loaded, runner=Compiling(loaded.runner))
+
+    service = WorkerService(settings(session_ttl_s=0.5), bus, load)
+    running = Running(service, bus)
+    running.registered()
+    scheduler = Scheduler(bus)
+    scheduler.pair()
+    scheduler.send(1, len(PROMPT), admit=True)
+    assert launching.wait(TIMEOUT_S)
+    before_ns = time.monotonic_ns()
+    until(lambda: service.last_progress_ns() > before_ns + 10**9)  # two leases long
+    assert all(worker.alive for worker in bus.connect().call(ListWorkers()))
+    go_on.set()
+    assert tokens(scheduler.results(1)) == expected(1)
+    running.end()
 
 
 def test_a_worker_that_drains_for_long_keeps_its_session(bus: MemoryBus) -> None:

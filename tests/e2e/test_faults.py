@@ -1,0 +1,49 @@
+"""Requests that kill workers or hang devices: they end with an error, all others as if nothing had happened."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from served import EOS, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
+
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.params import SamplingParams
+
+NUM_CLIENTS = 6
+NUM_TOKENS = 200
+PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+PROMPTS = [[number + 1, 7, 9] for number in range(NUM_CLIENTS)]
+POISON = min(set(range(1, VOCAB_SIZE)) - {EOS, *range(10)} - {t for p in PROMPTS for t in expected(p, NUM_TOKENS)})
+FLAGS = ("--step-ms=5", "--workers=2", "--max-restart-pause-s=0.2", *SIMULATED)
+
+
+@pytest.fixture(params=["die", "hang"])
+def served(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
+    fault = (f"--{request.param}-on-token={POISON}", "--step-timeout-s=1.5")
+    with Served(tmp_path, f"--model={checkpoint}", *FLAGS, *fault) as served:
+        yield served.wait_ready()
+
+
+def complete(served: Served, prompt_ids: list[int]) -> list[int] | PenstockError:
+    with served.client() as client:
+        try:
+            return list(client.complete(prompt_ids, PARAMS, timeout_s=60.0).outputs[0].token_ids)
+        except PenstockError as error:
+            return error
+
+
+def test_a_request_that_ends_every_worker_is_given_up_and_the_others_finish(served: Served) -> None:
+    with ThreadPoolExecutor(NUM_CLIENTS + 1) as pool:
+        innocent = [pool.submit(complete, served, prompt) for prompt in PROMPTS]
+        guilty = pool.submit(complete, served, [1, POISON]).result()
+        assert [each.result() for each in innocent] == [expected(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert isinstance(guilty, PenstockError)
+    assert guilty.code is ErrorCode.INTERNAL, guilty.message
+    assert "4 workers died while they computed this request, the last 2 while it ran alone" in guilty.message
+
+    def num_deaths() -> int:
+        return sum(line.startswith("worker-") and " died (" in line for line in served.err.splitlines())
+
+    wait_until(lambda: num_deaths() >= 4, 20, "the last death is noticed")
+    assert num_deaths() == 4
