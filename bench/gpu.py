@@ -5,7 +5,7 @@ For each model, one after the other on an otherwise free card, each in processes
 engine and its server, where they can be imported. Nothing is downloaded: models have the shapes of published ones and
 random weights, which are written to files and loaded from there. Prompts are token ids, outputs are as long as asked
 for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
-counts.
+counts; a row that took five seconds has only one.
 
     0.6b, 8b   decode1, decode32, decode256: that many sequences, 128 tokens in, 256 out
                prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second

@@ -14,6 +14,7 @@ from penstock.launcher.layout import free_ports
 
 TIMEOUT_S = 500.0
 START_TIMEOUT_S = 240.0
+ENOUGH_S = 5.0  # spent on a row: no further round
 MAX_MODEL_LEN = 4096
 MEMORY_SHARE = 0.85
 _PEER_SCRIPT = Path(__file__).with_name("vllm_engine.py")
@@ -73,6 +74,7 @@ def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
         "options": chosen,
         "works": [work.as_json() for work in works],
         "rounds": options.rounds,
+        "enough_s": ENOUGH_S,
         "profiled": options.profiled,
     }
     return _measured("one process", ask([sys.executable, "-m", "bench.rig.in_process"], asked, TIMEOUT_S))
@@ -108,7 +110,12 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
     """
     if not _has_peer(options):
         return None
-    asked = {"model": str(folder), "works": [work.as_json() for work in works], "rounds": options.rounds}
+    asked = {
+        "model": str(folder),
+        "works": [work.as_json() for work in works],
+        "rounds": options.rounds,
+        "enough_s": ENOUGH_S,
+    }
     found = ask([sys.executable, str(_PEER_SCRIPT)], asked, TIMEOUT_S, _peer_environ(options))
     return _measured(f"vLLM {found[0]['version']}", found)
 
@@ -137,7 +144,9 @@ def _load(server: Server, works: list[Work], rounds: int, measured: Measured) ->
     measured.start = {"first_s": server.first_s}
     for work in works:
         before_s = server.cpu_s()
-        loads = [server.load(work) for _ in range(rounds)]
+        loads: list[Load] = []
+        while len(loads) < rounds and sum(load.seconds for load in loads) < ENOUGH_S:
+            loads.append(server.load(work))
         after_s = server.cpu_s()
         best = min(loads, key=lambda load: load.seconds)
         measured.seconds[work.name], measured.loads[work.name] = best.seconds, best

