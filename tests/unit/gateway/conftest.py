@@ -16,10 +16,11 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
     """Starts gateways with the given settings; ends them with the test."""
     running: list[RunningGateway] = []
 
-    def start(**settings: Any) -> RunningGateway:
-        bus = MemoryBus()
-        given = {"http_address": "127.0.0.1:0", "name": "g0", **settings}
-        gateway = RunningGateway(bus, ScriptedPipeline(bus), GatewayService(GatewaySettings(**given), bus))
+    def start(beside: RunningGateway | None = None, **settings: Any) -> RunningGateway:
+        bus = beside.bus if beside else MemoryBus()
+        given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", **settings}
+        pipeline = beside.pipeline if beside else ScriptedPipeline(bus)
+        gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(**given), bus))
         running.append(gateway)
         gateway.start()
         return gateway
@@ -27,6 +28,7 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
     yield start
     for gateway in running:
         gateway.close()
+    for gateway in running:
         gateway.pipeline.close()
 
 

@@ -45,6 +45,7 @@ class Spoken:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     chain: int = chain.CHAIN_START
+    offsets: dict[int, int] = field(default_factory=lambda: {0: 0})  # characters behind so many tokens
     end: text_pb2.SequenceEnd | None = None
 
 
@@ -74,6 +75,27 @@ class Incoming:
         self.body = requests_pb2.GenerateRequest.FromString(stored.body)
         self.n = self.body.n
         self.spoken = [Spoken() for _ in range(self.n)]
+        self.afterwards: list[Callable[[], object]] = []  # one for each time that a client comes back
+
+    def follow(self, hint: dict[bytes, bytes]) -> None:
+        """A client came back: from now on its text goes there, beginning behind what it has."""
+        self.route = hint[k.ROUTE]
+        wanted = text_pb2.AttachOffsets.FromString(hint[k.OFFSETS])
+        rows = [self._behind(index, num) for index, num in enumerate(np.frombuffer(wanted.token_offsets, "<u4"))]
+        if found := [row for row in rows if row is not None]:
+            self.send(*found)
+        if self.afterwards:
+            self.afterwards.pop(0)()
+
+    def _behind(self, sequence: int, num_tokens: int) -> Row | None:
+        spoken = self.spoken[sequence]
+        if num_tokens > len(spoken.token_ids) or (num_tokens == len(spoken.token_ids) and spoken.end is None):
+            return None
+        text_offset = spoken.offsets[num_tokens]
+        ids = spoken.token_ids[num_tokens:]
+        known = chain.extend(chain.CHAIN_START, spoken.token_ids[:num_tokens])
+        text = spoken.text[text_offset:]
+        return Row(self.request_id, sequence, int(num_tokens), text_offset, known, ids, text, [], spoken.end)
 
     def row(
         self,
@@ -111,6 +133,7 @@ class Incoming:
         )
         spoken.token_ids += ids
         spoken.text += text
+        spoken.offsets[len(spoken.token_ids)] = len(spoken.text)
         spoken.chain = chain.extend(spoken.chain, ids)
         spoken.end = end
         if end is not None and all(each.end for each in self.spoken):
@@ -205,6 +228,8 @@ class ScriptedPipeline:
         self.sid = os.urandom(16)
         self.incoming: list[Incoming] = []
         self.script: Script = lambda request: request.say("Hello", " world", finish=STOP)
+        self.follows = False  # whether it sees to re-attachments by itself
+        self._attach_position = b"0-0"
         self._connection = bus.connect()
         self._lock = threading.Lock()
         self._arrived = threading.Condition()
@@ -275,7 +300,17 @@ class ScriptedPipeline:
                     self.incoming.append(request)
                     self._arrived.notify_all()
                 self.script(request)
+            if self.follows:
+                self._follow()
             time.sleep(0.002)
+
+    def _follow(self) -> None:
+        stream = self.bus.keys.attach(SHARD)
+        for entry in self.call(Read({stream: self._attach_position}, 64)).get(stream, []):
+            self._attach_position = entry.entry_id
+            for request in self.incoming:
+                if request.request_id == entry.fields[k.REQUEST]:
+                    request.follow(entry.fields)
 
 
 def with_logprobs(request: Incoming) -> None:
