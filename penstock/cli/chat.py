@@ -64,7 +64,7 @@ def _answer(
     console.print("[bold green]bot[/bold green]  ", end="")
     text, num_tokens, first_s = "", 0, 0.0
     began_s = time.monotonic()
-    events = client.generate(messages=history, params=params, timeout_s=timeout_s)
+    events = client.generate(messages=history, params=params, timeout_s=timeout_s, resumable=True)
     try:
         for event in events:
             if isinstance(event, Delta):

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     prompt = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     params = sampling_params(arguments)
     with Client(arguments.address, api_key=arguments.api_key) as client:
-        for event in client.generate(prompt, params, timeout_s=arguments.timeout_s):
+        for event in client.generate(prompt, params, timeout_s=arguments.timeout_s, resumable=True):
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
     print()

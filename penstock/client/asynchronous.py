@@ -1,12 +1,16 @@
 """The client for asyncio."""
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 from grpc import aio
 
+from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
@@ -16,8 +20,8 @@ from penstock.client.wire import (
     ServedModel,
     call_metadata,
     decode_error,
-    decode_event,
     encode_call,
+    target,
 )
 from penstock.domain.params import SamplingParams
 from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
@@ -30,7 +34,7 @@ class AsyncClient:
         self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None, api_key: str | None = None
     ) -> None:
         """As `Client`; must be made while the loop runs."""
-        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = call_metadata(api_key)
@@ -56,9 +60,19 @@ class AsyncClient:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        resumable: bool = False,
+        idempotency_key: str | None = None,
     ) -> AsyncGenerator[Accepted | Delta, None]:
         """As `Client.generate`; `aclose` before its end, or a cancelled task, cancels the request."""
-        call = encode_call(prompt, messages, params or SamplingParams(), model, priority)
+        call = encode_call(
+            prompt,
+            messages,
+            params or SamplingParams(),
+            model,
+            priority,
+            resumable=resumable,
+            idempotency_key=idempotency_key,
+        )
         return self._events(call, timeout_s or self._timeout_s)
 
     async def complete(
@@ -70,10 +84,14 @@ class AsyncClient:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        resumable: bool = False,
+        idempotency_key: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
         params = params or SamplingParams()
-        call = encode_call(prompt, messages, params, model, priority)
+        call = encode_call(
+            prompt, messages, params, model, priority, resumable=resumable, idempotency_key=idempotency_key
+        )
         generation: Generation | None = None
         async for event in self._events(call, timeout_s or self._timeout_s):
             if isinstance(event, Accepted):
@@ -113,12 +131,41 @@ class AsyncClient:
     async def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
     ) -> AsyncGenerator[Accepted | Delta, None]:
-        call = self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
-        try:
-            async for event in call:
-                if (decoded := decode_event(event)) is not None:
-                    yield decoded
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        finally:
-            call.cancel()
+        resumption = Resumption(message, time.monotonic())
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            call = self._begin(resumption.next_call, None if end_s is None else end_s - time.monotonic())
+            try:
+                async for event in call:
+                    if (new := resumption.take(event, time.monotonic())) is not None:
+                        yield new
+            except grpc.RpcError as error:
+                told = decode_error(error)
+                pause_s = resumption.pause_s(told, time.monotonic())
+                if pause_s is None:
+                    raise told from None
+            except (GeneratorExit, asyncio.CancelledError):
+                await self._abandon(message, resumption)
+                raise
+            else:
+                return
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
+
+    def _begin(
+        self, message: inference_pb2.GenerateCall | inference_pb2.ResumeCall, timeout_s: float | None
+    ) -> "aio.UnaryStreamCall[Any, inference_pb2.GenerateEvent]":
+        if isinstance(message, inference_pb2.ResumeCall):
+            return self._inference.Resume(message, timeout=timeout_s, metadata=self._metadata)
+        return self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
+
+    async def _abandon(self, message: inference_pb2.GenerateCall, resumption: Resumption) -> None:
+        """A request that outlives its calls must be told that it is not wanted; without a word its grace ends it."""
+        if message.resumable and resumption.request_id and not resumption.has_ended:
+            with suppress(grpc.RpcError):
+                await self._inference.Cancel(
+                    inference_pb2.CancelCall(request_id=resumption.request_id),
+                    timeout=CANCEL_S,
+                    metadata=self._metadata,
+                )

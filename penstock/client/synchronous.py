@@ -1,11 +1,14 @@
 """The blocking client."""
 
+import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
+from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
@@ -15,8 +18,8 @@ from penstock.client.wire import (
     ServedModel,
     call_metadata,
     decode_error,
-    decode_event,
     encode_call,
+    target,
 )
 from penstock.domain.params import SamplingParams
 from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
@@ -34,14 +37,15 @@ class Client:
         """Connects on first use.
 
         Args:
-            address: host:port of a gateway's gRPC server.
+            address: host:port of a gateway's gRPC server, or several IPv4 ones separated by commas: if one goes, its
+                calls end, and the next ones go to another.
             timeout_s: for every call that does not say otherwise; None: none.
             api_key: sent with every call; on a network that others can listen on, mind that nothing is encrypted.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: the key cannot be one.
         """
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = call_metadata(api_key)
@@ -67,6 +71,8 @@ class Client:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        resumable: bool = False,
+        idempotency_key: str | None = None,
     ) -> Generator[Accepted | Delta, None, None]:
         """Generates for one prompt: first `Accepted`, then a `Delta` for each step of each sample.
 
@@ -79,11 +85,23 @@ class Client:
             model: empty: the one that is served.
             priority: lower is served first.
             timeout_s: the request's deadline; the pipeline gives it up then.
+            resumable: the request outlives a broken connection, and the iterator goes on with it, for half a minute
+                each time; every token comes once.
+            idempotency_key: 1 to 255 visible ASCII characters; a request of the same tenant with the same key is the
+                same request. It is told from its start, and anything else asked with this key is an error.
 
         Raises:
             PenstockError: the request is wrong, was refused, or failed.
         """
-        call = encode_call(prompt, messages, params or SamplingParams(), model, priority)
+        call = encode_call(
+            prompt,
+            messages,
+            params or SamplingParams(),
+            model,
+            priority,
+            resumable=resumable,
+            idempotency_key=idempotency_key,
+        )
         return self._events(call, timeout_s or self._timeout_s)
 
     def complete(
@@ -95,10 +113,14 @@ class Client:
         model: str = "",
         priority: int = 0,
         timeout_s: float | None = None,
+        resumable: bool = False,
+        idempotency_key: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
         params = params or SamplingParams()
-        call = encode_call(prompt, messages, params, model, priority)
+        call = encode_call(
+            prompt, messages, params, model, priority, resumable=resumable, idempotency_key=idempotency_key
+        )
         generation: Generation | None = None
         for event in self._events(call, timeout_s or self._timeout_s):
             if isinstance(event, Accepted):
@@ -139,12 +161,41 @@ class Client:
     def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
     ) -> Generator[Accepted | Delta, None, None]:
-        call = self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
-        try:
-            for event in call:
-                if (decoded := decode_event(event)) is not None:
-                    yield decoded
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        finally:
-            call.cancel()
+        resumption = Resumption(message, time.monotonic())
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            call = self._begin(resumption.next_call, None if end_s is None else end_s - time.monotonic())
+            try:
+                for event in call:
+                    if (new := resumption.take(event, time.monotonic())) is not None:
+                        yield new
+            except grpc.RpcError as error:
+                told = decode_error(error)
+                pause_s = resumption.pause_s(told, time.monotonic())
+                if pause_s is None:
+                    raise told from None
+            except (GeneratorExit, KeyboardInterrupt):
+                self._abandon(message, resumption)
+                raise
+            else:
+                return
+            finally:
+                call.cancel()
+            time.sleep(pause_s)
+
+    def _begin(
+        self, message: inference_pb2.GenerateCall | inference_pb2.ResumeCall, timeout_s: float | None
+    ) -> Any:
+        if isinstance(message, inference_pb2.ResumeCall):
+            return self._inference.Resume(message, timeout=timeout_s, metadata=self._metadata)
+        return self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
+
+    def _abandon(self, message: inference_pb2.GenerateCall, resumption: Resumption) -> None:
+        """A request that outlives its calls must be told that it is not wanted; without a word its grace ends it."""
+        if message.resumable and resumption.request_id and not resumption.has_ended:
+            with suppress(grpc.RpcError):
+                self._inference.Cancel(
+                    inference_pb2.CancelCall(request_id=resumption.request_id),
+                    timeout=CANCEL_S,
+                    metadata=self._metadata,
+                )

@@ -1,5 +1,6 @@
 """What clients send and get, and its protobuf."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A gateway that was restarted, or another of those that the address names, is found soon.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _MESSAGE_KEYS = ("role", "content")
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
@@ -117,10 +122,22 @@ def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),)
 
 
+def target(address: str) -> str:
+    """The gRPC target of an address: host:port, several IPv4 addresses separated by commas, or a target already."""
+    return f"ipv4:{address}" if "," in address and not address.startswith("ipv") else address
+
+
 def encode_call(
-    prompt: str | Sequence[int] | None, messages: Chat | None, params: SamplingParams, model: str, priority: int
+    prompt: str | Sequence[int] | None,
+    messages: Chat | None,
+    params: SamplingParams,
+    model: str,
+    priority: int,
+    *,
+    resumable: bool = False,
+    idempotency_key: str | None = None,
 ) -> inference_pb2.GenerateCall:
-    """The input of `Generate`.
+    """The input of `Generate`. A resumable call without a key gets one, so that it can be sent again.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
@@ -164,7 +181,8 @@ def encode_call(
     else:
         request.messages.SetInParent()
         request.messages.messages.extend(_encode_message(message) for message in messages or ())
-    return inference_pb2.GenerateCall(request=request)
+    key = secrets.token_hex(16) if resumable and idempotency_key is None else idempotency_key
+    return inference_pb2.GenerateCall(request=request, resumable=resumable, idempotency_key=key or "")
 
 
 def decode_event(event: inference_pb2.GenerateEvent) -> Accepted | Delta | None:

@@ -1,0 +1,97 @@
+"""What a client has of its request, and how it goes on when the stream breaks: each token once."""
+
+from dataclasses import dataclass, replace
+
+from penstock.client.wire import Accepted, Delta, decode_event
+from penstock.domain.chain import CHAIN_START
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.finish import FinishReason
+from penstock.v1 import common_pb2, inference_pb2
+
+PATIENCE_S = 30.0  # without anything new, then the last error counts
+CANCEL_S = 2.0  # for telling the pipeline that nobody wants a request any more
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 1.0
+
+
+@dataclass(slots=True)
+class _Sample:
+    num_tokens: int = 0
+    num_chars: int = 0
+    finish: FinishReason = FinishReason.UNSPECIFIED
+
+
+class Resumption:
+    """One request through as many calls as it takes. It takes one unless the request is resumable."""
+
+    def __init__(self, call: inference_pb2.GenerateCall, now_s: float) -> None:
+        """Nothing has come; the call says whether it is resumable. Times are on any one clock."""
+        self._call = call
+        num_samples = call.request.n if call.request.HasField("n") else 1
+        self._samples = [_Sample() for _ in range(num_samples)]
+        self._offsets = [inference_pb2.SampleOffset(chain=CHAIN_START) for _ in range(num_samples)]
+        self._news_s = now_s
+        self._pause_s = _FIRST_PAUSE_S
+        self.request_id = ""  # once it was accepted
+
+    @property
+    def next_call(self) -> inference_pb2.GenerateCall | inference_pb2.ResumeCall:
+        """What is to be asked now: at first, and after a pause."""
+        if not self.request_id:
+            return self._call
+        return inference_pb2.ResumeCall(request_id=self.request_id, offsets=self._offsets)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all samples have."""
+        return all(sample.finish for sample in self._samples)
+
+    def take(self, event: inference_pb2.GenerateEvent, now_s: float) -> Accepted | Delta | None:
+        """What is new in an event; None: nothing.
+
+        Raises:
+            PenstockError: INTERNAL: something is missing before it.
+        """
+        decoded = decode_event(event)
+        if isinstance(decoded, Accepted):
+            is_first, self.request_id = not self.request_id, decoded.request_id
+            return decoded if is_first else None
+        if decoded is None or not self._call.resumable:
+            return decoded
+        return self._take_delta(decoded, event.delta, now_s)
+
+    def pause_s(self, error: PenstockError, now_s: float) -> float | None:
+        """How long to wait before the next call; None: the error counts."""
+        if not self._call.resumable or error.code is not ErrorCode.UNAVAILABLE or now_s - self._news_s > PATIENCE_S:
+            return None
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
+        return pause_s
+
+    def _take_delta(self, delta: Delta, told: inference_pb2.Delta, now_s: float) -> Delta | None:
+        sample = self._samples[delta.sequence]
+        known_tokens, known_chars = sample.num_tokens - delta.token_offset, sample.num_chars - told.text_offset
+        if known_tokens < 0 or known_chars < 0:
+            raise PenstockError(ErrorCode.INTERNAL, "the stream of events left something out")
+        new = delta
+        if known_tokens or known_chars:
+            new = replace(
+                delta,
+                token_offset=sample.num_tokens,
+                token_ids=delta.token_ids[known_tokens:],
+                text=delta.text[known_chars:],
+                logprobs=delta.logprobs[known_tokens:],
+            )
+        if sample.finish or not (new.token_ids or new.text or new.finish):
+            return None
+        sample.num_tokens += len(new.token_ids)
+        sample.num_chars += len(new.text)
+        sample.finish = new.finish
+        if told.HasField("chain_after"):
+            self._offsets[delta.sequence] = inference_pb2.SampleOffset(
+                tokens=sample.num_tokens,
+                characters=sample.num_chars,
+                chain=told.chain_after,
+                finish_reason=common_pb2.FinishReason.ValueType(sample.finish),
+            )
+        self._news_s, self._pause_s = now_s, _FIRST_PAUSE_S
+        return new
