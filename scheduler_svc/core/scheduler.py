@@ -40,6 +40,7 @@ class SchedulerConfig:
 
     policy: str = "fcfs"  # a name in `POLICIES`
     window: int = 2  # plans in flight per worker
+    short_step_us: int = 1500  # one more is in flight while steps take less, microseconds
     max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
@@ -187,7 +188,7 @@ class Scheduler:
     def schedule(self, worker_id: str, now_ns: int) -> StepPlan | None:
         """The worker's next plan; None while its window is full or there is nothing to compute."""
         worker = self.workers[worker_id]
-        if len(worker.in_flight) >= self.config.window:
+        if len(worker.in_flight) >= self._window(worker):
             return None
         draft = _Draft()
         decoding = self._give_blocks(worker, draft)
@@ -264,6 +265,11 @@ class Scheduler:
             worker.prefilling[sequence] = None
         draft.chunks.append((sequence, num_tokens))
         return num_tokens
+
+    def _window(self, worker: WorkerState) -> int:
+        """Plans that may be in flight: steps that are shorter than the way to the worker and back need one more."""
+        is_short = 0 < worker.step_ns < self.config.short_step_us * 1000
+        return self.config.window + is_short
 
     def _may_begin(self, worker: WorkerState) -> bool:
         """Whether this plan may begin prompts beside sequences that decode.

@@ -101,6 +101,7 @@ class WorkerState:
     batch_num_seqs: int = 0  # of the last plan
     batch_num_tokens: int = 0  # of the last plan
     round_trip_ns: int = 0  # of the last result: from its plan to its coming
+    step_ns: int = 0  # of the last result: device time
 
     def __post_init__(self) -> None:
         slots = self.limits.max_num_seqs
@@ -242,6 +243,7 @@ class WorkerState:
             raise StepError(self.worker_id, f"result of step {result.step} has counts that do not match its tokens")
         self.in_flight.popleft()
         self.round_trip_ns = now_ns - planned.issued_ns
+        self.step_ns = result.step_ns
         alive = np.zeros(len(self.sequences), np.bool_)
         alive[planned.slots] = self.generation[planned.slots] == planned.generations
         if num_tokens < len(planned.slots):

@@ -7,7 +7,7 @@ from scheduling import EOS, Scheduling, make_request, request_id
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.plan import Logprobs, StepPlan, StepResult
-from scheduler_svc.core.scheduler import SchedulerConfig, WorkerLimits
+from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig, WorkerLimits
 
 
 def limits(num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 8, max_model_len: int = 128) -> WorkerLimits:
@@ -53,6 +53,20 @@ def test_decodes_come_first_then_begun_prompts_then_new_ones() -> None:
     scheduling.add(make_request(3, prompt(4, 7), max_tokens=20))
     assert advances(scheduling.step()) == {0: 1, 1: 5}
     assert advances(scheduling.step()) == {0: 1, 1: 3, 2: 2}
+
+
+@pytest.mark.parametrize(("step_ns", "num_in_flight"), [(0, 2), (700_000, 3), (1_400_000, 3), (1_600_000, 2)])
+def test_short_steps_have_one_more_plan_in_flight(step_ns: int, num_in_flight: int) -> None:
+    scheduler = Scheduler(SchedulerConfig(window=2, short_step_us=1500))
+    scheduler.add_worker("a", limits())
+    scheduler.add(make_request(1, prompt(3), max_tokens=40), 0)
+    plan = scheduler.schedule("a", 0)
+    assert plan is not None
+    assert scheduler.schedule("a", 0) is not None
+    scheduler.apply("a", StepResult(1, plan.slots, np.ones(1, np.uint32), np.array([5], np.uint32), step_ns=step_ns), 0)
+    while scheduler.schedule("a", 0) is not None:
+        pass
+    assert len(scheduler.workers["a"].in_flight) == num_in_flight
 
 
 def test_a_nearly_full_worker_begins_prompts_in_some_plans_only() -> None:
