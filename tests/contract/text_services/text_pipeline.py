@@ -137,14 +137,16 @@ class Pool:
         assert stored is not None
         return stored
 
-    def open(self, number: int, shard: int = 0, num_prompt_tokens: int = 3, **params: Any) -> bytes:
+    def open(
+        self, number: int, shard: int = 0, num_prompt_tokens: int = 3, scheduler: bytes = SCHEDULER, **params: Any
+    ) -> bytes:
         """A request that a scheduler has claimed, as if a tokenizer had done its part."""
         request_id = self.submit(number, Prompt(token_ids=(1,) * num_prompt_tokens), **params)
         meta = requests_pb2.TokenizedPrompt(
             token_ids=np.ones(num_prompt_tokens, "<u4").tobytes(), eos_token_ids=np.zeros(1, "<u4").tobytes()
         )
         self.connection.call(Tokenized(request_id, b"", meta.SerializeToString(), 0))
-        claimed = self.connection.call(Claim(SCHEDULER, 1, shard))
+        claimed = self.connection.call(Claim(scheduler, 1, shard))
         assert isinstance(claimed, list)
         assert [each.request_id for each in claimed] == [request_id]
         return request_id
