@@ -42,6 +42,7 @@ from servicekit.bus.calls import (
     SessionInfo,
     SessionKind,
 )
+from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import RENEWALS, Session, Stopped
@@ -69,6 +70,7 @@ class DetokenizerService:
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
         self._gateways = Gateways(settings.session_ttl_s, settings.orphan_grace_s)
+        self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
@@ -191,9 +193,11 @@ class DetokenizerService:
         for shard in self._shards.values():
             positions[shard.log_stream] = shard.log_position
             positions[shard.attach_stream] = shard.attach_position
+        if positions:
+            positions |= self._bell.listen(is_idle=not any(len(each.detokenizer) for each in self._shards.values()))
         num_effects = len(calls)
         answers = session.connection.execute(
-            [*calls, Read(positions, READ_COUNT, READ_BLOCK_MS)] if positions else calls
+            [*calls, Read(positions, READ_COUNT, self._bell.block_ms(READ_BLOCK_MS))] if positions else calls
         )
         self._out = []
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
@@ -203,6 +207,7 @@ class DetokenizerService:
             return
         entries: dict[bytes, list[Entry]] = answers[num_effects]
         received_ns = time.time_ns()
+        self._bell.hear(entries)
         for shard in self._shards.values():
             for entry in entries.get(shard.log_stream, ()):
                 began_s = time.perf_counter()

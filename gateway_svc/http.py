@@ -166,6 +166,7 @@ class HttpApi:
     async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> Response:
         try:
             caller = self.auth.authenticate(request.headers)
+            self.reception.expect()
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
             resumable = parse_resumable(request.headers.get(RESUMABLE_HEADER))
             key = request.headers.get(IDEMPOTENCY_KEY)

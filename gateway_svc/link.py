@@ -9,6 +9,7 @@ import structlog
 
 from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
+from servicekit.doorbell import Doorbell
 from servicekit.session import RENEWALS
 
 R = TypeVar("R")
@@ -21,7 +22,7 @@ _logger = structlog.stdlib.get_logger(__name__)
 class Link:
     """A session whose id is drawn anew when it was fenced; every change of route is told to `rerouted`."""
 
-    def __init__(self, bus: Bus, name: str, address: str, ttl_s: float) -> None:
+    def __init__(self, bus: Bus, name: str, address: str, ttl_s: float, awake_s: float = 0.0) -> None:
         self._bus = bus
         self._name = name
         self._address = address
@@ -30,6 +31,7 @@ class Link:
         self._lost = asyncio.Event()
         self._calls: AsyncConnection | None = None
         self._reads: AsyncConnection | None = None
+        self.bell = Doorbell(bus.keys, awake_s)
         self.sid = os.urandom(16)
         self.rerouted: Callable[[], None] = lambda: None
 
@@ -37,6 +39,11 @@ class Link:
     def connected(self) -> bool:
         """Whether the server answered last time and the session is active."""
         return self._up.is_set()
+
+    def ring(self) -> None:
+        """Wakes idle services: a request is about to come."""
+        if self._calls is not None and self.connected and (ring := self.bell.ring()) is not None:
+            self._calls.post(ring)
 
     async def call(self, call: Call[R]) -> R:
         """As `execute`, for one call."""

@@ -39,6 +39,11 @@ class Reception:
         self._limits = limits
         self._stats = stats
 
+    def expect(self) -> None:
+        """Somebody calls, so that those who would have to wake up can do so meanwhile."""
+        if not self._stats.num_streams:
+            self._link.ring()
+
     async def open(self, requests: Sequence[Request], form: ReplyForm, sink: Sink, *, is_idempotent: bool) -> Call:
         """Submits the requests of one call; from now on `sink` gets their text.
 

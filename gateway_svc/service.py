@@ -60,7 +60,7 @@ class GatewayService:
         self._bus = bus
         grpc_port = split_address(settings.grpc_address)[1]
         address = reachable_address(settings.grpc_address) if grpc_port else ""
-        self._link = Link(bus, settings.name, address, settings.session_ttl_s)
+        self._link = Link(bus, settings.name, address, settings.session_ttl_s, settings.stay_awake_ms / 1e3)
         self.stats = GatewayStats()
         limits = Limits(max_streams=settings.max_streams)
         self._delivery = Delivery(self._link, settings.bounds, settings.resume_grace_s, self.stats)
@@ -228,11 +228,14 @@ class GatewayService:
             try:
                 if self._rerouted:
                     await self._begin_reading()
-                wanted = Read({self._stream: self._position}, READ_COUNT, READ_BLOCK_MS)
-                entries = (await self._link.read(wanted)).get(self._stream, [])
+                bell = self._link.bell
+                streams = {self._stream: self._position} | bell.listen(is_idle=not self.stats.num_streams)
+                found = await self._link.read(Read(streams, READ_COUNT, bell.block_ms(READ_BLOCK_MS)))
             except BusUnavailable:
                 continue
-            for entry in entries:
+            bell.hear(found)
+            for entry in found.get(self._stream, ()):
+                bell.rest()
                 self._position = entry.entry_id
                 await self._receive(entry)
 

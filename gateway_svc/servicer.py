@@ -111,6 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """The request of a call, how it is answered, and whether the same may have been asked before."""
         metadata = _metadata(context)
         caller = self._auth.authenticate(metadata)
+        self._reception.expect()
         if request.ByteSize() > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
         ask = wire.decode_generate(request)

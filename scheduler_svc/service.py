@@ -16,6 +16,7 @@ from scheduler_svc.metrics import Meters, SchedulerCollector
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Read, SessionKind
+from servicekit.doorbell import Doorbell
 from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
@@ -40,6 +41,7 @@ class SchedulerService:
         self._is_connected = False
         self._is_draining = False
         self._session: Session
+        self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self.meters = Meters()
         self._dispatcher = self._new_dispatcher(b"")
 
@@ -170,8 +172,9 @@ class SchedulerService:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)
         pending = dispatcher.outbox
-        block_ms = BLOCK_MS if all(each.may_wait for each in pending) else 0
-        read = Read(dispatcher.positions(), READ_COUNT, block_ms)
+        block_ms = self._bell.block_ms(BLOCK_MS) if all(each.may_wait for each in pending) else 0
+        listening = self._bell.listen(is_idle=not dispatcher.scheduler.requests)
+        read = Read(dispatcher.positions() | listening, READ_COUNT, block_ms)
         try:
             *answers, entries = self._session.connection.execute([*(each.call for each in pending), read])
         except BusUnavailable as error:
@@ -192,6 +195,7 @@ class SchedulerService:
                 if each.answered is not None:
                     each.answered(answer)
             dispatcher.receive(entries)
+        self._bell.hear(entries)
         if dispatcher.is_leaving:  # the next turn finds no connection and begins anew
             self._session.leave()
 

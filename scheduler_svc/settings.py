@@ -1,6 +1,5 @@
 """What a scheduler can be told."""
 
-import os
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -8,18 +7,11 @@ import msgspec
 
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.scheduler import SchedulerConfig
-from servicekit.settings import ServiceSettings
+from servicekit.settings import POLLING_CORES, ServiceSettings, num_cores
 
-# Steps of half a millisecond leave no time for a wake-up; where cores are few, others need the one that polls.
-BUSY_POLL_US = 500
-BUSY_POLL_CORES = 8
+BUSY_POLL_US = 500  # steps of half a millisecond leave no time for a wake-up
 
 _WEIGHT = r"=(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?$"  # above 0
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +53,7 @@ class SchedulerSettings(ServiceSettings):
         default=2, metadata={"help": "workers that may die while it runs alone: then it ends with an error"}
     )
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
-        default_factory=lambda: BUSY_POLL_US if _num_cores() >= BUSY_POLL_CORES else 0,
+        default_factory=lambda: BUSY_POLL_US if num_cores() >= POLLING_CORES else 0,
         metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},
     )
 

@@ -10,6 +10,7 @@ nobody has is an error. The one from which commands take their API key is left a
 
 import argparse
 import dataclasses
+import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,15 @@ S = TypeVar("S")
 
 PREFIX = "PENSTOCK_"
 WILDCARD_HOSTS = ("", "0.0.0.0", "::", "*")
+
+# Looking for something without sleeping saves a wake-up; where cores are few, others need the one that looks.
+POLLING_CORES = 8
+STAY_AWAKE_MS = 10
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,10 @@ class ServiceSettings:
     )
     drain_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
         default=30.0, metadata={"help": "seconds that SIGTERM leaves for what is in flight"}
+    )
+    stay_awake_ms: Annotated[int, msgspec.Meta(ge=0, le=1000)] = field(
+        default_factory=lambda: STAY_AWAKE_MS if num_cores() >= POLLING_CORES else 0,
+        metadata={"help": "milliseconds for which an idle service does not sleep once a request is submitted"},
     )
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
         default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}

@@ -101,6 +101,11 @@ class Execution:
         return self._plans.qsize()
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, and no step is waited for."""
+        return not self._waiting_since_ns and self._plans.empty() and self._launched.empty()
+
+    @property
     def waiting_since_ns(self) -> int:
         """When the step that is waited for was launched (monotonic); 0: none is."""
         return self._waiting_since_ns

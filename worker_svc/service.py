@@ -14,6 +14,7 @@ from penstock.v1 import status_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
 from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
+from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
@@ -53,6 +54,7 @@ class WorkerService:
         self._stats = WorkerStats()
         self._hop = Hop("steps")
         self._steps = bus.keys.steps(settings.name)
+        self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._is_ready = False
@@ -291,7 +293,12 @@ class WorkerService:
             failure, execution.failure = execution.failure, None
             self._begin_again(failure)
         renew = self._renewal()
-        calls: list[Call[Any]] = [Read({self._steps: self._position}, block_ms=_BLOCK_MS)]
+        calls: list[Call[Any]] = [
+            Read(
+                {self._steps: self._position} | self._bell.listen(is_idle=execution.is_idle),
+                block_ms=self._bell.block_ms(_BLOCK_MS),
+            )
+        ]
         try:
             if renew is not None:
                 calls.insert(0, renew)
@@ -306,7 +313,9 @@ class WorkerService:
             self._recover(self._session)
             return
         received_ns = time.time_ns()
+        self._bell.hear(answers[-1])
         for entry in answers[-1].get(self._steps, ()):
+            self._bell.rest()  # whoever waits for the device needs the interpreter more
             self._receive(entry, execution, received_ns)
 
     def _recover(self, session: Session) -> None:

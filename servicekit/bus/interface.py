@@ -60,6 +60,10 @@ class AsyncConnection(Protocol):
         """As `Connection.execute`."""
         ...
 
+    def post(self, call: Call[Any]) -> None:
+        """Sends a call whose answer nobody needs, at once. Whether it arrives is not told."""
+        ...
+
     async def close(self) -> None:
         """Closes; calls in flight raise BusUnavailable."""
         ...

@@ -32,6 +32,7 @@ CANCELS_CAP = 4096
 TEXT_CAP = 4096
 ATTACH_CAP = 1024
 DEAD_CAP = 1024
+BELL_CAP = 1
 SETTLE_MS = 1000  # how long a pool waits at least, after its server was restarted, for gateways to come back
 MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
 
@@ -52,6 +53,7 @@ class Keys:
     | attach:{shard}   | REQUEST ROUTE OFFSETS                   | attach (gateway)         | detokenizer |
     | text:{gateway}   | PAYLOAD TextBatch                       | append, retire (detok.)  | gateway     |
     |                  | REQUEST: another gateway has it now     | attach (gateway)         | gateway     |
+    | bell             | SENT_NS                                 | append (gateway)         | idle ones   |
     | dead             | STREAM, WHY and the entry's own fields  | append (any)             | operator    |
     """
 
@@ -147,6 +149,11 @@ class Keys:
     def cancels(self) -> bytes:
         """Stream: cancel hints."""
         return self.key("cancels")
+
+    @property
+    def bell(self) -> bytes:
+        """Stream: rings when a request is submitted, see `servicekit.doorbell`."""
+        return self.key("bell")
 
     @property
     def dead(self) -> bytes:

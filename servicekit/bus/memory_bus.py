@@ -1,6 +1,7 @@
 """The bus inside one process: the same calls and answers as `redis_bus`, for tests and for pipelines in memory."""
 
 import asyncio
+import contextlib
 import threading
 import time
 import uuid
@@ -191,6 +192,12 @@ class AsyncMemoryConnection:
             BusUnavailable: closed, or the bus was stopped, before or while the call waited.
         """
         return cast(R, (await self.execute((call,)))[0])
+
+    def post(self, call: Call[Any]) -> None:
+        """Carries out a call whose answer nobody needs, unless the bus is gone."""
+        with contextlib.suppress(BusUnavailable):
+            self._bus.enter()
+            self._bus.apply((call,), lambda: None)
 
     async def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Carries out calls in order; the last one may block its task.

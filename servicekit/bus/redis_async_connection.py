@@ -80,6 +80,14 @@ class _Wire(asyncio.Protocol):
             if not (done := self._exchanges.popleft().done).done():
                 done.set_exception(BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}"))
 
+    def post(self, packed: bytes) -> None:
+        """Sends a command whose reply is dropped."""
+        if self._transport is not None:
+            exchange = _Exchange(1, asyncio.get_running_loop().create_future())
+            exchange.done.cancel()
+            self._exchanges.append(exchange)
+            self._transport.write(packed)
+
     async def exchange(self, packed: list[bytes], patience_s: float) -> list[Reply]:
         """Sends commands in one write and waits for as many replies."""
         if self._transport is None:
@@ -142,6 +150,11 @@ class AsyncRedisConnection:
         if failure:
             raise failure
         return answers
+
+    def post(self, call: Call[Any]) -> None:
+        """Sends a call whose answer nobody needs, at once. Whether it arrives is not told."""
+        if self._wire is not None:
+            self._wire.post(self._commands.encode(call))
 
     async def connected(self) -> _Wire:
         """The wire, after one attempt to connect if there is none.

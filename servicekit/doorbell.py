@@ -1,0 +1,58 @@
+"""Keeps idle services from sleeping while a request is on its way to them.
+
+Waking a core that sleeps takes longer than all the work that the pipeline does for a request. So an idle gateway rings
+when a call comes in, before it looks at it; who has nothing to do hears it in the read that it waits in anyway, and for
+some milliseconds reads without waiting. Who is busy does not listen: it wakes often enough. Nothing depends on a ring.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from servicekit.bus import keys
+from servicekit.bus.calls import Append, Entry
+from servicekit.bus.keys import Keys
+
+
+class Doorbell:
+    """One service's; used by one thread."""
+
+    def __init__(self, names: Keys, awake_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """It has not rung.
+
+        Args:
+            names: of the pool.
+            awake_s: how long a ring is good for, seconds; 0: it is not listened to.
+            clock_s: a clock that never goes back, in seconds.
+        """
+        self._stream = names.bell
+        self._awake_s = awake_s
+        self._clock_s = clock_s
+        self._position = b"0-0"
+        self._until_s = 0.0
+
+    def ring(self) -> Append | None:
+        """What to send when a request comes, so that everybody wakes at once."""
+        return Append(self._stream, {keys.SENT_NS: b"%d" % time.time_ns()}, keys.BELL_CAP) if self._awake_s else None
+
+    def listen(self, *, is_idle: bool) -> dict[bytes, bytes]:
+        """The stream to read, and behind which entry; empty for who is busy or awake."""
+        return {self._stream: self._position} if is_idle and self._awake_s and not self.is_awake else {}
+
+    def hear(self, entries: Mapping[bytes, list[Entry]]) -> None:
+        """What a read has brought."""
+        if rings := entries.get(self._stream):
+            self._position = rings[-1].entry_id
+            self._until_s = self._clock_s() + self._awake_s
+
+    def rest(self) -> None:
+        """What was expected has come."""
+        self._until_s = 0.0
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether a request is expected."""
+        return self._until_s > 0.0 and self._clock_s() < self._until_s
+
+    def block_ms(self, block_ms: int) -> int:
+        """How long a read may wait that would otherwise wait for `block_ms`."""
+        return 0 if self.is_awake else block_ms

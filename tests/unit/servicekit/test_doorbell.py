@@ -1,0 +1,68 @@
+"""Idle services hear that a request is on its way, and do not sleep for a while."""
+
+from servicekit.bus.calls import Read
+from servicekit.bus.interface import Connection
+from servicekit.bus.keys import Keys
+from servicekit.bus.memory_bus import MemoryBus
+from servicekit.doorbell import Doorbell
+
+AWAKE_S = 0.01
+
+
+class Clock:
+    """Seconds that tests choose."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def ring(bell: Doorbell, connection: Connection) -> None:
+    call = bell.ring()
+    assert call is not None
+    connection.call(call)
+
+
+def listen(bell: Doorbell, connection: Connection) -> None:
+    found = connection.call(Read(bell.listen(is_idle=True)))
+    bell.hear(found)
+
+
+def test_who_is_idle_hears_a_ring_and_does_not_wait_until_it_has_faded() -> None:
+    bus, clock = MemoryBus(), Clock()
+    connection = bus.connect()
+    bell, ringer = Doorbell(bus.keys, AWAKE_S, clock), Doorbell(bus.keys, AWAKE_S)
+    assert bell.block_ms(100) == 100
+    ring(ringer, connection)
+    listen(bell, connection)
+    assert bell.is_awake
+    assert bell.block_ms(100) == 0
+    clock.now_s += AWAKE_S
+    assert bell.block_ms(100) == 100
+
+
+def test_a_ring_is_heard_once() -> None:
+    bus, clock = MemoryBus(), Clock()
+    connection = bus.connect()
+    bell = Doorbell(bus.keys, AWAKE_S, clock)
+    ring(bell, connection)
+    ring(bell, connection)
+    listen(bell, connection)
+    clock.now_s += AWAKE_S
+    assert connection.call(Read(bell.listen(is_idle=True))) == {}
+
+
+def test_who_is_busy_or_awake_or_has_no_cores_to_spare_does_not_listen() -> None:
+    bus, clock = MemoryBus(), Clock()
+    connection = bus.connect()
+    bell, deaf = Doorbell(bus.keys, AWAKE_S, clock), Doorbell(bus.keys, 0.0, clock)
+    assert bell.listen(is_idle=False) == {}
+    assert deaf.listen(is_idle=True) == {}
+    assert deaf.ring() is None
+    ring(bell, connection)
+    listen(bell, connection)
+    assert bell.listen(is_idle=True) == {}
+    bell.rest()
+    assert bell.block_ms(100) == 100
+    assert set(bell.listen(is_idle=True)) == {Keys().bell}
