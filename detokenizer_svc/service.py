@@ -283,7 +283,10 @@ class DetokenizerService:
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]
         num_before = len(calls)
-        calls += [LeaseShard(session.sid, number, held=True) for number in held]
+        calls += [
+            LeaseShard(session.sid, number, held=True, num_read=self._shards[number].extent.num_entries)
+            for number in held
+        ]
         calls.append(ListSessions())
         answers = session.connection.execute(calls)
         if renewal and not answers[len(self._out)]:

@@ -13,6 +13,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import TokenRows
+from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.rows import cancel_error, select_rows
 from scheduler_svc.core.scheduler import Scheduler
@@ -44,6 +45,7 @@ from servicekit.bus.calls import (
     ListWorkers,
     Load,
     Loaded,
+    LogBacklogs,
     Overdue,
     Owned,
     Pair,
@@ -97,6 +99,7 @@ class Dispatcher:
         self.outbox: list[Pending] = []
         self.is_leaving = False  # the requests are to be handed to others
         self._num_shards = settings.num_shards
+        self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
         self._meters = meters
         self._shards: dict[bytes, int] = {}  # of the log, by request
@@ -129,6 +132,8 @@ class Dispatcher:
         self._log_rows(self.scheduler.expire(now_ns))
         plans = []
         for name, link in self.pairings.links.items():
+            if self._backlogs.behind and self._backlogs.holds_up(self._written_by(link)):
+                continue
             while (plan := self.scheduler.schedule(name, now_ns)) is not None:
                 self._meters.batch_sequences.observe(len(plan.slots))
                 self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
@@ -157,14 +162,19 @@ class Dispatcher:
                 self.outbox.append(Pending(Owned(sid), self._found_owned))
             self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
             self.outbox.append(Pending(Overdue(CLAIM_COUNT), self._reject_overdue))
+        if self._backlogs.is_due(now_ns):
+            shards = tuple(sorted({*self._shards.values(), *self._homes()}))
+            self.outbox.append(Pending(LogBacklogs(shards), partial(self._note_backlogs, shards)))
         if now_ns >= self._sweep_ns:
             self._sweep_ns, self._is_claim_due = now_ns + SWEEP_NS, True
             self._forget_shards()
         # Without any living worker requests are claimed too, so that their deadlines and cancels count.
         can_serve = bool(self.pairings.links) or not self.pairings.is_worker_alive
         if self._is_claim_due and can_serve and not is_draining and self.scheduler.has_room():
-            self._is_claim_due = False
-            self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, self._shard()), self._claimed))
+            shard = self._shard()
+            if not self._backlogs.holds_up((shard,)):
+                self._is_claim_due = False
+                self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, shard), self._claimed))
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
         """What a read has brought, by stream."""
@@ -377,9 +387,22 @@ class Dispatcher:
     def _shard(self) -> int:
         """The shard for the next requests: a worker's home, so that a step writes one shard, not all."""
         self._next_shard += 1
-        homes = [link.offer.home_shard for link in self.pairings.links.values()]
-        shard = homes[self._next_shard % len(homes)] if homes else self._next_shard
-        return shard % self._num_shards
+        homes = self._homes() or range(self._num_shards)
+        open_ones = [shard for shard in homes if shard not in self._backlogs.behind] or homes
+        return open_ones[self._next_shard % len(open_ones)]
+
+    def _note_backlogs(self, shards: tuple[int, ...], lengths: list[int]) -> None:
+        self._backlogs.note(shards, lengths)
+        self._meters.log_backlogs = self._backlogs.lengths
+
+    def _homes(self) -> list[int]:
+        return [link.offer.home_shard % self._num_shards for link in self.pairings.links.values()]
+
+    def _written_by(self, link: Link) -> set[int]:
+        """The shards that a worker's next steps write."""
+        running = self.scheduler.workers[link.worker].running()
+        shards = {self._shards.get(sequence.request.request_id, 0) for sequence in running}
+        return shards | {link.offer.home_shard % self._num_shards}
 
     def _forget_shards(self) -> None:
         """Of requests that have ended."""

@@ -46,6 +46,8 @@ class Meters:
     num_restored_tokens: int = 0  # that clients had and the log did not
     dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
 
+    log_backlogs: dict[int, int] = field(default_factory=dict)  # entries that are not read yet, by shard
+
     @property
     def hops(self) -> tuple[Hop, ...]:
         """The hops that a scheduler reads."""
@@ -87,6 +89,12 @@ class SchedulerCollector(Collector):
         sequences.add_metric(["running"], stats.num_running_seqs)
         yield sequences
         yield from _worker_metrics(stats)
+        backlogs = GaugeMetricFamily(
+            "penstock_log_backlog", "Entries of a shard's log that its detokenizer has not read.", labels=["shard"]
+        )
+        for shard, length in self._meters.log_backlogs.items():
+            backlogs.add_metric([str(shard)], length)
+        yield backlogs
         yield _histogram("penstock_batch_sequences", "Sequences of a step.", self._meters.batch_sequences)
         yield _histogram("penstock_step_tokens", "Tokens of a step.", self._meters.step_tokens)
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])

@@ -52,6 +52,10 @@ class SchedulerSettings(ServiceSettings):
     max_strikes_alone: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=2, metadata={"help": "workers that may die while it runs alone: then it ends with an error"}
     )
+    max_log_backlog: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=16_384,
+        metadata={"help": "entries that a detokenizer may be behind; beyond it no steps are planned that write more"},
+    )
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
         default_factory=lambda: BUSY_POLL_US if num_cores() >= POLLING_CORES else 0,
         metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},

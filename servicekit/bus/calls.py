@@ -516,6 +516,14 @@ class LeaseShard(Call[bool]):
     sid: bytes
     shard: int
     held: bool = False
+    num_read: int = 0  # entries that its log still has and the session has read, see `LogBacklogs`
+
+
+@dataclass(frozen=True, slots=True)
+class LogBacklogs(Call[list[int]]):
+    """How many entries of each shard's log its detokenizer has not read, as far as it has told."""
+
+    shards: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

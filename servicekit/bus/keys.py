@@ -136,6 +136,11 @@ class Keys:
         return self.key("shards")
 
     @property
+    def read(self) -> bytes:
+        """Hash: leased shard → how many entries that its log still has were read, as its detokenizer told last."""
+        return self.key("read")
+
+    @property
     def prompts(self) -> bytes:
         """Stream: requests that wait for their tokens."""
         return self.key("prompts")

@@ -56,6 +56,7 @@ class MemorySessions:
         self._sessions: dict[bytes, _Session] = {}
         self._workers: dict[str, _Worker] = {}
         self._leases: dict[int, bytes] = {}  # shard → session
+        self._num_read: dict[int, int] = {}  # by shard that is or was leased
 
     def operations(self) -> dict[type[c.Call[Any]], Callable[[Any], Any]]:
         """What is done here, by call."""
@@ -69,6 +70,7 @@ class MemorySessions:
             c.ListWorkers: self._list_workers,
             c.Pair: self._pair,
             c.LeaseShard: self._lease_shard,
+            c.LogBacklogs: self._log_backlogs,
             c.ReleaseShard: self._release_shard,
         }
 
@@ -242,7 +244,12 @@ class MemorySessions:
         if not self.is_active(call.sid) or (holder != call.sid and (call.held or self._lives(holder))):
             return False
         self._leases[call.shard] = bytes(call.sid)
+        self._num_read[call.shard] = call.num_read
         return True
+
+    def _log_backlogs(self, call: c.LogBacklogs) -> list[int]:
+        read = {shard: self._num_read[shard] for shard in self._leases}
+        return [max(0, len(self._streams.get(self._keys.tokens(each))) - read.get(each, 0)) for each in call.shards]
 
     def _release_shard(self, call: c.ReleaseShard) -> None:
         if self._leases.get(call.shard) == call.sid:

@@ -19,6 +19,7 @@ local function free(prefix, sid)
   for i = 1, #leases, 2 do
     if leases[i + 1] == sid then
       redis.call('HDEL', prefix .. 'shards', leases[i])
+      redis.call('HDEL', prefix .. 'read', leases[i])
     end
   end
   for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
@@ -35,7 +36,7 @@ local function forget_session(prefix, sid)
 end
 
 local function suspend_all(prefix, now)
-  redis.call('DEL', prefix .. 'shards')
+  redis.call('DEL', prefix .. 'shards', prefix .. 'read')
   for _, sid in ipairs(redis.call('SMEMBERS', prefix .. 'sessions')) do
     local key = prefix .. 'sess:' .. sid
     local session = redis.call('HMGET', key, 'state', 'until', 'ttl')

@@ -52,19 +52,30 @@ local function pair(keys, args)
 end
 
 local function lease_shard(keys, args)
-  local prefix, sid, shard, held = keys[1], unpack(args)
+  local prefix, sid, shard, held, num_read = keys[1], unpack(args)
   local holder = redis.call('HGET', prefix .. 'shards', shard)
   if not is_active(prefix, sid) or (holder ~= sid and (held == '1' or lives(prefix, holder, now_ms()))) then
     return 0
   end
   redis.call('HSET', prefix .. 'shards', shard, sid)
+  redis.call('HSET', prefix .. 'read', shard, num_read)
   return 1
+end
+
+local function log_backlogs(keys, args)
+  local prefix, backlogs = keys[1], {}
+  for i, shard in ipairs(args) do
+    local num_read = redis.call('HGET', prefix .. 'read', shard) or 0
+    backlogs[i] = math.max(0, redis.call('XLEN', prefix .. 'tokens:' .. shard) - num_read)
+  end
+  return backlogs
 end
 
 local function release_shard(keys, args)
   local prefix, sid, shard = keys[1], unpack(args)
   if redis.call('HGET', prefix .. 'shards', shard) == sid then
     redis.call('HDEL', prefix .. 'shards', shard)
+    redis.call('HDEL', prefix .. 'read', shard)
   end
   return 1
 end

@@ -9,6 +9,7 @@ from servicekit.bus.calls import (
     LeaseShard,
     Leave,
     ListWorkers,
+    LogBacklogs,
     Pair,
     Pairing,
     RegisterWorker,
@@ -140,3 +141,17 @@ def test_a_shard_that_is_held_is_confirmed_and_one_that_was_lost_is_not(flow: Fl
 def test_a_shard_is_nobodys_for_an_unknown_session(flow: Flow) -> None:
     assert not flow.connection.call(LeaseShard(sid_of(99), 0))
     assert flow.connection.call(LeaseShard(flow.session(), 0))
+
+
+def test_a_backlog_is_what_the_holder_of_a_shard_has_not_told_to_have_read(flow: Flow) -> None:
+    owner, holder = flow.session(), flow.session(SessionKind.DETOKENIZER)
+    flow.connection.call(Commit(owner, tuple((shard, b"row") for shard in (0, 0, 0, 1))))
+    assert flow.connection.call(LogBacklogs((0, 1, 2))) == [3, 1, 0]
+    assert flow.connection.call(LeaseShard(holder, 0, num_read=2))
+    assert flow.connection.call(LogBacklogs((0,))) == [1]
+    assert flow.connection.call(Compact(holder, 0, b"9999999999999-0"))
+    assert flow.connection.call(LogBacklogs((0,))) == [0], "what it has dropped it need not read"
+    flow.connection.execute([Leave(holder), Commit(owner, tuple((0, b"row") for _ in range(4)))])
+    successor = flow.session(SessionKind.DETOKENIZER)
+    assert flow.connection.call(LeaseShard(successor, 0))
+    assert flow.connection.call(LogBacklogs((0,))) == [4], "who takes a shard has read nothing"

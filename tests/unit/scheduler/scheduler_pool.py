@@ -149,6 +149,7 @@ class Client:
         n: int = 1,
         max_tokens: int = 8,
         deadline_ns: int = 0,
+        is_tokenized: bool = True,
         meta: bytes | None = None,
         body: bytes | None = None,
         witness: Sequence[Sequence[int]] = (),
@@ -164,15 +165,14 @@ class Client:
         body = generate.SerializeToString() if body is None else body
         meta = tokenized.SerializeToString() if meta is None else meta
         now_ns = time.time_ns()
-        self.connection.execute(
-            [
-                Submit(
-                    *(request_id, "", header.SerializeToString(), body, b"d", b"c" * 16, now_ns),
-                    witness=tuple(np.array(each, "<u4").tobytes() for each in witness),
-                ),
-                Tokenized(request_id, b"0-1", meta, now_ns),
-            ]
+        submit = Submit(
+            *(request_id, "", header.SerializeToString(), body, b"d", b"c" * 16, now_ns),
+            deadline_ns=deadline_ns,
+            witness=tuple(np.array(each, "<u4").tobytes() for each in witness),
         )
+        self.connection.call(submit)
+        if is_tokenized:
+            self.connection.call(Tokenized(request_id, b"0-1", meta, now_ns, len(prompt)))
         return request_id
 
     def cancel(self, request_id: bytes, reason: int = 1, sequence: int = -1) -> None:
