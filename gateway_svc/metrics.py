@@ -27,6 +27,13 @@ class GatewayCollector(Collector):
         for stream, length in list(stats.queue_depths.items()):
             depth.add_metric([stream], length)
         yield depth
+        yield GaugeMetricFamily(
+            "penstock_waiting_requests", "Requests of the pool that wait for their first slot.", value=stats.num_waiting
+        )
+        yield GaugeMetricFamily(
+            "penstock_waiting_tokens", "Tokens of their prompts; of text, an estimate until it is tokenized.",
+            value=stats.num_waiting_tokens,
+        )  # fmt: skip
         dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
         dead.add_metric(["text"], stats.num_dead_letters)
         yield dead

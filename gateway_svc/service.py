@@ -31,7 +31,7 @@ from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.v1 import status_pb2
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Entry, LastId, Length, ListWorkers, Read, SessionKind
+from servicekit.bus.calls import Append, CountWaiting, Entry, LastId, Length, ListWorkers, Read, SessionKind
 from servicekit.bus.interface import Bus, BusFull, BusUnavailable
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import STALLED_AFTER_S, Stop
@@ -278,10 +278,11 @@ class GatewayService:
             if self._link.connected:
                 self._delivery.probe(asyncio.get_running_loop().time())
                 with contextlib.suppress(BusUnavailable, BusFull):  # the link knows, and waits for the server
-                    workers, prompts, requests, dead = await self._link.execute(
-                        (ListWorkers(), Length(keys.prompts), Length(keys.requests), Length(keys.dead))
+                    workers, waiting, prompts, requests, dead = await self._link.execute(
+                        (ListWorkers(), CountWaiting(), *map(Length, (keys.prompts, keys.requests, keys.dead)))
                     )
                     self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
+                    self.stats.num_waiting, self.stats.num_waiting_tokens = waiting.num_requests, waiting.num_tokens
                     self.stats.queue_depths = {"prompts": prompts, "requests": requests, "dead": dead}
             await asyncio.sleep(HOUSEKEEPING_S)
 

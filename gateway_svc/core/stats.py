@@ -62,4 +62,6 @@ class GatewayStats:
     num_dead_letters: int = 0  # entries of `text` that could not be read
     num_key_reloads: int = 0  # times that the file of API keys was read, the start included
     num_broken_key_reloads: int = 0  # times that it had changed and could not be used
+    num_waiting: int = 0  # requests of the pool that wait for their first slot
+    num_waiting_tokens: int = 0  # of their prompts
     queue_depths: dict[str, int] = field(default_factory=dict)  # by stream: prompts, requests, dead

@@ -19,6 +19,7 @@ from penstock.domain.rows import TokenLogprob
 from penstock.outputs import CompletionOutput
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
 
+_TOO_LARGE = "message larger than max"
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = (
@@ -210,6 +211,8 @@ def decode_error(error: grpc.RpcError) -> PenstockError:
                     retry_after_s=told.retry_after_ms / 1000 or None,
                 )
     status = error.code().name
+    if _TOO_LARGE in (error.details() or ""):  # gRPC itself refuses what is far beyond the gateway's own bound
+        return PenstockError(ErrorCode.REQUEST_TOO_LARGE, f"the request is too large: {error.details()}")
     what = "the gateway cannot be reached" if status == "UNAVAILABLE" else f"the call ended with gRPC status {status}"
     return PenstockError(_CODES.get(status, ErrorCode.INTERNAL), f"{what}: {error.details() or 'no details'}")
 
