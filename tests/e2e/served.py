@@ -122,6 +122,16 @@ class Served:
         return self._found(r"gRPC +(\S+)")
 
     @property
+    def http_urls(self) -> list[str]:
+        """Of all gateways, in the order of their names."""
+        return re.findall(r"OpenAI HTTP +(\S+)/v1", self.out)
+
+    @property
+    def grpc_addresses(self) -> list[str]:
+        """Of all gateways, in the order of their names."""
+        return re.findall(r"gRPC +(\S+)", self.out)
+
+    @property
     def model(self) -> str:
         return self._found(r"Penstock serves (\S+)")
 

@@ -1,0 +1,246 @@
+"""A gateway killed in mid-stream: its clients go on through the other one, and have what they would have had."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from served import SIMULATED, Served, expected, is_running, wait_until
+
+from penstock.client import Accepted, Client, Delta
+from penstock.domain.params import SamplingParams
+from penstock.v1 import inference_pb2, inference_pb2_grpc
+
+NUM_TOKENS = 300
+BODY = {
+    "model": "simulated",
+    "prompt": [1, 7, 9],
+    "max_tokens": NUM_TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+RESUMABLE = {"x-penstock-resumable": "true"}
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
+    with Served(tmp_path_factory.mktemp("resume"), *flags) as served:
+        yield served.wait_ready()
+
+
+@pytest.fixture
+def victim(served: Served) -> Iterator[Callable[[], None]]:
+    """Kills gateway-0; the launcher has started it again when the test is over."""
+    wait_until(lambda: all(_is_ready(url) for url in served.http_urls), 60, "ready")
+    pid = served.pids()["gateway-0"]
+
+    def kill() -> None:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid), 10, "dead")  # or it may see its clients leave
+
+    yield kill
+    wait_until(lambda: served.pids()["gateway-0"] != pid, 30, "restarted")
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@dataclass
+class Heard:
+    """What a client has of a stream."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    request_id: str = ""
+    last_event_id: str = ""
+    is_done: bool = False
+
+    def read(self, reply: httpx.Response, stop: Callable[[], bool] = lambda: False) -> None:
+        assert reply.status_code == 200, reply.read()
+        self.request_id = reply.headers["x-request-id"]
+        for line in reply.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "id":
+                self.last_event_id = value
+            elif value == "[DONE]":
+                self.is_done = True
+            elif name == "data":
+                chunk = json.loads(value)
+                assert "error" not in chunk, chunk
+                self.usage = chunk["usage"] or self.usage
+                for choice in chunk["choices"]:
+                    index = choice["index"]
+                    self.texts[index] = self.texts.get(index, "") + choice["text"]
+                    if choice["finish_reason"]:
+                        self.finishes[index] = choice["finish_reason"]
+            if stop():
+                return
+
+
+def listen(url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Heard:
+    """A whole stream."""
+    heard = Heard()
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+        heard.read(reply)
+    return heard
+
+
+def begin(url: str, body: dict[str, Any], headers: dict[str, str], kill: Callable[[], None]) -> Heard:
+    """A stream that is heard half and then breaks."""
+    heard = Heard()
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+        heard.read(reply, lambda: len(heard.texts) == body.get("n", 1) and min(map(len, heard.texts.values())) > 100)
+        kill()
+    assert not heard.finishes
+    return heard
+
+
+def assert_same(heard: Heard, undisturbed: Heard) -> None:
+    assert heard.texts == undisturbed.texts
+    assert heard.finishes == undisturbed.finishes
+    assert heard.usage is not None
+    assert undisturbed.usage is not None
+    for count in ("prompt_tokens", "completion_tokens"):
+        assert heard.usage[count] == undisturbed.usage[count]
+    assert heard.is_done
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_event_stream_goes_on_through_the_other_gateway(served: Served, victim: Callable[[], None], n: int) -> None:
+    first_url, second_url = served.http_urls
+    body = BODY | ({"n": n, "temperature": 1, "seed": 5} if n > 1 else {})
+    undisturbed = listen(second_url, body)
+    heard = begin(first_url, body, RESUMABLE, victim)
+    url = f"{second_url}/v1/requests/{heard.request_id}/events"
+    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+        heard.read(reply)
+    assert_same(heard, undisturbed)
+    found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=30).json()
+    assert found["state"] == "ended"
+    assert {each["index"]: each["text"] for each in found["reply"]["choices"]} == undisturbed.texts
+
+
+def test_a_request_that_did_not_ask_for_it_goes_on_too_if_its_client_is_quick(
+    served: Served, victim: Callable[[], None]
+) -> None:
+    first_url, second_url = served.http_urls
+    heard = begin(first_url, BODY, {}, victim)
+    url = f"{second_url}/v1/requests/{heard.request_id}/events"
+    with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+        heard.read(reply)
+    assert_same(heard, listen(second_url, BODY))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_retried_post_with_its_key_is_the_same_request(
+    served: Served, victim: Callable[[], None], stream: bool
+) -> None:
+    first_url, second_url = served.http_urls
+    headers = {"idempotency-key": f"retried-{stream}"}
+    body = BODY | {"n": 2, "temperature": 1}  # without a seed: it follows from the key
+    first = begin(first_url, body, headers, victim)
+    if stream:
+        again = listen(second_url, body, headers)
+        assert again.request_id == first.request_id
+        texts = again.texts
+    else:
+        plain = {key: value for key, value in body.items() if not key.startswith("stream")}
+        reply = httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers, timeout=60)
+        assert reply.headers["x-request-id"] == first.request_id
+        texts = {each["index"]: each["text"] for each in reply.json()["choices"]}
+        assert httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers).json() == reply.json()
+    assert all(texts[index].startswith(text) for index, text in first.texts.items())
+    other = httpx.post(f"{second_url}/v1/completions", json=body | {"prompt": "another"}, headers=headers, timeout=60)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_conflict")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_grpc_resume_goes_on_through_the_other_gateway(served: Served, victim: Callable[[], None], n: int) -> None:
+    params = SamplingParams(n=n, temperature=float(n > 1), seed=5, max_tokens=NUM_TOKENS, ignore_eos=True)
+    first_address, second_address = served.grpc_addresses
+    with Client(second_address) as client:
+        undisturbed = client.complete([1, 7, 9], params)
+    with Client(f"{first_address},{second_address}") as client:
+        tokens: list[list[int]] = [[] for _ in range(n)]
+        texts = [""] * n
+        is_killed = False
+        for event in client.generate([1, 7, 9], params, resumable=True):
+            if isinstance(event, Delta):
+                assert event.token_offset == len(tokens[event.sequence])
+                tokens[event.sequence] += event.token_ids
+                texts[event.sequence] += event.text
+                if not is_killed and min(map(len, tokens)) > 50:
+                    victim()
+                    is_killed = True
+            else:
+                accepted = event
+    assert is_killed
+    assert tokens == [output.token_ids for output in undisturbed.outputs]
+    assert texts == [output.text for output in undisturbed.outputs]
+    if n == 1:
+        assert tokens[0] == expected([1, 7, 9], NUM_TOKENS)
+    assert isinstance(accepted, Accepted)
+    with grpc.insecure_channel(second_address) as channel:
+        # Once more from the start, long after the end.
+        call = inference_pb2_grpc.InferenceStub(channel).Resume(
+            inference_pb2.ResumeCall(request_id=accepted.request_id)
+        )
+        again = [event.delta for event in call if event.HasField("delta")]
+    assert "".join(delta.text for delta in again if delta.sequence == 0) == texts[0]
+
+
+def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Served, victim: Callable[[], None]) -> None:
+    first_url, second_url = served.http_urls
+    addresses = ",".join(served.grpc_addresses)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+    def over_grpc(prompt: int) -> list[int]:
+        with Client(addresses) as client:
+            return client.complete([prompt, 7, 9], params, resumable=True).outputs[0].token_ids
+
+    def over_http(prompt: int) -> Heard:
+        body, headers = BODY | {"prompt": [prompt, 7, 9]}, {"idempotency-key": f"many-{prompt}"}
+        heard = Heard()
+        try:
+            with httpx.stream("POST", f"{first_url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
+                heard.read(reply)
+        except httpx.TransportError:
+            if not heard.last_event_id:
+                return listen(second_url, body, headers)
+            url = f"{second_url}/v1/requests/{heard.request_id}/events"
+            with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
+                heard.read(reply)
+        return heard
+
+    prompts = range(20, 28)
+    undisturbed = {prompt: listen(second_url, BODY | {"prompt": [prompt, 7, 9]}) for prompt in prompts}
+    with ThreadPoolExecutor(2 * len(prompts)) as pool:
+        said = [pool.submit(over_grpc, prompt) for prompt in prompts]
+        heard = [pool.submit(over_http, prompt) for prompt in prompts]
+        wait_until(lambda: _num_open(first_url) >= len(prompts), 30, "open")
+        victim()
+        for prompt, one, other in zip(prompts, said, heard, strict=True):
+            assert one.result() == expected([prompt, 7, 9], NUM_TOKENS)
+            assert_same(other.result(), undisturbed[prompt])
+
+
+def _num_open(url: str) -> float:
+    (line,) = (
+        line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("penstock_open_streams ")
+    )
+    return float(line.split()[1])
