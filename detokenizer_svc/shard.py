@@ -46,8 +46,8 @@ class Shard:
 
         Args:
             entry: in the log's order, each once.
-            routes: while the shard is rebuilt, who gets the text of each request that is opened now; None: it has
-                ended. Without it the opening itself says who.
+            routes: while the shard is rebuilt and texts are not given out, who will get the text of each request that
+                is opened now; None: it has ended. Without it the opening itself says who.
         """
         self.log_position = entry.entry_id
         self.extent.read(entry.entry_id, sum(len(name) + len(value) for name, value in entry.fields.items()))
@@ -56,7 +56,7 @@ class Shard:
                 sent_ns, rows = wire.decode_tokens(payload)
             except wire.PoisonMessageError as error:
                 return self._poisoned(error)
-            return Taken(self._drop_ended(self.detokenizer.push(rows)), sent_ns)
+            return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=routes is None)), sent_ns)
         request_id = entry.fields.get(k.REQUEST, b"")
         if len(request_id) != 16:
             return Taken(Effects(), poison="an entry of the log that is neither rows nor an opening")
@@ -72,7 +72,7 @@ class Shard:
         return self._open(request_id, entry.fields, route)
 
     def restore(self, checkpoint: Checkpoint) -> Taken:
-        """Reads a checkpoint, before anything of the log."""
+        """Reads a checkpoint, before anything of the log; texts are not given out."""
         request, request_id = checkpoint.request, checkpoint.request.request_id
         self.extent.restore(request_id)
         opening = {k.REQUEST: request_id, k.HEADER: request.header, k.BODY: request.body, k.META: request.meta}
@@ -83,7 +83,7 @@ class Shard:
             _, rows = wire.decode_tokens(checkpoint.rows)
         except wire.PoisonMessageError as error:
             return self._poisoned(wire.PoisonMessageError(f"a checkpoint: {error}", [request_id]))
-        return Taken(self._drop_ended(self.detokenizer.push(rows)))
+        return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=False)))
 
     def compact(self, compaction: Compaction, sid: bytes, sent_ns: int) -> list[Compact]:
         """The calls of a compaction, the last of which drops what they all have made superfluous."""

@@ -185,8 +185,14 @@ class Detokenizer:
         effects.cancels += [Cancellation(request_id, sequence.index) for sequence in going_on]
         return effects
 
-    def push(self, rows: TokenRows) -> Effects:
-        """Takes rows of the log; each that extends its sequence becomes one text row."""
+    def push(self, rows: TokenRows, *, gives_texts: bool = True) -> Effects:
+        """Takes rows of the log; each that extends its sequence becomes one text row.
+
+        Args:
+            rows: the next of the log.
+            gives_texts: false if nobody is to get these rows, for instance as whole snapshots will follow; what has
+                ended is told nevertheless.
+        """
         effects = Effects()
         batch = LogBatch(rows, None if rows.logprobs is None else RowLogprobs(rows.logprobs, self.token_bytes))
         sequences = self._sequences_of(rows)
@@ -219,7 +225,7 @@ class Detokenizer:
                 self._take(effects, selection, sequence, batch, row)
         self._stats.num_tokens += num_plain
         for route, selection in selections.items():
-            if selection.rows:
+            if selection.rows and gives_texts:
                 effects.texts[route] = selection.text_rows(batch)
         return effects
 

@@ -47,8 +47,14 @@ class LogprobLog:
 
     def copy(self, source: "LogprobLog", start: int, stop: int) -> None:
         """Adds tokens `start` to `stop` of another log."""
-        for token in range(start, stop):
-            self.append(source._sampled[token], source._sampled_bytes[token], source._top(token))
+        first, last = source._top_ends[start], source._top_ends[stop]
+        moved = len(self._top_ids) - first
+        self._sampled += source._sampled[start:stop]
+        self._sampled_bytes += source._sampled_bytes[start:stop]
+        self._top_ids += source._top_ids[first:last]
+        self._top_logprobs += source._top_logprobs[first:last]
+        self._top_bytes += source._top_bytes[first:last]
+        self._top_ends.extend(end + moved for end in source._top_ends[start + 1 : stop + 1])
 
     def columns(self) -> Logprobs:
         """All of it as columns."""

@@ -122,7 +122,6 @@ class Sequence:
                     piece, stop = self._stops.feed(piece, search=len(self.token_ids) >= self.request.min_tokens)
                 parts.append(piece)
             self.token_ids.append(token_id)
-            self.chain = chain.extend(self.chain, (token_id,))
             if self.logprobs is not None and arrival.logprobs is not None:
                 arrival.logprobs.add_to(self.logprobs, arrival.first_token + i, token_id)
             elif self.logprobs is not None:
@@ -130,7 +129,9 @@ class Sequence:
             if stop is not None:
                 break
         self._settle(state)
-        if arrival.finish and len(self.token_ids) == num_tokens:
+        num_left = num_tokens - len(self.token_ids)  # behind a stop string
+        self.chain = chain.extend(self.chain, arrival.token_ids[: len(arrival.token_ids) - num_left])
+        if arrival.finish and not num_left:
             self.told = Told(arrival.finish, arrival.error, bool(arrival.token_ids))
         if stop is not None:
             self._finish(SequenceEnd(FinishReason.STOP, stop))
