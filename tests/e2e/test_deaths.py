@@ -23,7 +23,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = (f"--model={checkpoint}", "--step-ms=5", "--session-ttl-s=1", "--reclaim-after-s=1", *SIMULATED)
+    timing = ("--step-ms=5", "--session-ttl-s=1", "--reclaim-after-s=1", "--compact-entries=16")
+    flags = (f"--model={checkpoint}", *timing, *SIMULATED)
     with Served(tmp_path_factory.mktemp("deaths"), *flags) as served:
         yield served.wait_ready()
 
