@@ -17,6 +17,7 @@ from detokenizer_svc import leases, wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
 from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.request import Retirement
+from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.gateways import Gateways
@@ -383,7 +384,7 @@ class DetokenizerService:
     def _welcome(self, follower: Follower) -> None:
         for shard in self._shards.values():
             if follower.request_id in shard.detokenizer:
-                offsets = [(follower.from_offset, 0)] * shard.detokenizer.num_sequences(follower.request_id)
+                offsets = [Offset(follower.from_offset)] * shard.detokenizer.num_sequences(follower.request_id)
                 for row in shard.detokenizer.snapshot(follower.request_id, offsets).rows():
                     follower.deliver(row)
                 self.followers.add(follower)

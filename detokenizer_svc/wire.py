@@ -201,7 +201,8 @@ def decode_offsets(payload: bytes) -> list[Offset]:
     try:
         message = text_pb2.AttachOffsets.FromString(payload)
         tokens = np.frombuffer(message.token_offsets, "<u4").tolist()
-        return list(zip(tokens, np.frombuffer(message.text_offsets, "<u4").tolist(), strict=True))
+        chars, chains = (np.frombuffer(message.text_offsets, "<u4"), np.frombuffer(message.chains, "<u8"))
+        return [Offset(*each) for each in zip(tokens, chars.tolist(), chains.tolist(), strict=True)]
     except (DecodeError, ValueError) as error:
         raise PoisonMessageError(f"not AttachOffsets: {error}") from error
 

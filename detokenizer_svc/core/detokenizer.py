@@ -235,7 +235,7 @@ class Detokenizer:
         Args:
             request_id: of a request that may have ended: then nothing happens, its result is stored elsewhere.
             route: who gets its text rows.
-            offsets: what the client has of each sequence; missing ones are (0, 0).
+            offsets: what the client has of each sequence; missing ones are none of it.
         """
         effects = Effects()
         request = self._live.get(request_id)
@@ -249,7 +249,7 @@ class Detokenizer:
         """What a live request has behind the given offsets, one row for each sequence that has anything."""
         request = self._live.get(request_id)
         rows = [
-            sequence.behind(offsets[sequence.index] if sequence.index < len(offsets) else (0, 0))
+            sequence.behind(offsets[sequence.index] if sequence.index < len(offsets) else Offset())
             for sequence in (request.sequences if request is not None else ())
         ]
         return text_rows([row for row in rows if row is not None])

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,16 @@ from detokenizer_svc.core.request import FinishedSequence, OpenRequest
 from detokenizer_svc.core.stops import StopStrings
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd
 from penstock.domain import chain
+from penstock.domain.errors import stream_diverged
 from penstock.domain.finish import FinishReason, RequestError, Usage
 
-Offset = tuple[int, int]  # what a client has of a sequence: output tokens, characters of text
+
+class Offset(NamedTuple):
+    """What a client has of a sequence."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    chain: int | None = None  # hash over those tokens; None: nobody looks
 
 
 def _needs_more(token_id: int) -> str | None:  # noqa: ARG001  stands in for a lookup that finds nothing
@@ -146,13 +153,19 @@ class Sequence:
     def behind(self, offset: Offset) -> NewRow | None:
         """The row of everything that lies behind what a client has; None if there is nothing.
 
-        A client that has more tokens than are known here gets nothing until the log has caught up.
+        A client that has more tokens than are known here gets nothing until the log has caught up. One whose tokens are
+        of another history, which Redis lost and nobody remembered, gets an end with STREAM_DIVERGED behind them.
         """
-        num_tokens, num_chars = offset
+        num_tokens, num_chars, chain_of_client = offset
         known = len(self.token_ids)
-        if num_tokens > known or (num_tokens == known and self.end is None):
-            return None
+        if num_tokens > known:
+            return self._diverged(offset) if self.end is not None else None
         token_ids = self.token_ids.tolist()
+        chain_before = self.chain if num_tokens == known else chain.extend(chain.CHAIN_START, token_ids[:num_tokens])
+        if chain_of_client not in (None, chain_before):
+            return self._diverged(offset)
+        if num_tokens == known and self.end is None:
+            return None
         text_offset = self._num_chars_after(token_ids[:num_tokens])
         if num_tokens == known:
             # Text that was held back comes with the end, behind the last token.
@@ -162,11 +175,23 @@ class Sequence:
             sequence=self.index,
             token_offset=num_tokens,
             text_offset=text_offset,
-            chain=chain.extend(chain.CHAIN_START, token_ids[:num_tokens]),
+            chain=chain_before,
             token_ids=token_ids[num_tokens:],
             text=self.text(text_offset),
             end=self.end,
             logprobs=self.logprobs,
+        )
+
+    def _diverged(self, offset: Offset) -> NewRow:
+        return NewRow(
+            request_id=self.request.request_id,
+            sequence=self.index,
+            token_offset=offset.num_tokens,
+            text_offset=offset.num_chars,
+            chain=self.chain if offset.chain is None else offset.chain,
+            token_ids=[],
+            text="",
+            end=SequenceEnd(FinishReason.ERROR, error=RequestError.of(stream_diverged())),
         )
 
     def finished(self, usage: Usage) -> FinishedSequence:

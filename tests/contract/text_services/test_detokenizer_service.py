@@ -10,6 +10,7 @@ from text_pipeline import GATEWAY, SCHEDULER, Pool, eventually, running, text_of
 from detokenizer_svc.servicer import DetokenizerServicer
 from gateway_svc import wire as gateway_wire
 from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
+from penstock.domain import chain
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason, FinishReason, Usage
 from penstock.domain.request import Prompt
@@ -154,7 +155,8 @@ def test_attaching_sends_the_rest_to_the_new_gateway(pool: Pool) -> None:
         request_id = pool.open(1)
         pool.commit(pool.rows(request_id, ids[:4]))
         first = eventually(pool.read_text)
-        state = SequenceState(len(first[0].token_ids), len(first[0].text))
+        known = chain.extend(chain.CHAIN_START, first[0].token_ids)
+        state = SequenceState(len(first[0].token_ids), len(first[0].text), known)
         attachment = Attach(request_id, "tenant", other, gateway_wire.encode_offsets([state]))
         assert pool.connection.call(attachment).known
         assert pool.connection.call(Attach(request_id, "tenant", other, b"\x0a\x01x")).known  # cannot be read

@@ -243,7 +243,7 @@ def test_the_gateway_reads_the_result_that_the_detokenizer_wrote() -> None:
 
 def test_the_detokenizer_reads_the_offsets_that_the_gateway_wrote() -> None:
     payload = gateway_wire.encode_offsets([SequenceState(1, 2, 3), SequenceState(4, 5, 6)])
-    assert detokenizer_wire.decode_offsets(payload) == [(1, 2), (4, 5)]
+    assert detokenizer_wire.decode_offsets(payload) == [(1, 2, 3), (4, 5, 6)]
 
 
 def test_the_detokenizer_ends_what_the_tokenizer_rejected() -> None:

@@ -11,7 +11,9 @@ from tokenizers_under_test import byte_level, llama2
 
 from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer
 from detokenizer_svc.core.request import OpenRequest
+from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import text_rows
+from penstock.domain.chain import CHAIN_START, extend
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import TextOptions
@@ -260,9 +262,11 @@ def test_attaching_at_any_offset_gives_exactly_the_rest(
     # What a client has is some of the rows in order.
     have = data.draw(st.integers(0, len(rows)))
     text, tokens, end, chain = "", 0, None, None
+    known = CHAIN_START
     for row in rows[:have]:
         text, tokens, end = text + row.text, tokens + len(row.token_ids), row.finish or None
-    effects = detokenizer.attach(request.request_id, b"new", [(tokens, len(text))])
+        known = extend(known, row.token_ids)
+    effects = detokenizer.attach(request.request_id, b"new", [Offset(tokens, len(text), known)])
     assert set(effects.texts) <= {b"new"}
     for row in effects.texts.get(b"new", _NO_ROWS).rows():
         assert row.token_offset == tokens
@@ -286,8 +290,42 @@ def test_attaching_ahead_of_the_log_waits_for_it() -> None:
     detokenizer = Detokenizer(byte_level())
     detokenizer.open(request, b"g")
     detokenizer.push(Log(request).add(0, [5]).batch())
-    assert not detokenizer.attach(request.request_id, b"g", [(3, 4)]).texts
-    assert not detokenizer.attach(b"?" * 16, b"g", [(3, 4)]).texts
+    ahead = Offset(3, 4, extend(CHAIN_START, (5, 6, 7)))
+    assert not detokenizer.attach(request.request_id, b"g2", [ahead]).texts
+    assert not detokenizer.attach(b"?" * 16, b"g2", [ahead]).texts
+    effects = detokenizer.push(Log(request).add(0, [5]).add(0, [6, 7, 8]).batch())
+    (row,) = effects.texts[b"g2"].rows()
+    assert (row.token_offset, row.token_ids) == (1, (6, 7, 8)), "of which the client takes the last one"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "claimed"), [(1, (6,)), (2, (5, 7)), (3, (5, 6, 8))], ids=["behind", "between", "at the tip"]
+)
+def test_a_client_of_another_history_is_told_so_and_nothing_is_spliced(
+    num_tokens: int, claimed: tuple[int, ...]
+) -> None:
+    request = opened()
+    detokenizer = Detokenizer(byte_level())
+    detokenizer.open(request, b"g")
+    detokenizer.push(Log(request).add(0, [5, 6, 7]).batch())
+    claim = Offset(num_tokens, 4, extend(CHAIN_START, claimed))
+    (row,) = detokenizer.attach(request.request_id, b"g2", [claim]).texts[b"g2"].rows()
+    assert (row.token_offset, row.text_offset, row.chain) == claim, "so that exactly this client takes it"
+    assert (row.token_ids, row.text, row.finish) == ((), "", FinishReason.ERROR)
+    assert row.error is not None
+    assert row.error.code is ErrorCode.STREAM_DIVERGED
+    assert request.request_id in detokenizer, "others may have its beginning"
+
+
+def test_a_client_that_has_more_than_an_ended_sequence_is_told_so() -> None:
+    request = opened(n=2)
+    detokenizer = Detokenizer(byte_level())
+    detokenizer.open(request, b"g")
+    detokenizer.push(Log(request).add(0, [5, 6], FinishReason.LENGTH).batch())
+    claim = Offset(3, 4, extend(CHAIN_START, (5, 6, 7)))
+    (row,) = detokenizer.attach(request.request_id, b"g", [claim]).texts[b"g"].rows()
+    assert row.error is not None
+    assert row.error.code is ErrorCode.STREAM_DIVERGED
 
 
 def test_logprobs_travel_with_their_tokens() -> None:
