@@ -9,6 +9,7 @@ from gateway_svc.core.streams import ClientStream, SequenceState
 from penstock.domain.errors import PenstockError
 from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
+from servicekit.bus.calls import Submit
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
 
@@ -54,7 +55,7 @@ class Served:
 
     __slots__ = (
         *("call", "is_behind", "is_taken", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "route"),
-        *("stream", "usage"),
+        *("stream", "submission", "usage"),
     )
 
     def __init__(self, call: "Call", prompt: int, stream: ClientStream, route: bytes) -> None:
@@ -64,6 +65,7 @@ class Served:
         self.stream = stream
         self.route = route  # the gateway session that has it: ours, or the one that we were
         self.is_taken = True  # it is ours by submitting or attaching; if not yet, whoever has it must give it
+        self.submission: Submit | None = None  # how it was submitted; None: by another gateway, or not yet
         self.usage = Usage()  # once it has ended
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came

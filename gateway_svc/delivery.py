@@ -12,6 +12,7 @@ from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import ClientStream, Refusal, error_of
 from gateway_svc.link import Link
 from gateway_svc.outbox import Outbox
+from gateway_svc.witness import Witness
 from penstock.domain.errors import ErrorCode, Fault, PenstockError
 from penstock.domain.finish import CancelReason, FinishReason, Usage
 from penstock.domain.request import format_request_id
@@ -26,20 +27,25 @@ _logger = structlog.stdlib.get_logger(__name__)
 class Delivery:
     """All calls of a gateway. Lives in one event loop."""
 
-    def __init__(self, link: Link, bounds: Bounds, resume_grace_s: float, stats: GatewayStats) -> None:
+    def __init__(
+        self, link: Link, bounds: Bounds, *, resume_grace_s: float, outage_patience_s: float, stats: GatewayStats
+    ) -> None:
         """Serves nobody yet.
 
         Args:
             link: what is sent over.
             bounds: how much may wait in the pool.
             resume_grace_s: for so long a resumable call waits for its client to come back.
+            outage_patience_s: for so long a submit waits for a server that is away.
             stats: where is counted.
         """
         self._stats = stats
         self._resume_grace_s = resume_grace_s
         self._detached: set[Call] = set()
         self._served: dict[bytes, Served] = {}
-        self.outbox = Outbox(link, bounds, self._attached)
+        self._witness = Witness()
+        self.outbox = Outbox(link, bounds, self._attached, self._witness, outage_patience_s)
+        link.testimony = lambda: self._witness.testimony(self._served.values(), link.sid)
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -49,6 +55,8 @@ class Delivery:
         for served in several:
             before = self._served.get(served.request_id)
             if before is not None and before.call is not served.call:
+                served.stream.remember(before.stream)
+                served.submission = served.submission or before.submission
                 self._let_go(before.call)
             self._served[served.request_id] = served
         self._stats.num_streams = len(self._served)
@@ -128,6 +136,7 @@ class Delivery:
 
     def probe(self, now_s: float) -> None:
         """Asks for the text of requests that have been silent for long: what was lost without a trace comes again."""
+        self._witness.forget()
         for served in self._served.values():
             quiet_s = now_s - max(served.last_s, served.call.accepted_s, served.next_attach_s)
             if quiet_s > served.probe_s and served.call.is_submitted and not served.is_behind:
@@ -186,7 +195,12 @@ class Delivery:
     def _take_end(self, served: Served, row: TextRow, now_s: float) -> None:
         call = served.call
         if (error := error_of(row)) is not None:
-            self.fail(call, error, CancelReason.CLIENT)
+            if error.code is ErrorCode.STREAM_DIVERGED:
+                self._diverge(served)
+                if served.stream.sequences[row.sequence].claim < 0:  # it got all it had from here: nobody has the rest
+                    self.outbox.cancel_later(served, CancelReason.CLIENT)
+            else:
+                self.fail(call, error, CancelReason.CLIENT)
             return
         chain = served.stream.sequences[row.sequence].chain
         if not served.stream.ended:
@@ -300,6 +314,7 @@ class Delivery:
     def _drop(self, served: Served) -> None:
         if self._is_served(served):
             del self._served[served.request_id]
+            self._witness.end(served)
             _logger.debug(
                 "served",
                 request_id=format_request_id(served.request_id),

@@ -15,12 +15,16 @@ from servicekit.session import RENEWALS
 R = TypeVar("R")
 
 ANSWER_S = 3.0  # after which a server that is connected and silent counts as gone
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # waits between attempts, the last one repeated
+RETRY_S = (0.05, 0.1, 0.2, 0.3)  # waits between attempts, the last one repeated: a restarted server waits a second
+TESTIMONY_CALLS = 64  # in one write
 _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Link:
-    """A session whose id is drawn anew when it was fenced; every change of route is told to `rerouted`."""
+    """A session whose id is drawn anew when it was fenced; every change of route is told to `rerouted`.
+
+    A server that was restarted gets the `testimony` before the session is active again.
+    """
 
     def __init__(self, bus: Bus, name: str, address: str, ttl_s: float, awake_s: float = 0.0) -> None:
         self._bus = bus
@@ -34,6 +38,7 @@ class Link:
         self.bell = Doorbell(bus.keys, awake_s)
         self.sid = os.urandom(16)
         self.rerouted: Callable[[], None] = lambda: None
+        self.testimony: Callable[[], Sequence[Call[Any]]] = lambda: ()  # what a restarted server is to be told
 
     @property
     def connected(self) -> bool:
@@ -112,6 +117,15 @@ class Link:
         """Returns when calls may be sent."""
         await self._up.wait()
 
+    async def back_within(self, seconds: float) -> bool:
+        """Whether calls may be sent, now or within so many seconds."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._up.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def keep(self, status: Callable[[], bytes]) -> None:
         """Renews the session for ever, and gets it back when it was lost."""
         while True:
@@ -149,6 +163,8 @@ class Link:
         while True:
             try:
                 greeting = await self.call(self._hello(create=False))
+                if greeting.new_run or not greeting.active:
+                    await self._testify()
                 active = greeting.active or await self.call(Revalidate(self.sid, self._ttl_ms))
                 if not active:
                     self.sid = os.urandom(16)
@@ -162,6 +178,15 @@ class Link:
         self._up.set()
         _logger.info("the bus is back", new_run=greeting.new_run, new_session=not active)
         self.rerouted()
+
+    async def _testify(self) -> None:
+        """While this session is suspended the pool waits for it; each hello gives it its time anew.
+
+        What the calls found is not looked at: the re-attachments that follow find the same.
+        """
+        calls = self.testimony()
+        for start in range(0, len(calls), TESTIMONY_CALLS):
+            await self.execute((self._hello(create=False), *calls[start : start + TESTIMONY_CALLS]))
 
     async def _wait(self, attempt: int, error: Exception) -> None:
         if attempt in (0, len(RETRY_S)) or attempt % 60 == 0:

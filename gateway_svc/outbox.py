@@ -15,6 +15,7 @@ from gateway_svc.core.admission import retry_after_s
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.link import Link
+from gateway_svc.witness import Witness
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request
@@ -44,22 +45,34 @@ class Submitted:
     created: list[int]
     existing: list[int]  # submitted before, by the same idempotency key
     refusal: PenstockError | None  # why the others were not taken
+    submissions: list[Submit]  # by prompt
 
 
 class Outbox:
     """Each request has at most one cancel and one re-attachment waiting here."""
 
-    def __init__(self, link: Link, bounds: Bounds, attached: Callable[[Served, Attachment], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        bounds: Bounds,
+        attached: Callable[[Served, Attachment], None],
+        witness: Witness,
+        patience_s: float,
+    ) -> None:
         """Sends nothing before `run`.
 
         Args:
             link: what it is sent over.
             bounds: how much may wait in the whole pool.
             attached: is told what a re-attachment found.
+            witness: is told which cancels were sent.
+            patience_s: for so long a submit waits for a server that is away.
         """
         self._link = link
         self._bounds = bounds
         self._attached = attached
+        self._witness = witness
+        self._patience_s = patience_s
         self._cancels: dict[bytes, Cancel] = {}
         self._attaches: dict[bytes, Served] = {}
         self._woken = asyncio.Event()
@@ -71,11 +84,12 @@ class Outbox:
             PenstockError: it is not known which of them were taken.
         """
         calls = [self._submission(request, form) for request in requests]
-        outcomes: list[SubmitOutcome | Overload] = await self._ask(calls)
+        outcomes: list[SubmitOutcome | Overload] = await self._ask_patiently(calls)
         return Submitted(
             [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.CREATED],
             [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.EXISTS],
             next((error for outcome in outcomes if (error := self._refusal(outcome))), None),
+            calls,
         )
 
     def _submission(self, request: Request, form: ReplyForm) -> Submit:
@@ -135,9 +149,9 @@ class Outbox:
             PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
         """
         now_ns = time.time_ns()
-        known: list[bool] = await self._ask(
-            [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in request_ids]
-        )
+        cancels = [Cancel(each, int(CancelReason.CLIENT), now_ns, tenant) for each in request_ids]
+        known: list[bool] = await self._ask(cancels)
+        self._witness.cancel(cancels)
         return any(known)
 
     def cancel_later(self, served: Served, reason: CancelReason, *, anywhere: bool = False) -> None:
@@ -176,6 +190,7 @@ class Outbox:
                 self._woken.set()
                 await asyncio.sleep(RETRY_S)
                 continue
+            self._witness.cancel(cancels.values())
             self._tell(attaches, answers[len(cancels) :], route)
 
     async def flush(self) -> None:
@@ -192,6 +207,19 @@ class Outbox:
             if answer.known and not answer.is_elsewhere:
                 served.route, served.is_taken = route, True
             self._attached(served, answer)
+
+    async def _ask_patiently(self, calls: Sequence[BusCall[Any]]) -> list[Any]:
+        """As `_ask`, and again when a server that went away is back in time: a submit may be sent twice."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience_s
+        while await self._link.back_within(until_s - loop.time()):
+            try:
+                return await self._link.execute(calls)
+            except BusUnavailable as error:
+                _logger.info("submitting again: %s", error)
+            except BusFull as error:
+                raise _full() from error
+        raise _unavailable()
 
     async def _ask(self, calls: Sequence[BusCall[Any]]) -> list[Any]:
         if not self._link.connected:

@@ -33,10 +33,13 @@ class Recollection:
 class Reception:
     """Where calls come in. Lives in the loop of its `Delivery`."""
 
-    def __init__(self, delivery: Delivery, link: Link, limits: Limits, stats: GatewayStats) -> None:
+    def __init__(
+        self, delivery: Delivery, link: Link, limits: Limits, outage_patience_s: float, stats: GatewayStats
+    ) -> None:
         self._delivery = delivery
         self._link = link
         self._limits = limits
+        self._outage_patience_s = outage_patience_s
         self._stats = stats
 
     def expect(self) -> None:
@@ -58,6 +61,7 @@ class Reception:
             PenstockError: not accepted; nothing will come.
         """
         delivery = self._delivery
+        await self._link.back_within(self._outage_patience_s)
         call = self._call(form, requests[0].header.tenant, sink)
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
@@ -70,6 +74,8 @@ class Reception:
             self._stats.outcomes[outcome] += len(requests)
             self._withdraw(call, is_idempotent=is_idempotent)
             raise
+        for served, submission in zip(call.served, submitted.submissions, strict=True):
+            served.submission = submission
         if submitted.refusal is not None:
             self._stats.outcomes[Outcome.REJECTED] += len(requests)
             if is_idempotent and submitted.refusal.code is not ErrorCode.IDEMPOTENCY_CONFLICT:
@@ -79,7 +85,7 @@ class Reception:
                     self._outbox.cancel_later(call.served[prompt], CancelReason.CLIENT)
                 delivery.forget(call)
             raise submitted.refusal
-        if submitted.existing:
+        if submitted.existing and is_idempotent:  # else it was this submit, sent again after an outage
             await self._take_over(call, submitted.existing)
         self._begin(call)
         return call

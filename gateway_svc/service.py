@@ -63,8 +63,14 @@ class GatewayService:
         self._link = Link(bus, settings.name, address, settings.session_ttl_s, settings.stay_awake_ms / 1e3)
         self.stats = GatewayStats()
         limits = Limits(max_streams=settings.max_streams)
-        self._delivery = Delivery(self._link, settings.bounds, settings.resume_grace_s, self.stats)
-        self._reception = Reception(self._delivery, self._link, limits, self.stats)
+        self._delivery = Delivery(
+            self._link,
+            settings.bounds,
+            resume_grace_s=settings.resume_grace_s,
+            outage_patience_s=settings.outage_patience_s,
+            stats=self.stats,
+        )
+        self._reception = Reception(self._delivery, self._link, limits, settings.outage_patience_s, self.stats)
         self._link.rerouted = self._reroute
         self._intake = Intake(self._models, settings.default_timeout_s)
         self._keys_file: KeysFile | None = None

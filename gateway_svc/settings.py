@@ -59,6 +59,10 @@ class GatewaySettings(ServiceSettings):
         default=30.0,
         metadata={"help": "seconds for which a resumable request waits for its client before it is cancelled"},
     )
+    outage_patience_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = field(
+        default=5.0,
+        metadata={"help": "seconds for which a new request waits for a Redis server that is away; then it gets a 503"},
+    )
     max_backlog_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
         default=256 * 1024,
         metadata={"help": "text kept for one slow client; what goes beyond it is fetched again later"},

@@ -43,8 +43,11 @@ class LogprobColumns:
             raise ValueError(f"{len(self._bytes)} bytes of tokens where {self._byte_ends[-1]} were counted")
 
     def tokens(self, start: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """Logprobs of the tokens from `start` on; none if the request asked for none."""
-        if not token_ids or math.isnan(self._sampled[start]):
+        """Logprobs of the tokens from `start` on; none if the request asked for none.
+
+        Tokens that were restored after the server lost them have NaN: their client has them with their logprobs.
+        """
+        if not token_ids or all(map(math.isnan, self._sampled[start : start + len(token_ids)])):
             return ()
         return tuple(self._token(start + i, token_id) for i, token_id in enumerate(token_ids))
 

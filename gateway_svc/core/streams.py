@@ -1,8 +1,11 @@
 """What the client of one request has, and which text rows extend exactly that."""
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+import numpy as np
 
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode, PenstockError
@@ -27,6 +30,7 @@ class SequenceState:
     chain: int = chain.CHAIN_START  # over those tokens
     finish: FinishReason = FinishReason.UNSPECIFIED
     claim: int = -1  # output tokens that the client came with, by its own word; -1: all came from here
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # the tokens; without those that it came with
 
     @property
     def is_claimed(self) -> bool:
@@ -49,9 +53,28 @@ class ClientStream:
         """Whether every sample has ended."""
         return self.num_open == 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client has all of it, and no sample ended with an error."""
+        return all(state.finish in (FinishReason.STOP, FinishReason.LENGTH) for state in self.sequences)
+
     def offsets(self) -> list[SequenceState]:
         """From where the request's text is to go on, by sample."""
         return self.sequences
+
+    def witness(self) -> tuple[bytes, ...]:
+        """The tokens that the client has of each sample, u32 little-endian; none where not all of them are known."""
+        return tuple(
+            np.array(state.token_ids, "<u4").tobytes() if len(state.token_ids) == state.num_tokens else b""
+            for state in self.sequences
+        )
+
+    def remember(self, before: "ClientStream") -> None:
+        """The client followed the same request here before: the tokens that it came with are those that it got."""
+        for state, known in zip(self.sequences, before.sequences, strict=False):
+            token_ids = known.token_ids[: state.num_tokens]
+            if chain.extend(chain.CHAIN_START, token_ids) == state.chain:
+                state.token_ids = token_ids
 
     def accept(self, row: TextRow) -> TextRow | Refusal:
         """Takes a row if it extends what the client has; the part of it that is new is the answer."""
@@ -72,6 +95,7 @@ class ClientStream:
         if row.token_ids:
             state.num_tokens += len(row.token_ids)
             state.chain = chain.extend(state.chain, row.token_ids)
+            state.token_ids.extend(row.token_ids)
         state.num_chars += len(row.text)
         if row.finish:
             state.finish = row.finish

@@ -276,7 +276,8 @@ def test_a_fenced_gateway_goes_on_under_another_name(gateway: RunningGateway) ->
     assert text_of(post(gateway)) == "ab"
 
 
-def test_a_server_that_is_gone_is_told_at_once_and_streams_wait(gateway: RunningGateway) -> None:
+def test_a_server_that_is_gone_is_told_and_streams_wait(launch: Callable[..., RunningGateway]) -> None:
+    gateway = launch(outage_patience_s=0.0)
     gateway.pipeline.script = lambda request: request.send(request.row("a"))
     with (
         httpx.Client(base_url=gateway.url, timeout=20) as http,

@@ -1,0 +1,64 @@
+"""What a gateway tells a server that was restarted: which requests it serves, and which tokens their clients have."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gateway_svc.call import Served
+from servicekit.bus.calls import Cancel, Submit
+
+REMEMBERED_S = 5.0  # behind the end of a request: whatever is older has reached the server's disk
+
+
+class Witness:
+    """Remembers what was told to clients or to the server so lately that the server may have lost it."""
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, Submit]] = deque()
+        self._cancelled: deque[tuple[float, Cancel]] = deque()
+
+    def end(self, served: Served) -> None:
+        """A request is served no more; if its client has the whole of it, that is remembered for a while."""
+        self.forget()
+        if served.stream.is_whole and (submission := _submission(served)) is not None:
+            self._ended.append((time.monotonic(), submission))
+
+    def cancel(self, cancels: Iterable[Cancel]) -> None:
+        """These were sent."""
+        self.forget()
+        now_s = time.monotonic()
+        self._cancelled.extend((now_s, each) for each in cancels)
+
+    def forget(self) -> None:
+        """Lets go of what is old."""
+        oldest_s = time.monotonic() - REMEMBERED_S
+        for remembered in (self._ended, self._cancelled):
+            while remembered and remembered[0][0] < oldest_s:
+                remembered.popleft()
+
+    def testimony(self, served: Iterable[Served], route: bytes) -> list[Submit | Cancel]:
+        """What makes the pool know again what it may have forgotten.
+
+        A request whose client has all of it is among that: it may have risen again without its end, and must end in the
+        same way. So is a cancel; it would otherwise go on for nobody.
+
+        Args:
+            served: the requests that are being served.
+            route: the gateway session that gets their text.
+        """
+        self.forget()
+        now_ns = time.time_ns()
+        submissions = [
+            submission for each in served if each.call.is_submitted and (submission := _submission(each)) is not None
+        ]
+        submissions += [submission for _, submission in self._ended]
+        return [
+            *(replace(each, route=route, sent_ns=now_ns) for each in submissions),
+            *(cancel for _, cancel in self._cancelled),
+        ]
+
+
+def _submission(served: Served) -> Submit | None:
+    """The submit of a request again, with what its client has; None if it was submitted by another gateway."""
+    return None if served.submission is None else replace(served.submission, witness=served.stream.witness())

@@ -1,0 +1,269 @@
+"""A server that comes back may have lost its last writes: the gateway knows what its clients have."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from running_gateway import RunningGateway, eventually
+from scripted_pipeline import ERROR, STOP, Incoming
+
+from gateway_svc.call import Call, Nobody
+from gateway_svc.core.openai import Form
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.core.streams import ClientStream, SequenceState
+from gateway_svc.witness import REMEMBERED_S, Witness
+from penstock.domain import chain
+from penstock.domain.finish import FinishReason
+from penstock.domain.rows import TextRow
+from penstock.v1 import common_pb2
+from servicekit.bus.calls import Cancel, Fetch, RequestState, StoredRequest, Submit
+
+BODY = {"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 4096}
+ID = b"r" * 16
+
+
+def packed(*token_ids: int) -> bytes:
+    return np.array(token_ids, "<u4").tobytes()
+
+
+def post(gateway: RunningGateway, **fields: Any) -> list[dict[str, Any]]:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        body = http.post("/v1/completions", json={**BODY, **fields}).raise_for_status().content
+    chunks = [chunk.rpartition(b"data: ")[2] for chunk in body.split(b"\n\n") if chunk]
+    return [json.loads(chunk) for chunk in chunks if chunk != b"[DONE]"]
+
+
+def restart(gateway: RunningGateway, losing: bytes | None = None) -> None:
+    """The server dies and comes back, perhaps without a request."""
+    gateway.bus.stop()
+    if losing is not None:
+        gateway.bus._pool._requests.pop(losing)  # it loses nothing by itself
+    gateway.bus.start()
+
+
+def stored(gateway: RunningGateway, request_id: bytes) -> StoredRequest | None:
+    return gateway.pipeline.call(Fetch(request_id))
+
+
+# --- a gateway and a bus ----------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_server_is_told_what_clients_have(gateway: RunningGateway) -> None:
+    witnesses: list[tuple[bytes, ...]] = []
+
+    def script(request: Incoming) -> None:
+        request.send(request.row("ab", [5, 6]), request.row("c", [7], sequence=1))
+        eventually(lambda: gateway.service.stats.num_tokens == 3)
+        restart(gateway)
+        gateway.pipeline.attaches()
+        found = stored(gateway, request.request_id)
+        assert found is not None
+        witnesses.append(found.witness)
+        request.send(request.row("d", [8], finish=STOP), request.row("e", [9], sequence=1, finish=STOP))
+
+    gateway.pipeline.script = script
+    chunks = post(gateway, n=2)
+    assert ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in (0, 1)] == [
+        "abd",
+        "ce",
+    ]
+    assert witnesses == [(packed(5, 6), packed(7))]
+
+
+def test_a_request_that_the_server_lost_is_submitted_again_behind_its_tokens(gateway: RunningGateway) -> None:
+    again: list[Incoming] = []
+
+    def script(request: Incoming) -> None:
+        if again:
+            # As a scheduler that goes on behind the witness.
+            request.row("ab", [5, 6])
+            request.send(request.row("c", [7], finish=STOP))
+            return
+        again.append(request)
+        request.send(request.row("ab", [5, 6]))
+        eventually(lambda: gateway.service.stats.num_tokens == 2)
+        restart(gateway, losing=request.request_id)
+
+    gateway.pipeline.script = script
+    assert "".join(chunk["choices"][0]["text"] for chunk in post(gateway)) == "abc"
+    first, second = gateway.pipeline.incoming
+    assert (second.request_id, second.body) == (first.request_id, first.body)
+    found = stored(gateway, first.request_id)
+    assert found is not None
+    assert found.witness == (packed(5, 6),)
+
+
+def test_a_request_that_has_just_ended_ends_again_as_it_had(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.say("a", "b")
+    post(gateway)
+    (request,) = gateway.pipeline.incoming
+    gateway.pipeline.script = lambda request: None
+    restart(gateway, losing=request.request_id)
+    eventually(lambda: stored(gateway, request.request_id) is not None)
+    found = stored(gateway, request.request_id)
+    assert found is not None
+    assert found.witness == (packed(*request.spoken[0].token_ids),)
+
+
+def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("a"))
+    with (
+        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        http.stream("POST", "/v1/completions", json=BODY) as stream,
+    ):
+        next(stream.iter_raw())
+    (request,) = gateway.pipeline.incoming
+    assert gateway.pipeline.cancels() == [(request.request_id, 1)]
+    restart(gateway)
+    assert gateway.pipeline.cancels(2) == [(request.request_id, 1)] * 2
+
+
+def test_a_new_request_waits_for_a_server_that_is_away(gateway: RunningGateway) -> None:
+    gateway.bus.stop()
+    eventually(lambda: not gateway.service.is_ready())
+    threading.Timer(0.2, gateway.bus.start).start()
+    assert [chunk["choices"][0]["text"] for chunk in post(gateway)][:2] == ["Hello", " world"]
+    assert len(gateway.pipeline.incoming) == 1
+
+
+def test_a_submit_whose_answer_was_lost_is_sent_again_and_served_once(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, losses = gateway.bus.apply, []
+
+    def lossy(calls: Any, wake: Any) -> Any:
+        answers = apply(calls, wake)
+        if any(isinstance(call, Submit) for call in calls) and not losses:
+            losses.append(calls)
+            gateway.bus.stop()
+            gateway.bus.start()
+        return answers
+
+    monkeypatch.setattr(gateway.bus, "apply", lossy)
+    assert "".join(chunk["choices"][0]["text"] for chunk in post(gateway)) == "Hello world"
+    assert len(losses) == len(gateway.pipeline.incoming) == 1
+
+
+def test_a_continuation_of_another_history_is_an_error_and_cancelled(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row("a"))
+        diverged = common_pb2.Error(code=common_pb2.ERROR_CODE_STREAM_DIVERGED, message="begin anew")
+        request.send(request.row("", [], finish=ERROR, error=diverged))
+
+    gateway.pipeline.script = script
+    assert post(gateway)[-1]["error"]["code"] == "stream_diverged"
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+
+
+def test_patience_ends_with_a_503(launch: Callable[..., RunningGateway]) -> None:
+    gateway = launch(outage_patience_s=0.1)
+    gateway.bus.stop()
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        reply = http.post("/v1/completions", json=BODY)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+    gateway.bus.start()
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def call_of(stream: ClientStream) -> Call:
+    form = ReplyForm((ID,), len(stream.sequences), Form.COMPLETION, "m", 0, 0, 0)
+    call = Call(form, "t", Nobody(), route=b"old", now_s=0.0)
+    call.is_submitted = True
+    (served,) = call.served
+    served.stream = stream
+    served.submission = Submit(ID, "t", b"header", b"body", b"digest", b"old", 1)
+    return call
+
+
+def row(token_ids: list[int], before: list[int], finish: FinishReason = FinishReason.UNSPECIFIED) -> TextRow:
+    known = chain.extend(chain.CHAIN_START, before)
+    return TextRow(ID, 0, len(before), len(before), known, tuple(token_ids), "x" * len(token_ids), finish=finish)
+
+
+def test_the_testimony_has_the_tokens_of_now_and_the_route_of_now() -> None:
+    witness, stream = Witness(), ClientStream(1)
+    call = call_of(stream)
+    stream.accept(row([5, 6], []))
+    assert [each.witness for each in witness.testimony(call.served, b"new") if isinstance(each, Submit)] == [
+        (packed(5, 6),)
+    ]
+    stream.accept(row([7], [5, 6]))
+    (submit,) = witness.testimony(call.served, b"new")
+    assert isinstance(submit, Submit)
+    assert (submit.witness, submit.route, submit.digest) == ((packed(5, 6, 7),), b"new", b"digest")
+
+
+def test_what_is_not_submitted_yet_or_was_submitted_elsewhere_is_no_part_of_it() -> None:
+    witness = Witness()
+    early, foreign = call_of(ClientStream(1)), call_of(ClientStream(1))
+    early.is_submitted, foreign.served[0].submission = False, None
+    assert witness.testimony([*early.served, *foreign.served], b"new") == []
+
+
+@pytest.mark.parametrize(
+    ("finish", "is_remembered"),
+    [
+        (FinishReason.STOP, True),
+        (FinishReason.LENGTH, True),
+        (FinishReason.ERROR, False),
+        (FinishReason.CANCELLED, False),
+        (FinishReason.UNSPECIFIED, False),
+    ],
+)
+def test_only_what_has_ended_well_is_remembered(finish: FinishReason, is_remembered: bool) -> None:
+    witness, stream = Witness(), ClientStream(1)
+    stream.accept(row([5], [], finish))
+    (served,) = call_of(stream).served
+    witness.end(served)
+    assert bool(witness.testimony([], b"new")) == is_remembered
+
+
+def test_it_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("gateway_svc.witness.time.monotonic", lambda: now_s)
+    witness, stream = Witness(), ClientStream(1)
+    stream.accept(row([5], [], FinishReason.STOP))
+    witness.end(call_of(stream).served[0])
+    witness.cancel([Cancel(ID, 1, 1)])
+    now_s += REMEMBERED_S
+    assert len(witness.testimony([], b"new")) == 2
+    now_s += 0.1
+    assert witness.testimony([], b"new") == []
+
+
+def test_the_tokens_of_a_client_that_came_with_some_are_told_if_it_got_them_here() -> None:
+    known = chain.extend(chain.CHAIN_START, [5, 6])
+    before, other = ClientStream(1), ClientStream(1)
+    before.accept(row([5, 6, 7], []))
+    other.accept(row([8, 9, 7], []))
+
+    def resumed() -> ClientStream:
+        return ClientStream(1, [SequenceState(2, 2, known, claim=2)])
+
+    stranger, mistaken, returning = resumed(), resumed(), resumed()
+    mistaken.remember(other)
+    returning.remember(before)
+    for stream in (stranger, mistaken, returning):
+        stream.accept(row([7], [5, 6]))
+    assert [stream.witness() for stream in (stranger, mistaken, returning)] == [(b"",), (b"",), (packed(5, 6, 7),)]
+
+
+def test_a_request_that_ended_stays_ended(gateway: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        last = request.row("a", finish=STOP)
+        request.retire(last)
+
+    gateway.pipeline.script = script
+    post(gateway)
+    (request,) = gateway.pipeline.incoming
+    restart(gateway)
+    eventually(gateway.service.is_ready)
+    found = stored(gateway, request.request_id)
+    assert found is not None
+    assert (found.state, found.witness) == (RequestState.ENDED, ())
