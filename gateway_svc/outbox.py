@@ -159,6 +159,7 @@ class Outbox:
         route = b"" if anywhere else served.route
         cancel = Cancel(served.request_id, int(reason), time.time_ns(), served.call.tenant, route=route)
         self._cancels[served.request_id] = cancel
+        self._witness.give_up(served)
         self._woken.set()
 
     def attach_later(self, served: Served) -> None:

@@ -20,8 +20,17 @@ class Witness:
 
     def end(self, served: Served) -> None:
         """A request is served no more; if its client has the whole of it, that is remembered for a while."""
+        if served.stream.is_whole:
+            self._remember(served)
+
+    def give_up(self, served: Served) -> None:
+        """A request is to be cancelled: if it has to be made again, then so that it ends like that."""
+        if served.call.is_submitted:
+            self._remember(served)
+
+    def _remember(self, served: Served) -> None:
         self.forget()
-        if served.stream.is_whole and (submission := _submission(served)) is not None:
+        if (submission := _submission(served)) is not None:
             self._ended.append((time.monotonic(), submission))
 
     def cancel(self, cancels: Iterable[Cancel]) -> None:
@@ -41,7 +50,7 @@ class Witness:
         """What makes the pool know again what it may have forgotten.
 
         A request whose client has all of it is among that: it may have risen again without its end, and must end in the
-        same way. So is a cancel; it would otherwise go on for nobody.
+        same way. So is one that was cancelled, with its cancel; it would otherwise go on for nobody.
 
         Args:
             served: the requests that are being served.

@@ -118,8 +118,11 @@ def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> N
         next(stream.iter_raw())
     (request,) = gateway.pipeline.incoming
     assert gateway.pipeline.cancels() == [(request.request_id, 1)]
-    restart(gateway)
+    restart(gateway, losing=request.request_id)
     assert gateway.pipeline.cancels(2) == [(request.request_id, 1)] * 2
+    found = stored(gateway, request.request_id)
+    assert found is not None
+    assert (found.cancel_reason, found.witness) == (1, (packed(*request.spoken[0].token_ids),))
 
 
 def test_a_new_request_waits_for_a_server_that_is_away(gateway: RunningGateway) -> None:

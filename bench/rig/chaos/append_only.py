@@ -1,0 +1,97 @@
+"""The server's append-only file, and how it loses its last writes, as after a failure of the host.
+
+A kill alone loses nothing: what the server has acknowledged, the operating system has. So the server is stopped, the
+end of its file is cut off between two commands, and only then is it killed.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_WATCH_S = 0.05
+_LONGEST_S = 5.0  # that can be cut off
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a server has lost."""
+
+    num_units: int  # commands, or functions with all they did
+    num_bytes: int
+
+
+class AppendOnlyFile:
+    """The file that the server writes at present, below its data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "appendonlydir"
+        self._sizes: deque[tuple[float, Path, int]] = deque()  # when, which file, how long
+
+    async def watch(self) -> None:
+        """Remembers for ever how long the file was when."""
+        while True:
+            self._note()
+            await asyncio.sleep(_WATCH_S)
+
+    def _note(self) -> None:
+        now_s, path = time.monotonic(), self.path()
+        self._sizes.append((now_s, path, path.stat().st_size))
+        while self._sizes[0][0] < now_s - _LONGEST_S:
+            self._sizes.popleft()
+
+    def path(self) -> Path:
+        """Of the last file of the manifest: the one that grows."""
+        manifest = next(self._folder.glob("*.manifest"))
+        *_, last = re.findall(r"^file (\S+) seq \d+ type i", manifest.read_text(), re.MULTILINE)
+        return self._folder / last
+
+    def lose(self, pid: int, lost_s: float) -> Cut:
+        """Kills the server, which loses what it wrote within about the last `lost_s` seconds."""
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            path = self.path()
+            since_s = time.monotonic() - lost_s
+            sizes = [size for at_s, noted, size in self._sizes if noted == path and at_s <= since_s]
+            return cut(path, sizes[-1] if sizes else path.stat().st_size)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def cut(path: Path, keep_bytes: int) -> Cut:
+    """Cuts a file off at the first border between two units that lies at or behind `keep_bytes`."""
+    data = path.read_bytes()
+    ends = list(borders(data))
+    kept = next((end for end in ends if end >= keep_bytes), len(data))
+    os.truncate(path, kept)
+    return Cut(sum(end > kept for end in ends), len(data) - kept)
+
+
+def borders(data: bytes) -> Iterator[int]:
+    """Where units end: a command alone, or all from MULTI to EXEC, which is what a function leaves."""
+    position, is_open = 0, False
+    while position < len(data):
+        if data[position : position + 1] == b"#":  # a remark, for instance of the time
+            position = data.index(b"\n", position) + 1
+        else:
+            end_of_line = data.find(b"\r\n", position)
+            words = []
+            start, position = position, end_of_line + 2
+            for _ in range(int(data[start + 1 : end_of_line])):
+                end_of_line = data.find(b"\r\n", position)
+                if end_of_line < 0:
+                    return  # the last command is not whole
+                num_bytes = int(data[position + 1 : end_of_line])
+                words.append(data[end_of_line + 2 : end_of_line + 2 + num_bytes])
+                position = end_of_line + 2 + num_bytes + 2
+            if position > len(data):
+                return
+            if words[0].upper() in (b"MULTI", b"EXEC"):
+                is_open = words[0].upper() == b"MULTI"
+        if not is_open:
+            yield position
