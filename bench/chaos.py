@@ -2,10 +2,12 @@
 
 Simulated workers, so that every token is known; two of each service; requests of every kind over gRPC and HTTP. Each is
 sent once undisturbed and then again and again, while a seeded killer hits processes with kill -9 or stops them for up
-to six seconds. A stream whose gateway was killed breaks, which counts as broken, not as lost. The exit status is 1 if
-any of the four is not 0.
+to six seconds. The server, one of the kinds, is killed or `cut`: killed, and started again without its last writes. A
+stream whose gateway was killed breaks, which counts as broken, not as lost. The exit status is 1 if any of the four is
+not 0.
 
     penstock bench chaos --seed 7 --kills 100 --kinds worker,scheduler --replicas 2
+    penstock bench chaos --seed 7 --kills 20 --kinds server --hows killed,cut --every-s 5
 """
 
 import argparse

@@ -56,9 +56,10 @@ class AppendOnlyFile:
         os.kill(pid, signal.SIGSTOP)
         try:
             path = self.path()
+            self._note()
             since_s = time.monotonic() - lost_s
-            sizes = [size for at_s, noted, size in self._sizes if noted == path and at_s <= since_s]
-            return cut(path, sizes[-1] if sizes else path.stat().st_size)
+            sizes = [(at_s, size) for at_s, noted, size in self._sizes if noted == path]
+            return cut(path, max([size for at_s, size in sizes if at_s <= since_s], default=sizes[0][1]))
         finally:
             os.kill(pid, signal.SIGKILL)
 
@@ -77,21 +78,30 @@ def borders(data: bytes) -> Iterator[int]:
     position, is_open = 0, False
     while position < len(data):
         if data[position : position + 1] == b"#":  # a remark, for instance of the time
-            position = data.index(b"\n", position) + 1
+            position = data.find(b"\n", position) + 1 or len(data)
         else:
-            end_of_line = data.find(b"\r\n", position)
-            words = []
-            start, position = position, end_of_line + 2
-            for _ in range(int(data[start + 1 : end_of_line])):
-                end_of_line = data.find(b"\r\n", position)
-                if end_of_line < 0:
-                    return  # the last command is not whole
-                num_bytes = int(data[position + 1 : end_of_line])
-                words.append(data[end_of_line + 2 : end_of_line + 2 + num_bytes])
-                position = end_of_line + 2 + num_bytes + 2
-            if position > len(data):
+            name, position = _command(data, position)
+            if position > len(data):  # the last command is not whole
                 return
-            if words[0].upper() in (b"MULTI", b"EXEC"):
-                is_open = words[0].upper() == b"MULTI"
+            if name in (b"MULTI", b"EXEC"):
+                is_open = name == b"MULTI"
         if not is_open:
             yield position
+
+
+def _command(data: bytes, position: int) -> tuple[bytes, int]:
+    """The name of the command that begins at `position`, and where it ends; behind the data if it is not whole."""
+    nowhere = len(data) + 1
+    name = b""
+    header_end = data.find(b"\r\n", position)
+    if header_end < 0:
+        return name, nowhere
+    num_words, position = int(data[position + 1 : header_end]), header_end + 2
+    for _ in range(num_words):
+        header_end = data.find(b"\r\n", position)
+        if header_end < 0:
+            return name, nowhere
+        num_bytes, begin = int(data[position + 1 : header_end]), header_end + 2
+        position = begin + num_bytes + 2
+        name = name or data[begin : begin + num_bytes].upper()
+    return name, position

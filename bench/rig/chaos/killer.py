@@ -8,10 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.rig.chaos.append_only import AppendOnlyFile
 from bench.rig.chaos.pipeline import SERVER, ServedPipeline
 
-SHARES = {"killed": 0.6, "paused": 0.3, "ended": 0.3}  # of each way, beside the others that are wanted
+SHARES = {"killed": 0.6, "paused": 0.3, "ended": 0.3, "cut": 0.6}  # of each way, beside the others that are wanted
+_SERVER_HOWS = ("killed", "cut")  # a paused server says nothing about the pipeline that a dead one does not
 PAUSE_S = (0.2, 6.0)
+CUT_S = (0.3, 1.5)  # of its last writes that a server loses
 _UNLUCKY_S = 0.1  # until another victim is looked for
 
 
@@ -21,7 +24,7 @@ class Blow:
 
     kind: str  # of process
     name: str
-    how: str  # killed, paused, or ended: told to drain
+    how: str  # killed; paused; ended: told to drain; cut: the server, killed and without its last writes
     at_s: float  # monotonic
 
 
@@ -47,17 +50,20 @@ class Killer:
         self._every_s = every_s
         self._rng = random.Random(seed)
         self._deck: list[str] = []  # the kinds that are still to be hit before one is hit again
+        self._file = AppendOnlyFile(pipeline.data_dir)
         self._paused: dict[int, asyncio.Task[None]] = {}
         self._gone: set[int] = set()
 
     async def run(self, num_kills: int, seconds: float) -> None:
         """Until so many processes had to be started again or so much time has passed; then none is paused any more."""
         end_s = time.monotonic() + seconds
+        watching = asyncio.create_task(self._file.watch())
         try:
             while len(self._gone) < num_kills and time.monotonic() < end_s:
                 await asyncio.sleep(self._rng.uniform(0.2, 1.8) * self._every_s)
                 await self._strike()
         finally:
+            watching.cancel()
             await asyncio.gather(*self._paused.values())
 
     async def _strike(self) -> None:
@@ -65,15 +71,18 @@ class Killer:
             self._deck = self._rng.sample(self._kinds, len(self._kinds))
         kind = self._deck.pop()
         name = SERVER if kind == SERVER else f"{kind}-{self._rng.randrange(self._replicas)}"
-        how = self._rng.choices(self._hows, [SHARES[each] for each in self._hows])[0]
-        if kind == SERVER:  # a paused one says nothing about the pipeline that a dead one does not
-            how = "killed"
-        pause_s = self._rng.uniform(*PAUSE_S)
+        hows = [each for each in self._hows if kind != SERVER or each in _SERVER_HOWS]
+        hows = [each for each in hows if kind == SERVER or each != "cut"] or ["killed"]
+        how = self._rng.choices(hows, [SHARES[each] for each in hows])[0]
+        pause_s, cut_s = self._rng.uniform(*PAUSE_S), self._rng.uniform(*CUT_S)
         while (pid := self._pipeline.pids()[name]) in self._gone or pid in self._paused or not _runs(pid):
             await asyncio.sleep(_UNLUCKY_S)
         self.blows.append(Blow(kind, name, how, time.monotonic()))
         if how == "paused":
             self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
+        elif how == "cut":
+            self._gone.add(pid)
+            self._file.lose(pid, cut_s)
         else:
             self._gone.add(pid)
             os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)

@@ -66,7 +66,7 @@ class ServedPipeline:
         write_model(directory / "model")
         command = [
             *(sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0"),
-            *(f"--model={directory / 'model'}", f"--data-dir={directory / 'data'}", "--served-model-name=chaos"),
+            *(f"--model={directory / 'model'}", f"--data-dir={self.data_dir}", "--served-model-name=chaos"),
             *("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}"),
             *(f"--{kind}s={replicas}" for kind in KINDS),
             *flags,
@@ -96,6 +96,11 @@ class ServedPipeline:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    @property
+    def data_dir(self) -> Path:
+        """Of its server."""
+        return self._directory / "data"
 
     @property
     def log(self) -> str:

@@ -37,6 +37,13 @@ def changed(reference: Story, **fields: object) -> Story:
     return story
 
 
+def test_a_refusal_is_excused_by_anything_but_a_dead_server(reference: Story) -> None:
+    story = changed(reference, end=End.REFUSED, error="503")
+    dead_server, dead_gateway = Blow("server", "server", "cut", 1.0), Blow("gateway", "gateway-0", "killed", 1.0)
+    assert found(reference, story, dead_server, dead_gateway) == (0, 0, 0)
+    assert found(reference, story, dead_server) == (1, 0, 0)
+
+
 def test_an_equal_stream_is_right(reference: Story) -> None:
     assert check_reference(reference) == ""
     assert found(reference, changed(reference)) == (0, 0, 0)
