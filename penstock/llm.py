@@ -54,6 +54,8 @@ class LLM:
         policy: "fcfs", "priority" or "fair".
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
         attention: kernels: "triton", "torch", or "auto": triton for half precision on CUDA, torch for all else.
+        prefill_attention: kernels for long chunks of prompts where triton's compute: "triton", "flash_attn" (an
+            optional package), or "auto": a FlashAttention package where it was measured to be faster.
         cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.
@@ -88,6 +90,7 @@ class LLM:
         policy: str = "fcfs",
         load_format: str = "auto",
         attention: str = "auto",
+        prefill_attention: str = "auto",
         cuda_graphs: bool = True,
         runner: str = "torch",
         step_ms: float = 0.0,
@@ -120,6 +123,7 @@ class LLM:
         _check_choice("policy", policy, tuple(POLICIES))
         _check_choice("load_format", load_format, ("auto", "dummy"))
         _check_choice("attention", attention, ("auto", "torch", "triton"))
+        _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
@@ -131,6 +135,7 @@ class LLM:
                 dtype=cast(Any, str(dtype).removeprefix("torch.")),
                 load_format=cast(Any, load_format),
                 attention=cast(Any, attention),
+                prefill_attention=cast(Any, prefill_attention),
                 cuda_graphs=cuda_graphs,
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
@@ -143,7 +148,12 @@ class LLM:
                 vocab_size=vocabulary.vocab_size,
             )
         )
-        config = SchedulerConfig(policy, window, max_num_batched_tokens, enable_prefix_caching)
+        config = SchedulerConfig(
+            policy=policy,
+            window=window,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+        )
         self.llm_engine = LLMEngine(vocabulary, worker.runner, config, seed=seed)
         self._num_requests = 0
 

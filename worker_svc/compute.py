@@ -1,14 +1,18 @@
 """What computes, torch or Triton's kernels: chosen once, and the only place that knows both."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
-from worker_svc.core.attention.choice import Choice, choose
+from penstock.domain.errors import invalid
+from worker_svc.core.attention.choice import choose
+from worker_svc.core.attention.flash_attention import FlashAttention, find_flash_attention
 from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
@@ -22,6 +26,9 @@ ALL_GRAPHS = sys.maxsize
 
 _log = logging.getLogger(__name__)
 
+_HOPPER = (9, 0)
+_FLASH_HEAD_DIMS = (64, 128)
+
 
 def _nobody(_done: int, _total: int) -> None:
     """Observes nothing."""
@@ -30,9 +37,12 @@ def _nobody(_done: int, _total: int) -> None:
 class Compute(Protocol):
     """Operations for a model's layers, and runners over that model."""
 
-    name: str
     reason: str  # why this one
     operations: Operations
+
+    @property
+    def name(self) -> str:
+        """Whose kernels compute; once there is a runner, also whose attend for long chunks of prompts."""
 
     def make_runner(
         self,
@@ -78,15 +88,21 @@ class TorchCompute:
 
 
 class TritonCompute:
-    """See `Compute`: own kernels, and decode steps that run on device state."""
+    """See `Compute`: own kernels, and decode steps that run on device state; for long chunks of prompts `flash`."""
 
-    name = "triton"
-
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, flash: "Future[FlashAttention | None] | None" = None) -> None:
+        """`flash` may still be on its way: what has to be imported for it takes seconds, as do the weights."""
         from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
         self.reason = reason
         self.operations: Operations = TritonOperations()
+        self._flash = flash
+
+    @property
+    def name(self) -> str:
+        """See `Compute.name`."""
+        flash = self._flash.result() if self._flash is not None and self._flash.done() else None
+        return f"triton, prefill {flash.name}" if flash is not None else "triton"
 
     def make_runner(
         self,
@@ -104,7 +120,9 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs)
+        flash = self._flash.result() if self._flash is not None else None
+        attend = flash.attend if flash is not None else None
+        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, attend)
 
         def make_decoder(slots: DeviceSlots) -> StepDecoder:
             step = DecodeStep(model, attention, slots)
@@ -119,8 +137,8 @@ class TritonCompute:
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)
 
 
-def choose_compute(requested: str, device: torch.device, shape: KVCacheShape, num_heads: int) -> Compute:
-    """See `choose`.
+def choose_compute(requested: str, prefill: str, device: torch.device, shape: KVCacheShape, num_heads: int) -> Compute:
+    """See `choose`; `prefill` says who attends for long chunks of prompts: auto, triton or flash_attn.
 
     Raises:
         PenstockError: INVALID_ARGUMENT, what was asked for by name cannot be had.
@@ -134,11 +152,35 @@ def choose_compute(requested: str, device: torch.device, shape: KVCacheShape, nu
         has_triton=has_triton,
         is_interpreted=has_triton and requested == "triton" and _is_interpreted(),
     )
-    return _compute(choice)
+    if choice.name == "torch":
+        if prefill == "flash_attn":
+            raise invalid(f"prefill_attention is flash_attn, but torch computes ({choice.reason})", "prefill_attention")
+        return TorchCompute(choice.reason)
+    return TritonCompute(choice.reason, _look_for_flash_attention(prefill, device, shape))
 
 
-def _compute(choice: Choice) -> Compute:
-    return TritonCompute(choice.reason) if choice.name == "triton" else TorchCompute(choice.reason)
+def _look_for_flash_attention(
+    prefill: str, device: torch.device, shape: KVCacheShape
+) -> "Future[FlashAttention | None] | None":
+    if prefill == "triton" or device.type != "cuda":
+        return None
+    is_measured = torch.cuda.get_device_capability(device) == _HOPPER and shape.head_dim in _FLASH_HEAD_DIMS
+    if prefill == "auto" and not is_measured:
+        return None
+
+    def find() -> FlashAttention | None:
+        # FlashAttention-4 compiles its kernels when they are first used, and keeps them only if it is told to.
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        found = find_flash_attention(shape.block_size)
+        if found is None and prefill == "flash_attn":
+            raise invalid(
+                "prefill_attention is flash_attn, but its packages cannot be imported: install penstock[flash-attn]",
+                "prefill_attention",
+            )
+        _log.info("prefill attention chosen", extra={"attention": found.name if found is not None else "triton"})
+        return found
+
+    return ThreadPoolExecutor(1, "flash-attention").submit(find)
 
 
 def _is_interpreted() -> bool:

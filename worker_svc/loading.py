@@ -110,6 +110,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         world_size=settings.world_size,
         distributed_address=settings.distributed_address,
         attention=settings.attention,
+        prefill_attention=settings.prefill_attention,
         cuda_graphs=settings.cuda_graphs,
         load_format=settings.load_format,
     )

@@ -24,5 +24,6 @@ class RunnerOptions:
     quantization: str | None = None
     trust_remote_code: bool = False
     attention: str = "auto"  # auto, torch, triton
+    prefill_attention: str = "auto"  # of long chunks of prompts: auto, triton, flash_attn
     cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
     load_format: str = "auto"  # dummy: random weights

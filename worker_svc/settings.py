@@ -30,6 +30,12 @@ class WorkerSettings(ServiceSettings):
     attention: Literal["auto", "torch", "triton"] = field(
         default="auto", metadata={"help": "kernels; auto: triton for half precision on CUDA, torch for all else"}
     )
+    prefill_attention: Literal["auto", "triton", "flash_attn"] = field(
+        default="auto",
+        metadata={
+            "help": "of long chunks of prompts, where triton computes; auto: a FlashAttention package if installed"
+        },
+    )
     cuda_graphs: bool = field(
         default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
     )

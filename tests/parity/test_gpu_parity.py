@@ -21,8 +21,11 @@ VARIANTS = (
     Variant("qwen2", "qwen2", {"head_dim": 64}),
     Variant("llama", "llama", {"head_dim": 64, "rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
 )
-# Weights are bf16 in both; activations are rounded to 8 bits a few times a layer, against logits some units apart.
-MAX_GAP = 0.5
+# Weights are bf16 in both; activations are rounded to 8 bits a few times a layer, against logits some units apart. For
+# the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the tokens;
+# rounding moves transformers' own logits by up to 0.6. What is wrong is off by several units, and often.
+MAX_GAP = 0.75
+MAX_SHARE_OFF = 0.15
 NUM_PROMPTS = 40
 
 
@@ -54,6 +57,12 @@ def gaps(model: PreTrainedModel, drives: list[Drive]) -> torch.Tensor:
     return torch.cat(found)
 
 
+def assert_near_the_likeliest(model: PreTrainedModel, drives: list[Drive]) -> None:
+    found = gaps(model.to("cuda", torch.float32), drives)
+    assert float(found.max()) < MAX_GAP
+    assert float((found > 0).float().mean()) < MAX_SHARE_OFF
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 @pytest.mark.parametrize("stagger", [0, 1])
@@ -67,7 +76,7 @@ def test_tokens_in_bf16_are_near_the_likeliest(
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
     drive(loaded.runner, drives, chunk=100, window=3, stagger=stagger)
-    assert float(gaps(model.to("cuda", torch.float32), drives).max()) < MAX_GAP
+    assert_near_the_likeliest(model, drives)
 
 
 def test_slow_and_fast_samplers_mix_in_decode_graphs(tmp_path: Path) -> None:
@@ -81,7 +90,7 @@ def test_slow_and_fast_samplers_mix_in_decode_graphs(tmp_path: Path) -> None:
         if index % 3 == 1:
             each.sampling = Sampling(temperature=1.0, top_k=1)
     drive(loaded.runner, drives, window=2)
-    assert float(gaps(model.to("cuda", torch.float32), drives).max()) < MAX_GAP
+    assert_near_the_likeliest(model, drives)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

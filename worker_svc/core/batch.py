@@ -36,8 +36,17 @@ class Batch:
         return len(self.samples) == len(self.slots) == self.num_tokens
 
 
-def build_batch(slots: npt.NDArray[np.integer], num_tokens: npt.NDArray[np.integer], state: HostSlots) -> Batch:
+def build_batch(
+    slots: npt.NDArray[np.integer],
+    num_tokens: npt.NDArray[np.integer],
+    state: HostSlots,
+    *,
+    longest_first: bool = False,
+) -> Batch:
     """The batch in which slot `slots[i]` advances by `num_tokens[i]` tokens; `state` is only read.
+
+    `longest_first` puts those that advance by one token before all others, long contexts before short ones: a device
+    that begins with what takes longest does not end with it.
 
     Raises:
         PenstockError: a slot is empty, named twice, has fewer tokens to compute, or too few blocks for them.
@@ -58,6 +67,11 @@ def build_batch(slots: npt.NDArray[np.integer], num_tokens: npt.NDArray[np.integ
         raise plan_error("it computes more tokens than a context or a step may have")
     if (context_lens > state.num_blocks[rows] * limits.block_size).any():
         raise plan_error("a slot has too few blocks for the tokens it computes")
+    if longest_first:
+        order = np.argsort(np.where(query_lens == 1, -computed, 1), kind="stable")
+        rows, query_lens, computed, context_lens, known = (
+            column[order] for column in (rows, query_lens, computed, context_lens, known)
+        )
     query_starts = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(query_lens, out=query_starts[1:])
     token_slots = np.repeat(rows, query_lens)

@@ -102,7 +102,7 @@ class ModelRunner:
             self._downloads.protect()
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)
-            batch = build_batch(plan.slots, plan.num_tokens, self._host)
+            batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
             outputs = self._outputs(batch)
             advance(batch, self._host)
             timing.stop()
@@ -165,11 +165,11 @@ class ModelRunner:
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
         attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
-        hidden = self._model.forward(token_ids, attention)
+        hidden = self._model.forward(token_ids, attention, last_tokens)
         self._slots.advance(slots, contexts)
         if len(batch.samples) == 0:
             return []
-        logits = self._model.logits(hidden[last_tokens])
+        logits = self._model.logits(hidden)
         if self._decoder is not None and self._slots.are_plain(batch.slots[batch.samples], batch.sample_positions):
             sampled = self._decoder.sample(logits, sample_slots, sample_positions)
             self._slots.write_tokens(sample_slots, sample_positions, sampled)

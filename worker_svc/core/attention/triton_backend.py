@@ -1,5 +1,6 @@
 """Own kernels for half precision on CUDA: sequences that advance by one token go through the decode kernel, which takes
-the norms, the rotation and the cache's write along; longer chunks through the prefill kernel.
+the norms, the rotation and the cache's write along; longer chunks through the prefill kernel, or through a
+FlashAttention package where there is enough to do that its calls, slow on the host, are hidden.
 """
 
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
 from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
@@ -18,49 +20,114 @@ from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
+# What FlashAttention-4 was measured on an H200 to win at. Its calls take the host 0.1 ms, in which the prefill kernel
+# does the larger of these; many tokens keep the device busy for as long elsewhere, so that the smaller will do.
+_FLASH_FLOPS, _FLASH_FLOPS_OF_MANY = 30e9, 10e9
+_MANY_TOKENS = 4096
+_FLASH_QUERIES = 128  # fewer, over all queries of a key, would be another variant, to be compiled while serving
+
 
 class TritonAttention:
     """Backend over one KV cache, for `num_heads` query heads and at most `max_num_seqs` sequences a step."""
 
-    def __init__(self, cache: KVCache, num_heads: int, rotary: RotaryEmbedding, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        num_heads: int,
+        rotary: RotaryEmbedding,
+        max_num_seqs: int,
+        flash: PagedAttention | None = None,
+    ) -> None:
         shape = cache.shape
         self.cache = cache
         self.rotary = rotary.table
         self.num_heads = num_heads
-        self.decode = DecodeAttention(max_num_seqs, num_heads, shape.num_kv_heads, shape.head_dim, rotary.table)
+        self.flash = flash
+        self.decode = DecodeAttention(
+            max_num_seqs,
+            num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            rotary.table,
+            item_bytes=shape.dtype.itemsize,
+        )
+        if flash is not None:
+            self._compile(flash)
 
     def prepare(
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
     ) -> "TritonStepAttention":
         """See `AttentionBackend.prepare`."""
-        is_decode = batch.query_lens == 1
-        prefill_rows = np.flatnonzero(np.repeat(~is_decode, batch.query_lens))
+        longer = np.flatnonzero(batch.query_lens != 1)
+        num_decodes = int(longer[0]) if len(longer) else len(batch.slots)
+        chunks = np.arange(num_decodes, len(batch.slots))
+        by_flash = self.flash is not None and self._suits_flash(batch, chunks)
         columns = upload(
             positions.device,
-            batch.query_starts[:-1][is_decode],
-            batch.slots[is_decode],
-            batch.context_lens[is_decode],
-            *_tiles(batch, np.flatnonzero(~is_decode)),
-            prefill_rows,
+            np.arange(num_decodes),
+            batch.slots[:num_decodes],
+            batch.context_lens[:num_decodes],
+            np.arange(num_decodes, batch.num_tokens),
+            *(_flash_columns if by_flash else _tiles)(batch, chunks),
         )
-        prefill = None
-        if len(prefill_rows):
-            prefill = _Prefill(PrefillTiles(*columns[3:7]), columns[7], positions, slot_mapping)
-        return TritonStepAttention(self, block_tables, DecodeRows(*columns[:3]), prefill)
+        chunked = None
+        if len(chunks):
+            work: Chunks | PrefillTiles
+            if by_flash:
+                work = self._flash_chunks(batch, chunks, columns[4:], block_tables)
+            else:
+                work = PrefillTiles(*columns[4:])
+            chunked = _Chunked(work, columns[3], positions, slot_mapping)
+        return TritonStepAttention(self, block_tables, DecodeRows(*columns[:3]), chunked)
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token; launches nothing."""
-        return TritonStepAttention(self, block_tables, rows, prefill=None)
+        return TritonStepAttention(self, block_tables, rows, chunked=None)
+
+    def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
+        query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
+        if not len(chunks) or query_lens.max() * self.num_heads <= _FLASH_QUERIES * self.cache.shape.num_kv_heads:
+            return False
+        pairs = int((query_lens * (2 * contexts - query_lens)).sum()) / 2
+        flops = 4 * self.num_heads * self.cache.shape.head_dim * pairs
+        return flops >= (_FLASH_FLOPS_OF_MANY if query_lens.sum() >= _MANY_TOKENS else _FLASH_FLOPS)
+
+    def _flash_chunks(self, batch: Batch, chunks: I64, columns: tuple[Tensor, ...], block_tables: Tensor) -> Chunks:
+        starts, contexts, slots = columns
+        longest = int(batch.context_lens[chunks].max())
+        return Chunks(
+            starts=starts.to(torch.int32),
+            contexts=contexts.to(torch.int32),
+            tables=block_tables[slots, : -(-longest // self.cache.shape.block_size)],
+            longest_query=int(batch.query_lens[chunks].max()),
+            longest_context=longest,
+        )
+
+    def _compile(self, flash: PagedAttention) -> None:
+        """Packages may compile at their first call."""
+        keys, values = self.cache.layer(0)
+        device, num_tokens = keys.device, 2 * _FLASH_QUERIES
+        num_blocks = -(-num_tokens // keys.shape[1])
+        starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
+        tables = torch.zeros(1, num_blocks, dtype=torch.int32, device=device)
+        query = torch.zeros(num_tokens, self.num_heads, keys.shape[-1], dtype=keys.dtype, device=device)
+        flash(query, keys, values, Chunks(starts, starts[1:], tables, num_tokens, num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
-    """The tokens of a step that come in chunks."""
+class _Chunked:
+    """The tokens of a step that come in chunks, the last of the flat columns."""
 
-    tiles: PrefillTiles
+    work: Chunks | PrefillTiles
     rows: Tensor  # i64[n]: theirs in the flat columns
     positions: Tensor  # i64[tokens], as the next
     slot_mapping: Tensor
+
+
+def _flash_columns(batch: Batch, chunks: I64) -> tuple[I64, I64, I64]:
+    """Starts, contexts and slots of `Chunks`."""
+    starts = batch.query_starts[chunks[0] :] - batch.query_starts[chunks[0]]
+    return starts, batch.context_lens[chunks], batch.slots[chunks]
 
 
 def _tiles(batch: Batch, sequences: I64) -> tuple[I64, I64, I64, I64]:
@@ -84,26 +151,34 @@ class TritonStepAttention:
     """See `StepAttention`."""
 
     def __init__(
-        self, backend: TritonAttention, block_tables: Tensor, decode_rows: DecodeRows, prefill: _Prefill | None
+        self, backend: TritonAttention, block_tables: Tensor, decode_rows: DecodeRows, chunked: _Chunked | None
     ) -> None:
         self._backend = backend
         self._block_tables = block_tables
         self._decode_rows = decode_rows
-        self._prefill = prefill
+        self._chunked = chunked
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
         """See `StepAttention.attend`."""
-        backend, tables = self._backend, self._block_tables
+        backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
         keys, values = backend.cache.layer(layer)
+        head_dim = keys.shape[-1]
         norms, eps = None, 0.0
         if head_norms is not None:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
-        out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
-        if (prefill := self._prefill) is not None:
-            rope_write(
-                qkv, norms, eps, backend.rotary, prefill.rows, prefill.positions, prefill.slot_mapping, keys, values
-            )
-            prefill_attention(qkv, prefill.tiles, tables, keys, values, out)
-        if len(self._decode_rows):
+        if (chunked := self._chunked) is not None:
+            rows, positions, cells = chunked.rows, chunked.positions, chunked.slot_mapping
+            rope_write(qkv, norms, eps, backend.rotary, rows, positions, cells, keys, values)
+            if isinstance(chunked.work, Chunks) and backend.flash is not None:
+                query = qkv[num_decodes:].view(len(rows), -1, head_dim)[:, : backend.num_heads]
+                attended = backend.flash(query, keys, values, chunked.work).flatten(1)
+                if not num_decodes:
+                    return attended
+        out = torch.empty(len(qkv), backend.num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)
+        if chunked is not None and isinstance(chunked.work, PrefillTiles):
+            prefill_attention(qkv, chunked.work, tables, keys, values, out)
+        elif chunked is not None:
+            out[num_decodes:] = attended
+        if num_decodes:
             backend.decode.attend(qkv, norms, eps, self._decode_rows, tables, keys, values, out)
         return out

@@ -11,9 +11,32 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 
 _LOG2E = 1.4426950408889634
 _MIN_QUERY_ROWS = 16  # of a matrix product's operand
-_PROGRAMS = 264  # two for each multiprocessor of an H200: as many splits as fill it
-_SPLIT_TOKENS = 128  # a split reads at least so many tokens
-_TILE_BYTES = 32768  # keys of one tile
+_PROGRAMS = 528  # four for each multiprocessor of an H200: as many splits as fill it
+_FEW_PROGRAMS, _MANY_PROGRAMS = 64, 1536
+_PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
+_TILE_BYTES, _EARLY_TILE_BYTES = 8192, 16384  # keys of one tile
+_MIN_TOKENS = 16  # of a tile
+
+
+@triton.jit
+def _cells(table, positions, is_known, block_stride, token_stride, BLOCK_SIZE: tl.constexpr):
+    """Where keys and values of `positions` begin, but for their head."""
+    blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
+    return blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
+
+
+@triton.jit
+def _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
+    """One tile of keys and values more: the running maximum, sum of exponentials and weighted values."""
+    scores = tl.dot(a1, keys_1)
+    scores = tl.dot(a2, keys_2, scores)
+    scores = tl.where(is_past[None, :], scores, float("-inf"))
+    larger = tl.maximum(most, tl.max(scores, 1))
+    p = tl.exp2(scores - larger[:, None])
+    alpha = tl.exp2(most - larger)
+    total = total * alpha + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    return larger, total, acc
 
 
 @triton.jit
@@ -42,16 +65,21 @@ def _decode_attention(
     HK: tl.constexpr,
     D: tl.constexpr,
     G: tl.constexpr,
-    GP: tl.constexpr,
+    GR: tl.constexpr,  # power of two from G
+    GP: tl.constexpr,  # the same, but enough rows for a matrix product
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     SPLIT_T: tl.constexpr,
+    PARTS: tl.constexpr,
     NORM: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,  # contexts may be cut
+    EARLY: tl.constexpr,  # the first tile is read before the kernel ahead has ended
     DEPENDENT: tl.constexpr,
 ):
-    sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # Neighbours are the heads of one sequence: their keys lie side by side.
+    kv_head = tl.program_id(0)
+    sequence = tl.program_id(1)
     split = tl.program_id(2)
     max_splits = tl.num_programs(2)
     HALF: tl.constexpr = D // 2
@@ -70,6 +98,8 @@ def _decode_attention(
         dims = tl.arange(0, D)
         group = tl.arange(0, GP)
         is_query = group[:, None] < G
+        head_keys = keys_ptr + kv_head * head_stride + half[:, None]
+        head_values = values_ptr + kv_head * head_stride + dims[None, :]
         cos = tl.load(rotary_ptr + past * D + half)
         sin = tl.load(rotary_ptr + past * D + HALF + half)
         if NORM:
@@ -77,6 +107,14 @@ def _decode_attention(
             query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
             key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
             key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
+        if EARLY:
+            # Past keys and values are those of earlier steps.
+            early = first + tl.arange(0, BLOCK_T)
+            is_early = early < last
+            cells = _cells(table, early, is_early, block_stride, token_stride, BLOCK_SIZE)
+            early_keys_1 = tl.load(head_keys + cells[None, :], mask=is_early[None, :], other=0.0)
+            early_keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_early[None, :], other=0.0)
+            early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
         wait(DEPENDENT)
         release(DEPENDENT)
         heads = qkv_ptr + row * ((H + 2 * HK) * D)
@@ -113,50 +151,57 @@ def _decode_attention(
             acc += v.to(tl.float32)[None, :]
         a1 = a1.to(keys_ptr.dtype.element_ty)
         a2 = a2.to(keys_ptr.dtype.element_ty)
+        if EARLY:
+            most, total, acc = _attend_tile(
+                a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
+            )
+            first += BLOCK_T
         for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
             positions = start + tl.arange(0, BLOCK_T)
             is_past = positions < last
-            blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0).to(tl.int64)
-            cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride + kv_head * head_stride
-            keys_1 = tl.load(keys_ptr + cells[None, :] + half[:, None], mask=is_past[None, :], other=0.0)
-            keys_2 = tl.load(keys_ptr + cells[None, :] + HALF + half[:, None], mask=is_past[None, :], other=0.0)
-            scores = tl.dot(a1, keys_1)
-            scores = tl.dot(a2, keys_2, scores)
-            scores = tl.where(is_past[None, :], scores, float("-inf"))
-            larger = tl.maximum(most, tl.max(scores, 1))
-            p = tl.exp2(scores - larger[:, None])
-            alpha = tl.exp2(most - larger)
-            total = total * alpha + tl.sum(p, 1)
-            v = tl.load(values_ptr + cells[:, None] + dims[None, :], mask=is_past[:, None], other=0.0)
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
-            most = larger
-        outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
-        if num_splits == 1:
+            cells = _cells(table, positions, is_past, block_stride, token_stride, BLOCK_SIZE)
+            keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
+            keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
+            v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
+            most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+        if not SPLIT or num_splits == 1:
+            outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
             tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
         else:
             # The split that ends last adds the parts up, so that no second kernel is needed.
             base = (sequence * HK + kv_head) * max_splits
             parts = partial_ptr + group[:, None] * D + dims[None, :]
-            weights = weight_ptr + group
             tl.store(parts + (base + split) * (G * D), acc / total[:, None], mask=is_query)
-            tl.store(weights + (base + split) * G, most + tl.log2(total), mask=group < G)
+            tl.store(weight_ptr + (base + split) * G + group, most + tl.log2(total), mask=group < G)
             tl.debug_barrier()
             ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
             if ended == num_splits - 1:
-                most = tl.full((GP,), float("-inf"), tl.float32)
-                total = tl.zeros((GP,), tl.float32)
-                acc = tl.zeros((GP, D), tl.float32)
-                for part in range(num_splits):
+                query = tl.arange(0, GR)
+                top = tl.full((GR,), float("-inf"), tl.float32)
+                mass = tl.zeros((GR,), tl.float32)
+                attended = tl.zeros((GR, D), tl.float32)
+                for start in range(0, num_splits, PARTS):
+                    part = start + tl.arange(0, PARTS)
+                    is_part = part[:, None] < num_splits
+                    places = (base + part[:, None]) * G + query[None, :]
+                    is_place = is_part & (query[None, :] < G)
                     # Rows behind G would be -inf - -inf, which is NaN; they are never stored.
-                    weight = tl.load(weights + (base + part) * G, mask=group < G, other=0.0, cache_modifier=".cg")
-                    partial = tl.load(parts + (base + part) * (G * D), mask=is_query, other=0.0, cache_modifier=".cg")
-                    larger = tl.maximum(most, weight)
-                    alpha = tl.exp2(most - larger)
-                    p = tl.exp2(weight - larger)
-                    acc = acc * alpha[:, None] + partial * p[:, None]
-                    total = total * alpha + p
-                    most = larger
-                tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+                    weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
+                    weight = tl.where(is_part, weight, float("-inf"))
+                    partial = tl.load(
+                        partial_ptr + places[:, :, None] * D + dims[None, None, :],
+                        mask=is_place[:, :, None],
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    higher = tl.maximum(top, tl.max(weight, 0))
+                    kept = tl.exp2(top - higher)
+                    p = tl.exp2(weight - higher[None, :])
+                    attended = attended * kept[:, None] + tl.sum(partial * p[:, :, None], 0)
+                    mass = mass * kept + tl.sum(p, 0)
+                    top = higher
+                targets = out_ptr + row * (H * D) + (kv_head * G + query[:, None]) * D + dims[None, :]
+                tl.store(targets, (attended / mass[:, None]).to(out_ptr.dtype.element_ty), mask=query[:, None] < G)
                 tl.store(done_ptr + sequence * HK + kv_head, 0)
 
 
@@ -172,27 +217,63 @@ class DecodeRows:
         return len(self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How contexts are cut into the work of programs."""
+
+    splits: int  # of a context, at most
+    split_tokens: int  # a split reads at least so many
+    tokens: int  # of a tile
+    stages: int  # of the loop over tiles
+    warps: int  # of a program
+    registers: int | None  # of a thread, at most, so that more programs run at once
+    is_early: bool  # the first tile does not wait for the kernel ahead
+
+
+def cut(sequences: int, num_kv_heads: int, row_bytes: int) -> Cut:
+    """As measured best on an H200 for keys of `row_bytes` (of one head): few programs begin early and share a context,
+    many are small, so that a multiprocessor holds several and one reads while another computes.
+    """
+    programs = sequences * num_kv_heads
+    if programs <= _FEW_PROGRAMS:
+        tokens = max(_MIN_TOKENS, _EARLY_TILE_BYTES // row_bytes)
+        return Cut(max(1, _PROGRAMS // 2 // programs), 64, tokens, 3, 2, None, is_early=True)
+    tokens = max(_MIN_TOKENS, _TILE_BYTES // row_bytes)
+    if programs >= _MANY_PROGRAMS:
+        return Cut(1, 512, tokens, 3, 2, 128, is_early=False)
+    return Cut(max(1, _PROGRAMS // programs), 256 if programs < 256 else 512, tokens, 6, 4, None, is_early=False)
+
+
 class DecodeAttention:
     """Split-KV paged decoding (Dao et al., Flash-Decoding, 2023) for up to `max_sequences` at once, on one stream.
 
     Keys and values are [num_blocks, block_size, num_kv_heads, head_dim] with any strides but the last.
     """
 
-    def __init__(self, max_sequences: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary: Tensor) -> None:
+    def __init__(
+        self,
+        max_sequences: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary: Tensor,
+        *,
+        item_bytes: int = 2,
+    ) -> None:
         device = rotary.device
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
-        most = max(self.num_splits(count) * count for count in range(1, max_sequences + 1)) * num_heads
+        self._row_bytes = head_dim * item_bytes
+        most = max(self._cut(count).splits * count for count in range(1, max_sequences + 1)) * num_heads
         self._partial = torch.empty(most * head_dim, device=device)
         self._weight = torch.empty(most, device=device)
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
 
-    def num_splits(self, num_sequences: int) -> int:
-        """Into how many parts long contexts are cut, so that few sequences keep the whole device busy."""
-        return max(1, _PROGRAMS // (num_sequences * self._num_kv_heads))
+    def _cut(self, sequences: int) -> Cut:
+        return cut(sequences, self._num_kv_heads, self._row_bytes)
 
     def attend(
         self,
@@ -210,11 +291,10 @@ class DecodeAttention:
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], block_tables i32[slots, blocks],
         out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not name are left alone.
         """
-        head_dim, splits = self._head_dim, self.num_splits(len(rows))
+        head_dim, chosen = self._head_dim, self._cut(len(rows))
         queries = self._num_heads // self._num_kv_heads
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-        tile = max(_MIN_QUERY_ROWS, min(128, _TILE_BYTES // (head_dim * keys.element_size())))
-        _decode_attention[(len(rows), self._num_kv_heads, splits)](
+        _decode_attention[(self._num_kv_heads, len(rows), chosen.splits)](
             qkv,
             query_norm,
             key_norm,
@@ -239,12 +319,16 @@ class DecodeAttention:
             HK=self._num_kv_heads,
             D=head_dim,
             G=queries,
+            GR=triton.next_power_of_2(queries),
             GP=max(_MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
             BLOCK_SIZE=keys.shape[1],
-            BLOCK_T=tile,
-            SPLIT_T=_SPLIT_TOKENS,
+            BLOCK_T=chosen.tokens,
+            SPLIT_T=chosen.split_tokens,
+            PARTS=max(2, _PARTS_AT_ONCE // triton.next_power_of_2(queries)),
             NORM=norms is not None,
-            STAGES=3 if splits == 1 else 2,
+            STAGES=chosen.stages,
+            SPLIT=chosen.splits > 1,
+            EARLY=chosen.is_early,
             DEPENDENT=self._dependent,
-            **options(warps=4, dependent=self._dependent),
+            **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
         )

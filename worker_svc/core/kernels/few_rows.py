@@ -13,6 +13,9 @@ _MIN_PROGRAMS, _MAX_PROGRAMS = 90, 132  # an H200 has 132 multiprocessors
 _SPLITS = (1, 2, 4, 8)
 _TILE_INPUTS = 128
 _MANY_INPUTS = 4096
+_FEW_ROWS = 32
+_MIN_WIDE_PROGRAMS = 60
+_MOST_CELLS = 1 << 23  # of a weight that more than `_FEW_ROWS` rows are multiplied with
 
 
 @triton.jit
@@ -79,24 +82,29 @@ class Tiling:
     stages: int  # tiles on their way at once
 
 
-def tiling(outputs: int, inputs: int) -> Tiling | None:
+def tiling(outputs: int, inputs: int, rows: int) -> Tiling | None:
     """The tiling whose programs all run at once and keep the device busy; None: the shape has none, cuBLAS is as good.
 
-    As measured best on an H200 for 32 rows: narrow tiles before splits, but wide ones where the inputs are many.
+    As measured best on an H200: for up to 32 rows narrow tiles before splits, but wide ones where the inputs are many;
+    for up to 64 rows, whose tiles are the tensor cores' own, wide ones always; large weights are cuBLAS's there.
     """
-    for width in (64, 32) if inputs >= _MANY_INPUTS else (32, 64):
+    is_few = rows <= _FEW_ROWS
+    if not is_few and outputs * inputs > _MOST_CELLS:
+        return None
+    fewest = _MIN_PROGRAMS if is_few else _MIN_WIDE_PROGRAMS
+    for width in (32, 64) if is_few and inputs < _MANY_INPUTS else (64, 32) if is_few else (64,):
         for splits in _SPLITS:
             programs = outputs // width * splits
             divides = outputs % width == 0 and inputs % (splits * _TILE_INPUTS) == 0
-            if divides and _MIN_PROGRAMS <= programs <= _MAX_PROGRAMS:
-                return Tiling(width, _TILE_INPUTS, splits, stages=6 if width == 32 else 4)
+            if divides and fewest <= programs <= _MAX_PROGRAMS:
+                return Tiling(width, _TILE_INPUTS, splits, stages=(6 if width == 32 else 4) if is_few else 5)
     return None
 
 
 class FewRows:
     """Multiplies up to `MAX_ROWS` rows, on one stream."""
 
-    MAX_ROWS = 32
+    MAX_ROWS = 64
 
     def __init__(self) -> None:
         self._done: Tensor | None = None

@@ -21,11 +21,13 @@ def has_dependent_launch(device: torch.device) -> bool:
     )
 
 
-def options(*, warps: int = 4, dependent: bool = False) -> dict[str, Any]:
-    """Launch options of a kernel with `warps` warps a program; the interpreter takes none."""
+def options(*, warps: int = 4, dependent: bool = False, registers: int | None = None) -> dict[str, Any]:
+    """Launch options of a kernel with `warps` warps a program and at most `registers` a thread; the interpreter takes
+    none.
+    """
     if INTERPRETED:
         return {}
-    return {"num_warps": warps, "launch_pdl": dependent}
+    return {"num_warps": warps, "launch_pdl": dependent, "maxnreg": registers}
 
 
 def power_of_two_divisor(value: int, limit: int) -> int:

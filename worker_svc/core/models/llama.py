@@ -52,10 +52,12 @@ class LlamaAttention:
         """What happens to queries and keys before they are rotated."""
         return None
 
-    def __call__(self, hidden: Tensor, attention: StepAttention) -> Tensor:
-        """hidden [tokens, hidden_size] -> like hidden."""
+    def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """hidden [tokens, hidden_size] -> like hidden, or of `rows` i64[n] alone; keys and values are all written."""
         qkv = self._operations.norm_linear(hidden, self._norm, self._qkv)
         attended = attention.attend(self._layer, qkv, self._head_norms)
+        if rows is not None:
+            attended, hidden = attended[rows], hidden[rows]
         return self._operations.linear_add(attended, self._output, hidden)
 
 
@@ -69,9 +71,9 @@ class LlamaLayer:
         self._attention = attention_class(config, placement, f"{name}.self_attn", f"{name}.input_layernorm", layer)
         self._mlp = GatedMLP(placement, f"{name}.mlp", f"{name}.post_attention_layernorm", config)
 
-    def __call__(self, hidden: Tensor, attention: StepAttention) -> Tensor:
-        """hidden [tokens, hidden_size] -> like hidden, the residual stream."""
-        return self._mlp(self._attention(hidden, attention))
+    def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """hidden [tokens, hidden_size] -> like hidden, the residual stream; of `rows` i64[n] alone if given."""
+        return self._mlp(self._attention(hidden, attention, rows))
 
 
 class LlamaForCausalLM:
@@ -95,12 +97,14 @@ class LlamaForCausalLM:
             else VocabParallelEmbedding(placement, "lm_head", config.vocab_size, size)
         )
 
-    def forward(self, token_ids: Tensor, attention: StepAttention) -> Tensor:
-        """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised."""
+    def forward(self, token_ids: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised; given `rows` i64[n], those
+        alone [n, hidden_size]: what the last layer does behind its keys and values is done for them only.
+        """
         hidden = self._embedding.embed(token_ids)
-        for layer in self._layers:
+        for layer in self._layers[:-1]:
             hidden = layer(hidden, attention)
-        return hidden
+        return self._layers[-1](hidden, attention, rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""

@@ -46,4 +46,5 @@ class TritonOperations:
         return silu_mul(self.norm_linear(hidden, norm, gate_up))
 
     def _cut(self, x: Tensor, weight: Tensor) -> Tiling | None:
-        return tiling(*weight.shape) if 1 < len(x) <= FewRows.MAX_ROWS else None
+        outputs, inputs = weight.shape
+        return tiling(outputs, inputs, len(x)) if 1 < len(x) <= FewRows.MAX_ROWS else None

@@ -1,0 +1,150 @@
+"""Chunks through a FlashAttention package against the prefill kernel, where one is installed; and when one is asked."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, paged, randn, rotary_table
+from torch import Tensor
+
+from worker_svc.core.attention import flash_attention, triton_backend
+from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, find_flash_attention
+from worker_svc.core.attention.triton_backend import TritonAttention
+from worker_svc.core.batch import Batch, build_batch
+from worker_svc.core.interface import Limits
+from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.slots import HostSlots
+
+NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 4, 2, 16
+
+
+def reference(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
+    """What the packages promise, in plain torch."""
+    out = torch.empty_like(query)
+    starts, contexts = chunks.starts.tolist(), chunks.contexts.tolist()
+    for index, context in enumerate(contexts):
+        blocks = chunks.tables[index, : -(-context // BLOCK_SIZE)].long()
+        rows = slice(starts[index], starts[index + 1])
+        group = query.shape[1] // keys.shape[2]
+        k, v = (each[blocks].flatten(0, 1)[:context].repeat_interleave(group, 1).double() for each in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", query[rows].double(), k) * query.shape[-1] ** -0.5
+        first = context - (starts[index + 1] - starts[index])
+        seen = torch.arange(context, device=k.device) <= first + torch.arange(scores.shape[1], device=k.device)[:, None]
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(out.dtype)
+    return out
+
+
+def attend(past: list[int], chunks: list[int], flash: PagedAttention | None, head_dim: int = 64) -> Tensor:
+    """One layer's attention of sequences with `past` tokens that advance by `chunks`."""
+    contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
+    given = paged(past, contexts, NUM_KV_HEADS, head_dim, BLOCK_SIZE)
+    shape = KVCacheShape(1, NUM_KV_HEADS, head_dim, BLOCK_SIZE, DTYPE)
+    cache = KVCache(shape, len(given.keys), DEVICE)
+    cache.keys[0], cache.values[0] = given.keys, given.values
+    rotary = object.__new__(RotaryEmbedding)
+    rotary.table = rotary_table(max(contexts), head_dim)
+    backend = TritonAttention(cache, NUM_HEADS, rotary, len(past))
+    backend.flash = flash
+    batch = make_batch(past, contexts, given.tables.cpu().numpy())
+    positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (batch.positions, batch.slot_mapping))
+    step = backend.prepare(batch, positions, cells, given.tables)
+    qkv = randn(batch.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim, seed=1)
+    return step.attend(0, qkv, None)
+
+
+def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> Batch:
+    limits = Limits(
+        num_blocks=4096,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=len(past),
+        max_model_len=4000,
+        max_num_batched_tokens=9000,
+        vocab_size=9,
+    )
+    state = HostSlots(limits)
+    state.active[:] = True
+    state.num_tokens[:], state.num_computed[:] = contexts, past
+    state.num_blocks[:] = [-(-context // BLOCK_SIZE) for context in contexts]
+    state.block_tables[:, : tables.shape[1]] = tables
+    return build_batch(np.arange(len(past)), np.array(contexts) - past, state, longest_first=True)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FLASH_FLOPS", "_FLASH_FLOPS_OF_MANY", "_FLASH_QUERIES"):
+        monkeypatch.setattr(triton_backend, name, 0)
+
+
+@pytest.mark.parametrize(
+    ("past", "chunks"), [([0], [70]), ([20, 0, 33], [40, 64, 1]), ([5, 90, 7, 0], [1, 1, 50, 129])]
+)
+@pytest.mark.usefixtures("always")
+def test_chunks_and_decodes_share_a_step(past: list[int], chunks: list[int]) -> None:
+    assert_near(attend(past, chunks, reference), attend(past, chunks, None))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.usefixtures("always")
+def test_an_installed_package_does_what_the_prefill_kernel_does(head_dim: int) -> None:
+    flash = find_flash_attention(BLOCK_SIZE) if DEVICE.type == "cuda" else None
+    if flash is None:
+        pytest.skip("no package of FlashAttention")
+    for past, chunks in (([0], [700]), ([20, 0, 333], [400, 64, 129]), ([5, 90, 7, 0], [1, 1, 500, 129])):
+        assert_near(attend(past, chunks, flash.attend, head_dim), attend(past, chunks, None, head_dim))
+
+
+def test_only_long_chunks_are_worth_a_call() -> None:
+    asked: list[int] = []
+
+    def flash(query: Tensor, *rest: object) -> Tensor:
+        asked.append(len(query))
+        return torch.zeros_like(query)
+
+    attend([0] * 3, [40, 200, 1], flash)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("package", "block_size"), [("flash_attn.cute", 16), ("flash_attn_interface", 16), ("flash_attn", 256)]
+)
+def test_packages_are_called_by_the_names_that_they_have(
+    package: str, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[dict[str, object]] = []
+
+    def function(query: Tensor, *rest: Tensor, **options: object) -> tuple[Tensor, None]:
+        calls.append(options)
+        return query, None
+
+    module = SimpleNamespace(flash_attn_varlen_func=function, flash_attn_with_kvcache=function)
+    monkeypatch.setattr(flash_attention, "import_module", importer(package, module))
+    found = find_flash_attention(block_size)
+    assert found is not None
+    starts, contexts = (torch.tensor(each, dtype=torch.int32) for each in ([0, 2, 5], [7, 3]))
+    query = torch.ones(5, 4, 64)
+    chunks = Chunks(starts, contexts, torch.zeros(2, 1, dtype=torch.int32), 3, 7)
+    assert found.attend(query, query, query, chunks) is query
+    [options] = calls
+    assert options["causal"]
+    assert options["softmax_scale"] == 0.125
+    assert options["cu_seqlens_q"] is starts
+    if package == "flash_attn":
+        assert options["cu_seqlens_k"].tolist() == [0, 7, 10]
+
+
+def importer(package: str, module: object) -> Callable[[str], object]:
+    def import_module(name: str) -> object:
+        if name != package:
+            raise ImportError(name)
+        return module
+
+    return import_module
+
+
+def test_flash_attention_2_needs_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "import_module", importer("flash_attn", SimpleNamespace()))
+    assert find_flash_attention(16) is None
