@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.rig.chaos.audit import audit
 from bench.rig.chaos.killer import SHARES, Killer
-from bench.rig.chaos.load import Book, Story, follow, follow_for_ever
+from bench.rig.chaos.load import Book, Caller, Story, follow, follow_for_ever
 from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
 from bench.rig.chaos.table import Round, render
@@ -89,12 +89,12 @@ async def _round(pipeline: ServedPipeline, options: argparse.Namespace) -> int:
 
 
 async def _undisturbed(pipeline: ServedPipeline, recipes: Sequence[Recipe]) -> dict[Recipe, Story]:
-    gateway = pipeline.gateways()[0]
+    caller = Caller(pipeline.gateways()[:1])
     turns = asyncio.Semaphore(_NUM_AT_ONCE)
 
     async def one(recipe: Recipe) -> Story:
         async with turns:
-            return await follow(recipe, gateway)
+            return await follow(recipe, caller)
 
     stories = await asyncio.gather(*map(one, recipes))
     for story in stories:

@@ -73,15 +73,17 @@ class Heard:
     def read(self, reply: httpx.Response, stop: Callable[[], bool] = lambda: False) -> None:
         assert reply.status_code == 200, reply.read()
         self.request_id = reply.headers["x-request-id"]
+        event_id = ""
         for line in reply.iter_lines():
             name, _, value = line.partition(": ")
             if name == "id":
-                self.last_event_id = value
+                event_id = value
             elif value == "[DONE]":
                 self.is_done = True
             elif name == "data":
                 chunk = json.loads(value)
                 assert "error" not in chunk, chunk
+                self.last_event_id = event_id
                 self.usage = chunk["usage"] or self.usage
                 for choice in chunk["choices"]:
                     index = choice["index"]

@@ -1,8 +1,13 @@
-"""Clients that send recipes through the gateways and write down what they saw and when."""
+"""Clients that send recipes through the gateways and write down what they saw and when.
+
+All but those that mean to leave go on through any gateway when their connection breaks: behind their last event, or,
+before the first one, by sending the request again with the same idempotency key. Some connections they drop themselves.
+"""
 
 import asyncio
 import json
 import random
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -19,6 +24,10 @@ from penstock.domain.finish import FinishReason
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
+_RECONNECT_S = 20.0  # without anything new: then a broken connection counts
+_RECONNECT_PAUSE_S = 0.1
+_DROP_SHARE = 0.2  # of the connections over HTTP
+_DROP_AFTER = (1, 120)  # events
 
 
 class End(Enum):
@@ -59,14 +68,39 @@ class Story:
     usage: tuple[int, int] | None = None  # prompt and output tokens
     num_repeats: int = 0  # events that begin before the end of what came already
     num_gaps: int = 0  # events that begin behind it
+    last_event_id: str = ""  # over HTTP
+    num_reconnects: int = 0  # over HTTP
 
 
-async def follow(recipe: Recipe, gateway: Gateway) -> Story:
+class Caller:
+    """How one client reaches the gateways, and how often it drops what it has."""
+
+    def __init__(self, gateways: Sequence[Gateway], seed: int | None = None) -> None:
+        """With a seed, connections are dropped, and the next one goes to any of the gateways."""
+        self._gateways = gateways
+        self._rng = random.Random(seed)
+        self._drops = seed is not None
+
+    def gateway(self) -> Gateway:
+        """The one that is called next."""
+        return self._rng.choice(self._gateways)
+
+    def addresses(self, first: Gateway) -> str:
+        """Of all gateways over gRPC, this one before the others."""
+        others = [each for each in self._gateways if each is not first]
+        return ",".join(each.grpc_address for each in (first, *others))
+
+    def drop_after(self) -> int:
+        """After how many events the next connection is dropped; 0: not at all."""
+        return self._rng.randint(*_DROP_AFTER) if self._drops and self._rng.random() < _DROP_SHARE else 0
+
+
+async def follow(recipe: Recipe, caller: Caller) -> Story:
     """Sends one request and reads its stream to whatever end it has."""
     samples = [Sample() for _ in range(recipe.params.n)]
+    gateway = caller.gateway()
     story = Story(recipe, gateway.name, time.monotonic(), samples)
-    reading = _read_http(story, gateway.http_url) if recipe.is_http else _read_grpc(story, gateway.grpc_address)
-    task = asyncio.ensure_future(reading)
+    task = asyncio.ensure_future((_read_http if recipe.is_http else _read_grpc)(story, gateway, caller))
     while not task.done():
         last_s = story.event_times_s[-1] if story.event_times_s else story.begun_s
         left_s = last_s + SILENCE_S - time.monotonic()
@@ -81,9 +115,9 @@ async def follow(recipe: Recipe, gateway: Gateway) -> Story:
 
 async def follow_for_ever(recipes: Sequence[Recipe], gateways: Sequence[Gateway], seed: int, book: "Book") -> None:
     """One client: request after request until the book closes; refused ones are tried elsewhere."""
-    rng = random.Random(seed)
+    rng, caller = random.Random(seed), Caller(gateways, seed)
     while not book.is_closed:
-        story = await follow(rng.choice(recipes), rng.choice(gateways))
+        story = await follow(rng.choice(recipes), caller)
         book.stories.append(story)
         if story.end is End.REFUSED:
             await asyncio.sleep(_REFUSED_PAUSE_S)
@@ -97,11 +131,12 @@ class Book:
     is_closed: bool = False
 
 
-async def _read_grpc(story: Story, address: str) -> None:
+async def _read_grpc(story: Story, gateway: Gateway, caller: Caller) -> None:
     recipe = story.recipe
+    is_resumable = not recipe.leaves_after
     async with (
-        AsyncClient(address) as client,
-        aclosing(client.generate(list(recipe.prompt_ids), recipe.params)) as events,
+        AsyncClient(caller.addresses(gateway) if is_resumable else gateway.grpc_address) as client,
+        aclosing(client.generate(list(recipe.prompt_ids), recipe.params, resumable=is_resumable)) as events,
     ):
         try:
             async for event in events:
@@ -137,7 +172,7 @@ def _take_delta(story: Story, delta: Delta) -> None:
         story.usage = delta.usage.num_prompt_tokens, delta.usage.num_output_tokens
 
 
-async def _read_http(story: Story, url: str) -> None:
+async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
     recipe, params = story.recipe, story.recipe.params
     body = {
         "model": "chaos",
@@ -152,22 +187,52 @@ async def _read_http(story: Story, url: str) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    try:
-        async with (
-            httpx.AsyncClient(timeout=None) as client,
-            client.stream("POST", f"{url}/v1/completions", json=body) as reply,
-        ):
-            if reply.status_code != 200:
-                story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
-                story.end = End.REFUSED if reply.status_code == 503 else End.FAILED
+    headers = {} if recipe.leaves_after else {"idempotency-key": secrets.token_hex(16)}
+    async with httpx.AsyncClient(timeout=None) as client:
+        while True:
+            try:
+                if story.last_event_id:
+                    url = f"{gateway.http_url}/v1/requests/{story.request_id}/events"
+                    call = client.stream("GET", url, headers={"last-event-id": story.last_event_id})
+                else:
+                    call = client.stream("POST", f"{gateway.http_url}/v1/completions", json=body, headers=headers)
+                async with call as reply:
+                    await _read_events(story, reply, 0 if recipe.leaves_after else caller.drop_after())
+            except httpx.TransportError as error:
+                story.error = repr(error)
+                story.end = End.BROKEN if story.event_times_s else End.REFUSED
+            last_s = story.event_times_s[-1] if story.event_times_s else story.begun_s
+            is_over = time.monotonic() - last_s > _RECONNECT_S
+            if recipe.leaves_after or is_over or story.end not in (End.BROKEN, End.REFUSED):
                 return
-            async for line in reply.aiter_lines():
-                if line.startswith("data: ") and _take_line(story, line.removeprefix("data: ")):
-                    return
-        story.end, story.error = End.BROKEN, "the stream ended without its end mark"
-    except httpx.TransportError as error:
-        story.error = repr(error)
-        story.end = End.BROKEN if story.event_times_s else End.REFUSED
+            story.num_reconnects += 1
+            await asyncio.sleep(_RECONNECT_PAUSE_S)
+            gateway = caller.gateway()
+
+
+async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> None:
+    """Reads one connection to its end, or drops it after so many events."""
+    if reply.status_code != 200:
+        story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
+        story.end = End.FAILED
+        if reply.status_code == 503:
+            story.end = End.BROKEN if story.event_times_s else End.REFUSED
+        return
+    num_events = 0
+    event_id = ""
+    async for line in reply.aiter_lines():
+        name, _, value = line.partition(": ")
+        if name == "id":
+            event_id = value
+        elif name == "data":
+            if _take_line(story, value):
+                return
+            # Not before: an event of which only the id came has not come.
+            story.last_event_id = event_id
+            num_events += 1
+            if num_events == drop_after:
+                break
+    story.end, story.error = End.BROKEN, "the stream ended without its end mark"
 
 
 def _take_line(story: Story, data: str) -> bool:
@@ -179,6 +244,8 @@ def _take_line(story: Story, data: str) -> bool:
     chunk = json.loads(data)
     if "error" in chunk:
         story.end, story.error = End.FAILED, chunk["error"]["message"]
+        if chunk["error"]["code"] == "unavailable":  # this gateway: it goes
+            story.end = End.BROKEN
         return True
     story.request_id = chunk["id"]
     if chunk.get("usage"):

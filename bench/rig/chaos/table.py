@@ -34,6 +34,7 @@ def render(shown: Round) -> str:
         describe_machine(),
         f"seed      {shown.seed}",
         f"round     {shown.seconds:.0f} s, {hows}, {verdict.num_streams} streams ({ends})",
+        f"          {sum(story.num_reconnects for story in stories)} reconnects over HTTP, by event id or key",
         "",
         "process      blow    times  live  p50 s  p99 s  max s   (silence of the streams that were live, worst stream)",
         *(_row(kind, stories, blows) for kind in sorted({(blow.kind, blow.how) for blow in blows})),
