@@ -39,30 +39,35 @@ class LogExtent:
     """What was read of one log, from which entry on each live request needs it, and from which on it is kept."""
 
     def __init__(self) -> None:
-        self._entry = self._end = self._kept = _START  # the last entry's beginning and end
+        self._entry_id = b""  # the last one that was read
+        self._num_entries = 0  # read, from the first on
+        self._num_bytes = 0
+        self._num_last_bytes = 0  # of the last entry
+        self._kept = _START
         self._needed: dict[bytes, LogMark] = {}  # by live request; the marks ascend
         self._num_written = 0  # bytes of the last checkpoints
 
     @property
     def num_entries(self) -> int:
         """Entries that the log has, up to the last one read."""
-        return self._end.num_entries - self._kept.num_entries
+        return self._num_entries - self._kept.num_entries
 
     @property
     def num_bytes(self) -> int:
         """Bytes of names and values in them."""
-        return self._end.num_bytes - self._kept.num_bytes
+        return self._num_bytes - self._kept.num_bytes
 
     def read(self, entry_id: bytes, num_bytes: int) -> None:
         """The log's next entry was read."""
-        milliseconds, _, number = entry_id.partition(b"-")
-        behind = b"%s-%d" % (milliseconds, int(number) + 1)
-        self._entry = LogMark(entry_id, self._end.num_entries, self._end.num_bytes)
-        self._end = LogMark(behind, self._end.num_entries + 1, self._end.num_bytes + num_bytes)
+        self._entry_id, self._num_last_bytes = entry_id, num_bytes
+        self._num_entries += 1
+        self._num_bytes += num_bytes
 
     def open(self, request_id: bytes) -> None:
         """The last entry that was read opens a request."""
-        self._needed[request_id] = self._entry
+        self._needed[request_id] = LogMark(
+            self._entry_id, self._num_entries - 1, self._num_bytes - self._num_last_bytes
+        )
 
     def restore(self, request_id: bytes) -> None:
         """A request has a checkpoint, and the log, of which nothing was read yet, has what came behind that."""
@@ -74,17 +79,18 @@ class LogExtent:
 
     def is_long(self, limits: LogLimits) -> bool:
         """Whether live requests need more of the log than the limits allow, and checkpoints would cost less."""
-        needed = self._oldest()
-        num_entries = self._end.num_entries - needed.num_entries
-        num_bytes = self._end.num_bytes - needed.num_bytes
+        if not self._needed:
+            return False
+        oldest = next(iter(self._needed.values()))
+        num_entries, num_bytes = self._num_entries - oldest.num_entries, self._num_bytes - oldest.num_bytes
         is_over = num_entries > limits.num_entries or num_bytes > limits.num_bytes
         return is_over and num_bytes * _MAX_WRITTEN_PER_DROPPED >= self._num_written
 
     def compaction(self, limits: LogLimits) -> Compaction | None:
         """How to shorten the log now; None: it has only what is needed."""
         if self.is_long(limits):
-            return Compaction(self._end, tuple(self._needed))
-        oldest = self._oldest()
+            return Compaction(self._end(), tuple(self._needed))
+        oldest = next(iter(self._needed.values()), None) or self._end()
         return Compaction(oldest) if oldest.num_entries > self._kept.num_entries else None
 
     def compacted(self, compaction: Compaction, num_written: int) -> None:
@@ -99,5 +105,9 @@ class LogExtent:
             self._num_written = num_written
             self._needed = dict.fromkeys(compaction.request_ids, compaction.before)
 
-    def _oldest(self) -> LogMark:
-        return next(iter(self._needed.values()), self._end)
+    def _end(self) -> LogMark:
+        """Behind the last entry."""
+        if not self._num_entries:
+            return _START
+        milliseconds, _, number = self._entry_id.partition(b"-")
+        return LogMark(b"%s-%d" % (milliseconds, int(number) + 1), self._num_entries, self._num_bytes)

@@ -129,7 +129,8 @@ def _projected(shard: Shard) -> Any:
         for request_id, request in core._live.items()
     )
     early = tuple((request_id, route, tuple(offsets)) for request_id, (route, offsets) in shard._early.items())
-    marks = (extent._entry, extent._end, extent._kept, tuple(extent._needed.items()), extent._num_written)
+    read = (extent._entry_id, extent._num_entries, extent._num_bytes, extent._num_last_bytes)
+    marks = (read, extent._kept, tuple(extent._needed.items()), extent._num_written)
     return shard.log_position, shard.attach_position, marks, early, live, frozenset(core._ended)
 
 
