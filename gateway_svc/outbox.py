@@ -131,7 +131,8 @@ class Outbox:
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
         """
-        route = self._link.sid
+        await self._link.back_within(self._patience_s)
+        route = self._link.sid  # may be another one after an outage
         self._tell(several, await self._ask([_attach(each, route) for each in several]), route)
 
     async def recall(self, request_ids: Sequence[bytes], tenant: str) -> list[Recalled | None]:
@@ -140,7 +141,7 @@ class Outbox:
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer.
         """
-        return await self._ask([Recall(each, tenant) for each in request_ids])
+        return await self._ask_patiently([Recall(each, tenant) for each in request_ids])
 
     async def cancel(self, request_ids: Sequence[bytes], tenant: str) -> bool:
         """Asks for the end of requests; whether there is one of them.
@@ -210,7 +211,7 @@ class Outbox:
             self._attached(served, answer)
 
     async def _ask_patiently(self, calls: Sequence[BusCall[Any]]) -> list[Any]:
-        """As `_ask`, and again when a server that went away is back in time: a submit may be sent twice."""
+        """As `_ask`, and again when a server that went away is back in time: these may be sent twice."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._patience_s
         while await self._link.back_within(until_s - loop.time()):

@@ -1,6 +1,7 @@
 """Clients that lose their connection and go on behind their last event, through this gateway or another."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -321,6 +322,18 @@ def test_a_gateway_that_is_drained_leaves_its_resumable_requests_to_another(laun
         hear(heard, lines)
     assert (heard.texts, heard.is_done) == (["b"], True)
     assert gateway.pipeline.hints(gateway.bus.keys.cancels, 0) == []
+
+
+def test_who_comes_back_while_the_server_is_away_waits_for_it(gateway: RunningGateway, other: RunningGateway) -> None:
+    first = begun(gateway, "a")
+    (request,) = gateway.pipeline.incoming
+    request.afterwards.append(lambda: request.say("b"))
+    gateway.bus.stop()
+    eventually(lambda: not other.service.is_ready())
+    threading.Timer(0.3, gateway.bus.start).start()
+    with events(other, first) as (heard, lines):
+        hear(heard, lines)
+    assert (heard.texts, heard.is_done) == (["b"], True)
 
 
 # --- ids that do not fit ----------------------------------------------------------------------------------------------
