@@ -30,6 +30,9 @@ class SchedulerSettings(ServiceSettings):
     window: Annotated[int, msgspec.Meta(ge=1, le=64)] = field(
         default=2, metadata={"help": "plans in flight per worker"}
     )
+    short_step_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = field(
+        default=1500, metadata={"help": "microseconds: one plan more is in flight while steps take less"}
+    )
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=2048, metadata={"help": "tokens of one step: decoding sequences first, then chunks of prompts"}
     )
@@ -68,6 +71,7 @@ class SchedulerSettings(ServiceSettings):
         return SchedulerConfig(
             policy=self.policy,
             window=self.window,
+            short_step_us=self.short_step_us,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             max_waiting=self.max_waiting_seqs,
