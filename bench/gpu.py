@@ -18,6 +18,7 @@ counts; a row that took five seconds has only one.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -55,7 +56,8 @@ class Model:
 def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Namespace) -> Model:
     """Writes the folder."""
     write_qwen3(folder, name)
-    if not arguments.simulated_ms:
+    missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
+    if not arguments.simulated_ms and {"process", "pipeline"} & set(missing):
         [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
@@ -76,7 +78,26 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
     return Model(name, folder, works, options)
 
 
-def measure(model: Model, chosen: Sequence[str]) -> tuple[dict[str, Measured], list[str]]:
+def _kept(keep: Path, model: str, engine: str) -> Path:
+    return keep / f"{model}-{engine}.json"
+
+
+def measure_ceilings(keep: Path) -> Ceilings:
+    """Of this card."""
+    kept = keep / "ceilings.json"
+    if not kept.is_file():
+        [answer] = ask([sys.executable, "-m", "bench.rig.ceilings"], {}, 120.0)
+        kept.write_text(json.dumps(answer), "utf-8")
+    ceilings = Ceilings(**json.loads(kept.read_text("utf-8")))
+    print(
+        f"card      {ceilings.name}: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
+        f"bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+    return ceilings
+
+
+def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, Measured], list[str]]:
     """What each engine did, and what went wrong."""
     found: dict[str, Measured] = {}
     wrong = []
@@ -86,6 +107,10 @@ def measure(model: Model, chosen: Sequence[str]) -> tuple[dict[str, Measured], l
         "peer": engines.peer_server if model.name == "v32k" else engines.peer,
     }
     for engine in chosen:
+        kept = _kept(keep, model.name, engine)
+        if kept.is_file():
+            found[engine] = Measured.from_json(kept.read_text("utf-8"))
+            continue
         try:
             measured = runs[engine](model.folder, model.works, model.options)
         except ChildError as error:
@@ -94,6 +119,7 @@ def measure(model: Model, chosen: Sequence[str]) -> tuple[dict[str, Measured], l
             continue
         if measured is not None:
             found[engine] = measured
+            kept.write_text(measured.as_json(), "utf-8")
             print(f"{model.name} {engine}: {measured.summary()}", flush=True)
     return found, wrong
 
@@ -109,20 +135,15 @@ def main() -> int:
     parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")
     parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes, and the CPU's")
     parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
+    parser.add_argument("--keep", type=Path, help="a folder for what was measured: found there, it is not done again")
     parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
     arguments = parser.parse_args()
     print(describe_machine(), flush=True)
-    ceilings = None
-    if not arguments.simulated_ms:
-        [answer] = ask([sys.executable, "-m", "bench.rig.ceilings"], {}, 120.0)
-        ceilings = Ceilings(**answer)
-        print(
-            f"card      {ceilings.name}: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
-            f"bf16 product {ceilings.flops / 1e12:.0f} TFLOP/s",
-            flush=True,
-        )
     lines, failures = [], []
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
+        arguments.keep = arguments.keep or Path(directory)
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+        ceilings = None if arguments.simulated_ms else measure_ceilings(arguments.keep)
         # The first start of a model compiles its kernels, the second finds them.
         os.environ["TRITON_CACHE_DIR"] = str(Path(directory) / "triton")
         for name in arguments.models.split(","):
@@ -130,7 +151,7 @@ def main() -> int:
             folder.mkdir()
             rows = [row for row in ROWS[name] if not arguments.rows or row in arguments.rows.split(",")]
             model = prepare(name, folder, rows, arguments)
-            found, wrong = measure(model, arguments.engines.split(","))
+            found, wrong = measure(model, arguments.engines.split(","), arguments.keep)
             failures += wrong
             lines += [row_line(name, work, found, ceilings) for work in model.works]
             lines += [f"{name:5} {line}" for line in notes(found)]

@@ -1,9 +1,10 @@
 """The engines that `bench.gpu` compares: ours in one process and as the pipeline, and a peer."""
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ class Measured:
     seconds: dict[str, float] = field(default_factory=dict)  # by row, of the fastest round
     loads: dict[str, Load] = field(default_factory=dict)  # by row, what clients saw of it
     notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> str:
+        """For a file."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> "Measured":
+        """What `as_json` made."""
+        fields = json.loads(text)
+        return Measured(**fields | {"loads": {row: Load(**load) for row, load in fields["loads"].items()}})
 
     def summary(self) -> str:
         """While the others are still to come."""
