@@ -1,6 +1,7 @@
 """Commits, compactions and take-overs in any order give what an undisturbed run gives, and nothing is left behind."""
 
 import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from log_actors import SHARD, Reader, Writer, orders_of, place
 from text_pipeline import GATEWAY, Pool
 
 from detokenizer_svc import wire
+from servicekit.bus import open_bus
 from servicekit.bus.calls import Attach, Length, Owned, ReadCheckpoints
 
 _ACTS = [
@@ -115,12 +117,23 @@ class _Run:
 def test_any_interleaving_gives_what_an_undisturbed_run_gives(
     model: Path, acts: list[tuple[str, int]], new_writers: bool
 ) -> None:
-    run = _Run(Pool(model))
+    event(f"checkpoints: {_live(_Run(Pool(model)), acts, new_writers=new_writers)}")
+
+
+def test_it_is_the_same_on_a_server(model: Path, valkey: str) -> None:
+    for seed in range(6):
+        dice = random.Random(seed)
+        acts = [(dice.choice(_ACTS), dice.randrange(1 << 16)) for _ in range(50)]
+        _live(_Run(Pool(model, open_bus(valkey, f"pool-{seed}"))), acts, new_writers=bool(seed % 2))
+
+
+def _live(run: _Run, acts: list[tuple[str, int]], *, new_writers: bool) -> bool:
+    """A whole run; whether it had checkpoints on its way to the end."""
     for name, number in acts:
         run.act(name, number)
     while run.waiting:
         run.place()
-    event(f"checkpoints: {run.finish(new_writers=new_writers) > 0}")
+    has_checkpoints = run.finish(new_writers=new_writers) > 0
     writer, reader, connection = run.writers[-1], run.readers[-1], run.pool.connection
     for request_id, order in run.orders.items():
         found = connection.call(Attach(request_id, "tenant", GATEWAY, b""))
@@ -131,3 +144,5 @@ def test_any_interleaving_gives_what_an_undisturbed_run_gives(
     assert connection.call(ReadCheckpoints(reader.sid, SHARD)) == []
     assert connection.call(Owned(writer.sid)) == []
     assert connection.call(Length(run.pool.bus.keys.tokens(SHARD))) == 0
+    connection.close()
+    return has_checkpoints

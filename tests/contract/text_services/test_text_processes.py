@@ -21,7 +21,6 @@ from penstock.domain.request import Prompt
 from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from servicekit.bus import open_bus
 from servicekit.bus.calls import Claim, RequestState
-from servicekit.bus.embedded import EmbeddedServer, find_server
 from servicekit.lifecycle import EXIT_CANNOT_START
 from servicekit.metrics import make_registry
 from servicekit.rpc import RpcServer
@@ -83,14 +82,6 @@ def test_a_broken_tokenizer_is_the_operators_to_mend(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match="cannot be read") as caught:
         load_tokenizer(str(tmp_path))
     assert caught.value.fault is Fault.OPERATOR
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[str]:
-    server = EmbeddedServer(tmp_path / "data", server=find_server())
-    server.start()
-    yield server.url
-    server.close()
 
 
 @contextmanager
