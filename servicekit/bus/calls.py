@@ -68,7 +68,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """`new_run`: the server was restarted since the pool last said hello; every session was suspended by that."""
+    """`new_run`: the server was restarted since the pool last said hello; every session was suspended by that.
+
+    Also if the server remembers nothing, not even a hello, and a session comes back to it.
+    """
 
     new_run: bool
     active: bool  # whether this session is active after the call

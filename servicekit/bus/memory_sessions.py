@@ -117,7 +117,8 @@ class MemorySessions:
 
     def _hello(self, call: c.Hello) -> c.Greeting:
         now_ms = self._now_ms()
-        is_new_run = self.run_seen not in ("", self._run_id)
+        # A session that comes back to a pool without memory: the server has lost everything.
+        is_new_run = self.run_seen != self._run_id and (self.run_seen != "" or not call.create)
         self.run_seen = self._run_id
         if is_new_run:
             self._settle_ms = now_ms + SETTLE_MS

@@ -84,7 +84,8 @@ local function hello(keys, args)
   local now = now_ms()
   local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
   local run_seen = redis.call('GET', prefix .. 'run')
-  local is_new_run = run_seen and run_seen ~= run
+  -- A session that comes back to a pool without memory: the server has lost everything.
+  local is_new_run = run_seen ~= run and (run_seen or create ~= '1')
   if run_seen ~= run then
     redis.call('SET', prefix .. 'run', run)
   end

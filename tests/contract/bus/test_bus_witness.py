@@ -172,6 +172,17 @@ def test_a_gateway_whose_session_was_lost_is_waited_for_once_it_shows_itself(poo
     assert pool_of.claim() == []
 
 
+def test_a_server_that_lost_everything_waits_for_gateways_that_come_back(pool_of: Restartable) -> None:
+    first, second = sid_of(98), sid_of(99)
+    assert pool_of.come_back(first) == Greeting(new_run=True, active=False)
+    assert pool_of.come_back(second) == Greeting(new_run=False, active=False)
+    pool_of.wait()
+    assert pool_of.flow.connection.call(Revalidate(first, LONG_MS))
+    assert pool_of.claim() is NOT_YET
+    assert pool_of.flow.connection.call(Revalidate(second, LONG_MS))
+    assert pool_of.claim() == []
+
+
 @pytest.mark.parametrize("kind", [kind for kind in SessionKind if kind is not SessionKind.GATEWAY])
 def test_other_sessions_that_were_lost_stay_so(pool_of: Restartable, kind: SessionKind) -> None:
     pool_of.flow.session()

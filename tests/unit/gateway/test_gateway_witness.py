@@ -20,7 +20,7 @@ from penstock.domain import chain
 from penstock.domain.finish import FinishReason
 from penstock.domain.rows import TextRow
 from penstock.v1 import common_pb2
-from servicekit.bus.calls import Cancel, Fetch, RequestState, StoredRequest, Submit
+from servicekit.bus.calls import Attach, Cancel, Fetch, RequestState, Revalidate, StoredRequest, Submit
 
 BODY = {"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 4096}
 ID = b"r" * 16
@@ -72,6 +72,36 @@ def test_a_restarted_server_is_told_what_clients_have(gateway: RunningGateway) -
         "ce",
     ]
     assert witnesses == [(packed(5, 6), packed(7))]
+
+
+def test_what_clients_have_is_told_before_the_session_is_active_again(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, told = gateway.bus.apply, []
+
+    def recording(calls: Any, wake: Any) -> Any:
+        told.extend(call for call in calls if isinstance(call, Submit | Revalidate | Attach))
+        return apply(calls, wake)
+
+    def script(request: Incoming) -> None:
+        request.send(request.row("a"))
+        eventually(lambda: gateway.service.stats.num_tokens >= 1)
+
+    gateway.pipeline.script = script
+    gateway_sid = gateway.service._link.sid
+    clients = [threading.Thread(target=post, args=(gateway,)) for _ in range(3)]
+    for client in clients:
+        client.start()
+    eventually(lambda: gateway.service.stats.num_tokens == 3)
+    monkeypatch.setattr(gateway.bus, "apply", recording)
+    restart(gateway)
+    gateway.pipeline.attaches(3)
+    for request in gateway.pipeline.incoming:
+        request.say("b")
+    for client in clients:
+        client.join()
+    mine = [type(each) for each in told if not isinstance(each, Revalidate) or each.sid == gateway_sid]
+    assert mine == [Submit] * 3 + [Revalidate] + [Attach] * 3
 
 
 def test_a_request_that_the_server_lost_is_submitted_again_behind_its_tokens(gateway: RunningGateway) -> None:
