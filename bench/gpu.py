@@ -73,6 +73,7 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
         simulated_ms=arguments.simulated_ms,
         profiled=PROFILED if arguments.profile and not arguments.simulated_ms else (),
         peer_path=arguments.peer_path,
+        limit_s=arguments.limit_s,
         more=arguments.serve,
     )
     return Model(name, folder, works, options)
@@ -136,6 +137,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="where the time of decode steps goes, and the CPU's")
     parser.add_argument("--peer-path", default="", help="a folder with the peer's packages, if they are not installed")
     parser.add_argument("--keep", type=Path, help="a folder for what was measured: found there, it is not done again")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="an engine in one process is ended then")
     parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
     arguments = parser.parse_args()
     print(describe_machine(), flush=True)

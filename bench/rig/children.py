@@ -17,6 +17,10 @@ SHOWN = 3000  # characters of its last words
 class ChildError(Exception):
     """It ended badly or took too long; the text has its last words."""
 
+    def __init__(self, message: str, answers: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.answers = list(answers)  # until then
+
 
 def answer(**values: Any) -> None:
     """Called in the child: one answer."""
@@ -35,7 +39,7 @@ def ask(
     """Runs a child with `environ` on top of this process's; its answers.
 
     Raises:
-        ChildError: it did not end with status 0 in time; what it had answered is lost.
+        ChildError: it did not end with status 0 in time.
     """
     with tempfile.TemporaryFile("w+") as words:
         child = subprocess.Popen(
@@ -56,11 +60,12 @@ def ask(
             timer.cancel()
             _kill(child.pid)
         lines = output.splitlines()
+        answers = [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
         if child.returncode != 0:
             words.seek(0)
             said = "\n".join(line for line in lines if not line.startswith(MARK)) + words.read()
-            raise ChildError(f"{' '.join(command[:4])} ended with {child.returncode}: {said[-SHOWN:]}")
-    return [json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)]
+            raise ChildError(f"{' '.join(command[:4])} ended with {child.returncode}: {said[-SHOWN:]}", answers)
+    return answers
 
 
 def _kill(pid: int) -> None:

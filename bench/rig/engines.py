@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.rig.children import ask
+from bench.rig.children import ChildError, ask
 from bench.rig.served import Load, Server, answers_at, pipeline_phases, pipeline_ports
 from bench.rig.work import Work
 from penstock.launcher.layout import free_ports
 
-TIMEOUT_S = 500.0
 START_TIMEOUT_S = 240.0
 ENOUGH_S = 5.0  # spent on a row: no further round
 MAX_MODEL_LEN = 4096
@@ -37,6 +36,7 @@ class Options:
     simulated_ms: float  # 0: on the GPU
     profiled: tuple[int, ...]  # batches whose decode steps are looked into
     peer_path: str  # a folder with the peer's packages; empty: as installed
+    limit_s: float  # for an engine in one process
     more: list[str]  # flags of `penstock serve`
 
 
@@ -88,7 +88,7 @@ def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
         "enough_s": ENOUGH_S,
         "profiled": options.profiled,
     }
-    return _measured("one process", ask([sys.executable, "-m", "bench.rig.in_process"], asked, TIMEOUT_S))
+    return _measured("one process", [sys.executable, "-m", "bench.rig.in_process"], asked, options, {})
 
 
 def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
@@ -127,8 +127,7 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
         "rounds": options.rounds,
         "enough_s": ENOUGH_S,
     }
-    found = ask([sys.executable, str(_PEER_SCRIPT)], asked, TIMEOUT_S, _peer_environ(options))
-    return _measured(f"vLLM {found[0]['version']}", found)
+    return _measured("vLLM", [sys.executable, str(_PEER_SCRIPT)], asked, options, _peer_environ(options))
 
 
 def peer_server(folder: Path, works: list[Work], options: Options) -> Measured | None:
@@ -168,8 +167,19 @@ def _load(server: Server, works: list[Work], rounds: int, measured: Measured) ->
         measured.notes.append(f"{work.name}: cores used: {shown}; {best.events_per_token:.2f} events a token")
 
 
-def _measured(name: str, found: list[dict[str, Any]]) -> Measured:
-    measured = Measured(name, start=found[0])
+def _measured(
+    name: str, command: list[str], asked: dict[str, Any], options: Options, environ: dict[str, str]
+) -> Measured:
+    notes: list[str] = []
+    try:
+        found = ask(command, asked, options.limit_s, environ)
+    except ChildError as error:
+        if len(error.answers) < 2:
+            raise
+        found = error.answers
+        notes.append(f"ended early: {error}")
+    version = found[0].get("version", "")
+    measured = Measured(f"{name} {version}".strip(), start=found[0], notes=notes)
     for each in found[1:]:
         if "row" in each:
             measured.seconds[each["row"]] = min(each["seconds"])
