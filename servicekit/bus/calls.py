@@ -386,7 +386,8 @@ class Commit(Call[bool]):
 class Retire(Call[bool]):
     """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
 
-    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway.
+    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway. A
+    gateway that was attached meanwhile finds an entry with REQUEST in its `text`, as one that lost the request does.
     """
 
     sid: bytes

@@ -52,7 +52,7 @@ class Keys:
     |                  | PAYLOAD TokenBatch                      | commit, reject           | detokenizer |
     | attach:{shard}   | REQUEST ROUTE OFFSETS                   | attach (gateway)         | detokenizer |
     | text:{gateway}   | PAYLOAD TextBatch                       | append, retire (detok.)  | gateway     |
-    |                  | REQUEST: another gateway has it now     | attach (gateway)         | gateway     |
+    |                  | REQUEST: to be asked about              | attach, retire           | gateway     |
     | bell             | SENT_NS                                 | append (gateway)         | idle ones   |
     | dead             | STREAM, WHY and the entry's own fields  | append (any)             | operator    |
     """

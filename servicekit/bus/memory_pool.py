@@ -262,6 +262,8 @@ class MemoryPool:
         self._forget_after(call.ttl_ms, lambda: (self._requests.pop(request_id), self._results.pop(request_id)))
         if call.route:
             self._streams.add(self._keys.text(call.route), {k.PAYLOAD: call.text}, k.TEXT_CAP)
+        if request.route != call.route and self._sessions.is_active(request.route):
+            self._streams.add(self._keys.text(request.route), {k.REQUEST: call.request_id}, k.TEXT_CAP)
         return True
 
     def _recall(self, call: c.Recall) -> c.Recalled | None:

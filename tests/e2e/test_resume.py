@@ -19,6 +19,8 @@ from penstock.domain.params import SamplingParams
 from penstock.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_TOKENS = 300
+ENDLESS_TOKENS = 4000
+GRACE_S = 6.0
 BODY = {
     "model": "simulated",
     "prompt": [1, 7, 9],
@@ -33,7 +35,10 @@ RESUMABLE = {"x-penstock-resumable": "true"}
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5", *SIMULATED)
+    flags = (
+        *(f"--model={checkpoint}", "--served-model-name=simulated", "--gateways=2", "--step-ms=5"),
+        *(f"--resume-grace-s={GRACE_S}", f"--orphan-grace-s={GRACE_S}", *SIMULATED),
+    )
     with Served(tmp_path_factory.mktemp("resume"), *flags) as served:
         yield served.wait_ready()
 
@@ -246,3 +251,21 @@ def _num_open(url: str) -> float:
         line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("penstock_open_streams ")
     )
     return float(line.split()[1])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_request_whose_client_stays_away_is_cancelled(
+    served: Served, victim: Callable[[], None], killed: bool
+) -> None:
+    first_url, second_url = served.http_urls
+    heard = begin(first_url, BODY | {"max_tokens": ENDLESS_TOKENS}, RESUMABLE, victim if killed else lambda: None)
+
+    def state() -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=30).json()
+        return found
+
+    assert state()["state"] == "running"
+    wait_until(lambda: state()["state"] == "ended", 4 * GRACE_S, "cancelled")
+    assert state()["error"]["code"] == "cancelled"
+    if not killed:
+        victim()

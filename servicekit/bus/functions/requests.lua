@@ -325,7 +325,7 @@ end
 local function retire(keys, args)
   local prefix, sid, shard, id, result, ttl, route, text = keys[1], unpack(args)
   local key = request_key(prefix, id)
-  local request = redis.call('HMGET', key, 'state', 'shard', 'owner')
+  local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route')
   if not leases_shard(prefix, sid, shard) or request[1] ~= 'RUNNING' or request[2] ~= shard then
     return 0
   end
@@ -342,6 +342,10 @@ local function retire(keys, args)
   redis.call('PEXPIRE', key, ttl)
   if route ~= '' then
     redis.call('XADD', prefix .. 'text:' .. hex(route), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@PAYLOAD@', text)
+  end
+  local now = request[4]
+  if now ~= route and is_active(prefix, hex(now)) then -- attached while the detokenizer decided; the result has the rest
+    redis.call('XADD', prefix .. 'text:' .. hex(now), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
   end
   return 1
 end

@@ -331,6 +331,15 @@ def test_retire_ends_a_request_once_and_delivers_its_last_text(flow: Flow) -> No
     )
 
 
+def test_retire_tells_a_gateway_that_was_attached_while_it_was_decided(flow: Flow) -> None:
+    before, now = flow.session(SessionKind.GATEWAY), flow.session(SessionKind.GATEWAY)
+    detokenizer, request_id = flow.session(SessionKind.DETOKENIZER), flow.running(flow.session())
+    flow.connection.execute([Attach(request_id, "tenant", now, b""), LeaseShard(detokenizer, 0)])
+    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS, before, b"text"))
+    assert flow.fields(flow.bus.keys.text(before)) == [{k.PAYLOAD: b"text"}]
+    assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: request_id}]
+
+
 def test_a_result_is_gone_after_its_time(flow: Flow) -> None:
     request_id = flow.ended(ttl_ms=0)
     assert flow.connection.call(Fetch(request_id)) is None
