@@ -3,11 +3,13 @@
 Simulated workers, so that every token is known; two of each service; requests of every kind over gRPC and HTTP. Each is
 sent once undisturbed and then again and again, while a seeded killer hits processes with kill -9 or stops them for up
 to six seconds. The server, one of the kinds, is killed or `cut`: killed, and started again without its last writes. A
-stream whose gateway was killed breaks, which counts as broken, not as lost. The exit status is 1 if any of the four is
-not 0.
+stream whose gateway was killed breaks, which counts as broken, not as lost. With --rolling, every process is told to
+end instead, one after the other, the next when its replacement is ready; then nothing may break either. The exit status
+is 1 if any of the four is not 0.
 
     penstock bench chaos --seed 7 --kills 100 --kinds worker,scheduler --replicas 2
     penstock bench chaos --seed 7 --kills 20 --kinds server --hows killed,cut --every-s 5
+    penstock bench chaos --rolling
 """
 
 import argparse
@@ -21,10 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.rig.chaos.audit import audit
-from bench.rig.chaos.killer import SHARES, Killer
+from bench.rig.chaos.killer import SHARES, Blow, Killer
 from bench.rig.chaos.load import Book, Caller, Story, follow, follow_for_ever
 from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
+from bench.rig.chaos.roller import roll
 from bench.rig.chaos.table import Round, render
 from bench.rig.chaos.verdict import check_reference, judge
 
@@ -43,6 +46,7 @@ def main() -> int:
         "--kinds", default=",".join(KINDS), help=f"processes to hit, also {SERVER}; separated by commas"
     )
     parser.add_argument("--hows", default="killed,paused", help=f"what is done to them: {', '.join(SHARES)}")
+    parser.add_argument("--rolling", action="store_true", help="a rolling restart in place of blows")
     parser.add_argument("--replicas", type=int, default=2, help="processes of each service")
     parser.add_argument("--clients", type=int, default=12, help="streams at once")
     parser.add_argument("--recipes", type=int, default=48, help="different requests")
@@ -71,20 +75,12 @@ def main() -> int:
 async def _round(pipeline: ServedPipeline, options: argparse.Namespace) -> int:
     recipes = make_recipes(random.Random(options.seed), options.recipes)
     references = await _undisturbed(pipeline, recipes)
-    killer = Killer(
-        pipeline,
-        kinds=options.kinds.split(","),
-        hows=options.hows.split(","),
-        replicas=options.replicas,
-        every_s=options.every_s,
-        seed=options.seed,
-    )
     began_s = time.monotonic()
-    stories = await _disturbed(pipeline, recipes, killer, options)
+    stories, blows = await _disturbed(pipeline, recipes, options)
     seconds = time.monotonic() - began_s
-    verdict = judge(stories, references, killer.blows)
+    verdict = judge(stories, references, blows)
     leaks, clean_s = await audit(pipeline, _accepted(stories), options.replicas)
-    print(render(Round(options.seed, seconds, stories, killer.blows, verdict, leaks, clean_s)), flush=True)
+    print(render(Round(options.seed, seconds, stories, blows, verdict, leaks, clean_s)), flush=True)
     return int(bool(verdict.num_wrong or leaks))
 
 
@@ -104,8 +100,8 @@ async def _undisturbed(pipeline: ServedPipeline, recipes: Sequence[Recipe]) -> d
 
 
 async def _disturbed(
-    pipeline: ServedPipeline, recipes: Sequence[Recipe], killer: Killer, options: argparse.Namespace
-) -> list[Story]:
+    pipeline: ServedPipeline, recipes: Sequence[Recipe], options: argparse.Namespace
+) -> tuple[list[Story], list[Blow]]:
     book = Book()
     gateways = pipeline.gateways()
     clients = [
@@ -113,11 +109,26 @@ async def _disturbed(
         for index in range(options.clients)
     ]
     await asyncio.sleep(CALM_S)
-    await killer.run(options.kills, options.seconds)
+    blows = await _strike(pipeline, options)
     await asyncio.sleep(CALM_S)
     book.is_closed = True
     await asyncio.gather(*clients)
-    return book.stories
+    return book.stories, blows
+
+
+async def _strike(pipeline: ServedPipeline, options: argparse.Namespace) -> list[Blow]:
+    if options.rolling:
+        return await roll(pipeline, options.replicas)
+    killer = Killer(
+        pipeline,
+        kinds=options.kinds.split(","),
+        hows=options.hows.split(","),
+        replicas=options.replicas,
+        every_s=options.every_s,
+        seed=options.seed,
+    )
+    await killer.run(options.kills, options.seconds)
+    return killer.blows
 
 
 def _accepted(stories: Sequence[Story]) -> list[str]:
