@@ -15,6 +15,26 @@ from servicekit.bus.keys import TOKENIZERS, Keys
 CLEAN_WITHIN_S = 60.0
 _PROBE_S = 0.5
 _MAX_LOG_ENTRIES = 1  # the last one read
+# What a pool without requests may hold, as `servicekit.bus.keys` names it; some of it only for a time, or empty.
+_MAY_BE = frozenset(
+    {
+        *("run", "settle", "sessions", "sess", "workers", "worker", "steps", "results", "shards", "read"),
+        *(
+            "req",
+            "out",
+            "mark",
+            "waiting",
+            "prompts",
+            "requests",
+            "cancels",
+            "bell",
+            "tokens",
+            "attach",
+            "text",
+            "dead",
+        ),
+    }
+)
 
 
 async def audit(pipeline: ServedPipeline, request_ids: Iterable[str], replicas: int) -> tuple[list[str], float]:
@@ -91,8 +111,10 @@ def _keys(server: RawServer, request_ids: list[str]) -> Iterator[str]:
     living = {key.rpartition(":")[2] for key in found if key.startswith(f"{prefix}sess:")}
     for key in found:
         kind, _, rest = key.removeprefix(prefix).partition(":")
-        if kind in ("own", "ckpt") or (kind == "text" and rest not in living):
+        if kind not in _MAY_BE or (kind == "text" and rest not in living):
             yield f"{key} is left"
+        elif kind == "waiting" and server.command("HGET", key, "requests") not in (b"0", None):
+            yield f"{key} counts {server.command('HGET', key, 'requests')!r} requests"
         elif kind == "req" and server.command("HGET", key, "state") != b"ENDED":
             yield f"{key} is {server.command('HGET', key, 'state')!r}"
         elif kind in ("req", "out", "mark") and _number(server.command("PTTL", key)) < 0:

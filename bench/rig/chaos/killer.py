@@ -1,6 +1,7 @@
 """What happens to the processes: kill -9, pauses and orders to end, drawn from a seed."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -92,7 +93,8 @@ class Killer:
             os.kill(pid, signal.SIGSTOP)
             await asyncio.sleep(pause_s)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # its supervisor did not wait for it
+                os.kill(pid, signal.SIGCONT)
             del self._paused[pid]
 
 

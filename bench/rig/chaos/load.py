@@ -243,7 +243,8 @@ def _take_line(story: Story, data: str) -> bool:
         return True
     chunk = json.loads(data)
     if "error" in chunk:
-        story.end, story.error = End.FAILED, chunk["error"]["message"]
+        is_away = chunk["error"]["code"] == "unavailable"
+        story.end, story.error = End.BROKEN if is_away else End.FAILED, chunk["error"]["message"]
         if chunk["error"]["code"] == "unavailable":  # this gateway: it goes
             story.end = End.BROKEN
         return True

@@ -80,7 +80,7 @@ def standstills(stories: Sequence[Story], blow: Blow) -> list[float]:
 def _loss(story: Story, blows: Sequence[Blow]) -> str:
     if story.end in (End.DONE, End.LEFT):
         return ""
-    if story.end is End.BROKEN:
+    if story.end is End.BROKEN and story.recipe.leaves_after:
         deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and blow.how == "killed"]
         if any(story.begun_s <= at_s <= story.ended_s <= at_s + BROKEN_WITHIN_S for at_s in deaths_s):
             return ""

@@ -2,6 +2,7 @@
 
 import random
 from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -54,9 +55,12 @@ def test_streams_that_end_in_any_other_way_are_lost(reference: Story) -> None:
         assert found(reference, changed(reference, end=end)) == (1, 0, 0)
 
 
-def test_a_broken_stream_is_explained_only_by_the_recent_death_of_its_own_gateway(reference: Story) -> None:
+def test_only_who_cannot_go_on_may_break_and_only_by_the_recent_death_of_its_own_gateway(reference: Story) -> None:
+    death = Blow("gateway", "gateway-0", "killed", 2.5)
+    assert found(reference, changed(reference, end=End.BROKEN), death) == (1, 0, 0)
+    reference.recipe = replace(reference.recipe, leaves_after=500)
     broken = changed(reference, end=End.BROKEN)
-    assert found(reference, broken, Blow("gateway", "gateway-0", "killed", 2.5)) == (0, 0, 0)
+    assert found(reference, broken, death) == (0, 0, 0)
     for blow in (
         Blow("gateway", "gateway-0", "killed", 0.5),
         Blow("gateway", "gateway-1", "killed", 2.5),
