@@ -1,4 +1,8 @@
-"""What happens to the processes: kill -9, pauses and orders to end, drawn from a seed."""
+"""What happens to the processes: kill -9, pauses and orders to end, drawn from a seed.
+
+A process is hit while its siblings are up, the server while everybody is: how long a pipeline stands still that lacks
+all processes of a kind says how long these take to start.
+"""
 
 import asyncio
 import contextlib
@@ -10,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.rig.chaos.append_only import AppendOnlyFile
-from bench.rig.chaos.pipeline import SERVER, ServedPipeline
+from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 
 SHARES = {"killed": 0.6, "paused": 0.3, "ended": 0.3, "cut": 0.6}  # of each way, beside the others that are wanted
 _SERVER_HOWS = ("killed", "cut")  # a paused server says nothing about the pipeline that a dead one does not
 PAUSE_S = (0.2, 6.0)
 CUT_S = (0.3, 1.5)  # of its last writes that a server loses
-_UNLUCKY_S = 0.1  # until another victim is looked for
+_UNLUCKY_S = 0.2  # until it is looked again
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,9 @@ class Killer:
         hows = [each for each in hows if kind == SERVER or each != "cut"] or ["killed"]
         how = self._rng.choices(hows, [SHARES[each] for each in hows])[0]
         pause_s, cut_s = self._rng.uniform(*PAUSE_S), self._rng.uniform(*CUT_S)
-        while (pid := self._pipeline.pids()[name]) in self._gone or pid in self._paused or not _runs(pid):
+        while not self._is_whole(kind):
             await asyncio.sleep(_UNLUCKY_S)
+        pid = self._pipeline.pids()[name]
         self.blows.append(Blow(kind, name, how, time.monotonic()))
         if how == "paused":
             self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
@@ -87,6 +92,14 @@ class Killer:
         else:
             self._gone.add(pid)
             os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
+
+    def _is_whole(self, kind: str) -> bool:
+        """Whether all processes of a kind are up; of all kinds, if it is the server's turn."""
+        pids, ready = self._pipeline.pids(), self._pipeline.ready()
+        kinds = KINDS if kind == SERVER else (kind,)
+        wanted = {f"{each}-{index}" for each in kinds for index in range(self._replicas)}
+        running = {pid for pid in pids.values() if pid not in self._gone and pid not in self._paused and _runs(pid)}
+        return wanted <= ready and {pids[name] for name in (*wanted, SERVER)} <= running
 
     async def _pause(self, pid: int, pause_s: float) -> None:
         try:

@@ -24,6 +24,7 @@ VOCAB_SIZE = NUM_WORDS + 1
 EOS_EVERY = 300
 MAX_MODEL_LEN = 8192
 READY_TIMEOUT_S = 120.0
+_LIVES = re.compile(r"^(\S+) started \(pid|^ *(\S+) \|.*\[info\] ready$", re.MULTILINE)
 STOP_TIMEOUT_S = 60.0
 
 
@@ -111,6 +112,14 @@ class ServedPipeline:
         """The process that each child was last, the server too, by name."""
         found = re.findall(r"^(\S+) started \(pid (\d+)\)", self.log, re.MULTILINE)
         return {name: int(pid) for name, pid in found}
+
+    def ready(self) -> set[str]:
+        """The children that have been ready since they were last started."""
+        found: set[str] = set()
+        for started, is_ready in _LIVES.findall(self.log):
+            found.discard(started)
+            found.add(is_ready)
+        return found - {""}
 
     def gateways(self) -> list[Gateway]:
         """In the order of their names."""
