@@ -11,7 +11,7 @@ from gateway_svc.call import PROBE_S, Call, Nobody, Served
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import ClientStream, Refusal, error_of
 from gateway_svc.link import Link
-from gateway_svc.outbox import Outbox
+from gateway_svc.outbox import RETRY_S, Outbox
 from gateway_svc.witness import Witness
 from penstock.domain.errors import ErrorCode, Fault, PenstockError
 from penstock.domain.finish import CancelReason, FinishReason, Usage
@@ -236,6 +236,8 @@ class Delivery:
             return
         if answer.is_elsewhere:
             self._let_go(call)
+        elif answer.is_settling:
+            asyncio.get_running_loop().call_later(RETRY_S, self._want_attach, served, 0.0)
         elif not answer.known:
             lost = PenstockError(
                 ErrorCode.UNAVAILABLE,

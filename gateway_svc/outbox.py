@@ -24,9 +24,12 @@ from servicekit.bus.calls import (
     Attachment,
     Bounds,
     Cancel,
+    Fetch,
     Overload,
     Recall,
     Recalled,
+    Settling,
+    StoredRequest,
     Submit,
     SubmitOutcome,
 )
@@ -101,8 +104,7 @@ class Outbox:
             header.tenant,
             wire.encode_header(header),
             body,
-            # A call with another number of prompts is another call.
-            hashlib.blake2b(b"%d:" % len(form.request_ids) + body, digest_size=16).digest(),
+            _digest(form, body),
             self._link.sid,
             time.time_ns(),
             num_tokens=len(body) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
@@ -133,15 +135,30 @@ class Outbox:
         """
         await self._link.back_within(self._patience_s)
         route = self._link.sid  # may be another one after an outage
-        self._tell(several, await self._ask([_attach(each, route) for each in several]), route)
+        calls: list[BusCall[Any]] = [_attach(each, route) for each in several]
+        answers = await self._ask([*calls, *(Fetch(each.request_id) for each in several)])
+        for served, stored in zip(several, answers[len(calls) :], strict=True):
+            if stored is not None and stored.body:
+                served.submission = served.submission or _submitted(served, stored)
+        self._tell(several, answers[: len(calls)], route)
 
     async def recall(self, request_ids: Sequence[bytes], tenant: str) -> list[Recalled | None]:
         """What the pool keeps of requests; None: not known, or another tenant's.
 
         Raises:
-            PenstockError: UNAVAILABLE: the server does not answer.
+            PenstockError: UNAVAILABLE: the server does not answer, or was restarted and does not know so far.
         """
-        return await self._ask_patiently([Recall(each, tenant) for each in request_ids])
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience_s
+        while True:
+            found: list[Recalled | Settling | None] = await self._ask_patiently(
+                [Recall(each, tenant) for each in request_ids]
+            )
+            if not any(isinstance(each, Settling) for each in found):
+                return [each for each in found if not isinstance(each, Settling)]
+            if loop.time() > until_s:
+                raise _unavailable()
+            await asyncio.sleep(RETRY_S)
 
     async def cancel(self, request_ids: Sequence[bytes], tenant: str) -> bool:
         """Asks for the end of requests; whether there is one of them.
@@ -232,6 +249,27 @@ class Outbox:
             raise _unavailable() from error
         except BusFull as error:
             raise _full() from error
+
+
+def _digest(form: ReplyForm, body: bytes) -> bytes:
+    """What makes two submits the same: a call with another number of prompts is another call."""
+    return hashlib.blake2b(b"%d:" % len(form.request_ids) + body, digest_size=16).digest()
+
+
+def _submitted(served: Served, stored: StoredRequest) -> Submit:
+    """How a request was submitted that came here by an attachment, so that it can be told to a restarted server."""
+    form = served.call.form
+    return Submit(
+        served.request_id,
+        stored.tenant,
+        stored.header,
+        stored.body,
+        _digest(form, stored.body),
+        served.route,
+        0,
+        deadline_ns=form.deadline_ns,
+        reply=wire.encode_reply_form(form),
+    )
 
 
 def _attach(served: Served, route: bytes) -> Attach:

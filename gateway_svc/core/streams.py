@@ -1,7 +1,7 @@
 """What the client of one request has, and which text rows extend exactly that."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -37,6 +37,17 @@ class SequenceState:
         """Whether no row has confirmed yet what the client says it has."""
         return self.claim == self.num_tokens
 
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether all tokens are known, not only those behind what the client came with."""
+        return len(self.token_ids) == self.num_tokens
+
+    def learn(self, token_ids: Iterable[int]) -> None:
+        """Takes over the tokens that the client came with, if they are those."""
+        learnt = array("I", token_ids)
+        if chain.extend(chain.CHAIN_START, learnt) == self.chain:
+            self.token_ids = learnt
+
 
 class ClientStream:
     """All samples of one request; a row is taken at most once and never with a gap before it."""
@@ -59,28 +70,27 @@ class ClientStream:
         return all(state.finish in (FinishReason.STOP, FinishReason.LENGTH) for state in self.sequences)
 
     def offsets(self) -> list[SequenceState]:
-        """From where the request's text is to go on, by sample."""
-        return self.sequences
+        """From where the request's text is to go on, by sample; from its start where tokens are not known."""
+        return [state if state.is_witnessed else SequenceState() for state in self.sequences]
 
     def witness(self) -> tuple[bytes, ...]:
         """The tokens that the client has of each sample, u32 little-endian; none where not all of them are known."""
         return tuple(
-            np.array(state.token_ids, "<u4").tobytes() if len(state.token_ids) == state.num_tokens else b""
-            for state in self.sequences
+            np.array(state.token_ids, "<u4").tobytes() if state.is_witnessed else b"" for state in self.sequences
         )
 
     def remember(self, before: "ClientStream") -> None:
         """The client followed the same request here before: the tokens that it came with are those that it got."""
         for state, known in zip(self.sequences, before.sequences, strict=False):
-            token_ids = known.token_ids[: state.num_tokens]
-            if chain.extend(chain.CHAIN_START, token_ids) == state.chain:
-                state.token_ids = token_ids
+            state.learn(known.token_ids[: state.num_tokens])
 
     def accept(self, row: TextRow) -> TextRow | Refusal:
         """Takes a row if it extends what the client has; the part of it that is new is the answer."""
         if row.sequence >= len(self.sequences):
             return Refusal.KNOWN
         state = self.sequences[row.sequence]
+        if not state.is_witnessed and row.token_offset == 0:
+            state.learn(row.token_ids[: state.num_tokens])
         if state.finish:
             return Refusal.DIVERGED if state.is_claimed and _contradicts(row, state) else Refusal.KNOWN
         if row.token_offset != state.num_tokens or row.text_offset != state.num_chars or row.chain != state.chain:

@@ -409,8 +409,11 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall(Call[Recalled | None]):
-    """Reads how a request is answered and, if it has ended, its result. None: unknown, or another tenant's."""
+class Recall(Call[Recalled | Settling | None]):
+    """Reads how a request is answered and, if it has ended, its result. None: unknown, or another tenant's.
+
+    NOT_YET: unknown in a pool that settles; its gateway may have yet to tell of it.
+    """
 
     request_id: bytes
     tenant: str
@@ -424,6 +427,7 @@ class Attachment:
     state: RequestState | None = None
     result: bytes | None = None  # penstock.v1.FinishedRequest
     is_elsewhere: bool = False  # it has another route than `held`: nothing was changed
+    is_settling: bool = False  # not known so far, but the pool settles: its gateway may have yet to tell of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,14 +121,16 @@ def _sessions(reply: Reply) -> list[c.SessionInfo]:
 
 
 def _attachment(reply: Reply) -> c.Attachment:
-    if reply is None:
-        return c.Attachment(known=False)
+    if reply is None or reply == _NOT_YET:
+        return c.Attachment(known=False, is_settling=reply is not None)
     return c.Attachment(
         known=True, state=c.RequestState(reply[0].decode()), result=reply[1], is_elsewhere=bool(reply[2])
     )
 
 
-def _recalled(reply: Reply) -> c.Recalled | None:
+def _recalled(reply: Reply) -> c.Recalled | c.Settling | None:
+    if reply == _NOT_YET:
+        return c.NOT_YET
     return None if reply is None else c.Recalled(c.RequestState(reply[0].decode()), reply[1], reply[2])
 
 

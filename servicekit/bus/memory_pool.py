@@ -266,8 +266,10 @@ class MemoryPool:
             self._streams.add(self._keys.text(request.route), {k.REQUEST: call.request_id}, k.TEXT_CAP)
         return True
 
-    def _recall(self, call: c.Recall) -> c.Recalled | None:
+    def _recall(self, call: c.Recall) -> c.Recalled | c.Settling | None:
         request = self._requests.get(call.request_id)
+        if request is None and not self._sessions.is_settled():
+            return c.NOT_YET
         if request is None or request.tenant != call.tenant:
             return None
         return c.Recalled(request.state, request.reply, self._results.get(call.request_id))
@@ -275,7 +277,7 @@ class MemoryPool:
     def _attach(self, call: c.Attach) -> c.Attachment:
         request = self._requests.get(call.request_id)
         if request is None or request.tenant != call.tenant:
-            return c.Attachment(known=False)
+            return c.Attachment(known=False, is_settling=request is None and not self._sessions.is_settled())
         if request.state is c.RequestState.ENDED:
             return c.Attachment(known=True, state=request.state, result=self._results[call.request_id])
         before = request.route

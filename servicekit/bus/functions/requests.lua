@@ -350,11 +350,16 @@ local function retire(keys, args)
   return 1
 end
 
+-- While the pool settles, a request that is not there may be one that its gateway has yet to tell of.
+local function unknown(prefix, tenant)
+  return not tenant and not is_settled(prefix) and NOT_YET
+end
+
 local function recall(keys, args)
   local prefix, id, tenant = keys[1], unpack(args)
   local request = redis.call('HMGET', request_key(prefix, id), 'tenant', 'state', 'reply')
   if request[1] ~= tenant then
-    return false
+    return unknown(prefix, request[1])
   end
   return { request[2], request[3] or '', request[2] == 'ENDED' and redis.call('GET', prefix .. 'out:' .. hex(id)) }
 end
@@ -364,7 +369,7 @@ local function attach(keys, args)
   local key = request_key(prefix, id)
   local request = redis.call('HMGET', key, 'tenant', 'state', 'shard', 'route')
   if request[1] ~= tenant then
-    return false
+    return unknown(prefix, request[1])
   end
   if request[2] == 'ENDED' then
     return { request[2], redis.call('GET', prefix .. 'out:' .. hex(id)), 0 }

@@ -10,6 +10,7 @@ from servicekit.bus import MemoryBus, open_bus
 from servicekit.bus.calls import (
     NOT_YET,
     Attach,
+    Attachment,
     Bounds,
     Cancel,
     Claim,
@@ -21,6 +22,9 @@ from servicekit.bus.calls import (
     Load,
     Loaded,
     Overload,
+    Recall,
+    Recalled,
+    RequestState,
     Retire,
     Revalidate,
     SessionKind,
@@ -213,6 +217,24 @@ def test_a_second_restart_begins_it_again(pool_of: Restartable) -> None:
     assert pool_of.claim() == []
     pool_of.restart()
     assert pool_of.claim() is NOT_YET
+
+
+def test_a_request_that_is_not_there_may_yet_come_while_a_pool_settles(pool_of: Restartable) -> None:
+    flow = pool_of.flow
+    flow.session(SessionKind.GATEWAY)
+    ask = Recall(id_of(77), "tenant"), Attach(id_of(77), "tenant", ROUTE, b"")
+    unknown = [None, Attachment(known=False)]
+    assert flow.connection.execute(ask) == unknown
+    pool_of.restart()
+    flow.session()
+    assert flow.connection.execute(ask) == [NOT_YET, Attachment(known=False, is_settling=True)]
+    pool_of.confirm(id_of(77), A)
+    assert flow.connection.execute(ask) == [
+        Recalled(RequestState.PROMPT, b""),
+        Attachment(known=True, state=RequestState.PROMPT),
+    ]
+    others = Recall(id_of(77), "another"), Attach(id_of(77), "another", ROUTE, b"")
+    assert flow.connection.execute(others) == unknown, "another tenant's is not known, settled or not"
 
 
 # --- witnesses --------------------------------------------------------------------------------------------------------
