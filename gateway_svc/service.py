@@ -241,7 +241,6 @@ class GatewayService:
                 continue
             bell.hear(found)
             for entry in found.get(self._stream, ()):
-                bell.rest()
                 self._position = entry.entry_id
                 await self._receive(entry)
 

@@ -98,7 +98,9 @@ class Dispatcher:
         self.pairings = Pairings()
         self.outbox: list[Pending] = []
         self.is_leaving = False  # the requests are to be handed to others
+        self.is_filling = False  # more plans may follow those that were just made
         self._num_shards = settings.num_shards
+        self._window = settings.window
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
         self._meters = meters
@@ -131,10 +133,12 @@ class Dispatcher:
         sid = self.sid
         self._log_rows(self.scheduler.expire(now_ns))
         plans = []
+        self.is_filling = False
         for name, link in self.pairings.links.items():
             if self._backlogs.behind and self._backlogs.holds_up(self._written_by(link)):
                 continue
-            while (plan := self.scheduler.schedule(name, now_ns)) is not None:
+            is_idle = not self.scheduler.workers[name].in_flight
+            while not self.is_filling and (plan := self.scheduler.schedule(name, now_ns)) is not None:
                 self._meters.batch_sequences.observe(len(plan.slots))
                 self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
                 for admission in plan.admissions:
@@ -143,6 +147,8 @@ class Dispatcher:
                     self._meters.recoveries.resume(admission.request_id, time.monotonic_ns())
                 started = b"".join({admission.request_id: None for admission in plan.admissions})
                 plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns()), started))
+                # A device that has nothing to do gets its first plan before others are made.
+                self.is_filling = is_idle and self._window > 1
         rows, self._rows = tuple(self._rows), []
         if rows or plans:
             first, *others = plans or [("", b"", b"")]
@@ -174,7 +180,7 @@ class Dispatcher:
             shard = self._shard()
             if not self._backlogs.holds_up((shard,)):
                 self._is_claim_due = False
-                self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, shard), self._claimed))
+                self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, shard), self.claimed))
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
         """What a read has brought, by stream."""
@@ -253,7 +259,8 @@ class Dispatcher:
 
     # Requests.
 
-    def _claimed(self, claimed: list[StoredRequest] | Settling) -> None:
+    def claimed(self, claimed: list[StoredRequest] | Settling) -> None:
+        """What a claim has brought."""
         if claimed is NOT_YET:
             self._sweep_ns = time.monotonic_ns() + ASK_AGAIN_NS
             return

@@ -172,7 +172,8 @@ class SchedulerService:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)
         pending = dispatcher.outbox
-        block_ms = self._bell.block_ms(BLOCK_MS) if all(each.may_wait for each in pending) else 0
+        may_wait = not dispatcher.is_filling and all(each.may_wait for each in pending)
+        block_ms = self._bell.block_ms(BLOCK_MS) if may_wait else 0
         listening = self._bell.listen(is_idle=not dispatcher.scheduler.requests)
         read = Read(dispatcher.positions() | listening, READ_COUNT, block_ms)
         try:

@@ -1,8 +1,9 @@
-"""Keeps idle services from sleeping while a request is on its way to them.
+"""Keeps idle services from sleeping while a request is on its way to them, and for a while after it.
 
-Waking a core that sleeps takes longer than all the work that the pipeline does for a request. So an idle gateway rings
-when a call comes in, before it looks at it; who has nothing to do hears it in the read that it waits in anyway, and for
-some milliseconds reads without waiting. Who is busy does not listen: it wakes often enough. Nothing depends on a ring.
+Waking a core that sleeps, and what it does slowly at first, takes longer than all the work that the pipeline does for
+a request. So an idle gateway rings when a call comes in, before it looks at it; who has nothing to do hears it in the
+read that it waits in anyway, and for some time reads without waiting. Who is busy does not listen: it wakes often
+enough. Nothing depends on a ring.
 """
 
 import time
@@ -35,18 +36,14 @@ class Doorbell:
         return Append(self._stream, {keys.SENT_NS: b"%d" % time.time_ns()}, keys.BELL_CAP) if self._awake_s else None
 
     def listen(self, *, is_idle: bool) -> dict[bytes, bytes]:
-        """The stream to read, and behind which entry; empty for who is busy or awake."""
-        return {self._stream: self._position} if is_idle and self._awake_s and not self.is_awake else {}
+        """The stream to read, and behind which entry; empty for who is busy."""
+        return {self._stream: self._position} if is_idle and self._awake_s else {}
 
     def hear(self, entries: Mapping[bytes, list[Entry]]) -> None:
         """What a read has brought."""
         if rings := entries.get(self._stream):
             self._position = rings[-1].entry_id
             self._until_s = self._clock_s() + self._awake_s
-
-    def rest(self) -> None:
-        """What was expected has come."""
-        self._until_s = 0.0
 
     @property
     def is_awake(self) -> bool:

@@ -32,12 +32,19 @@ WILDCARD_HOSTS = ("", "0.0.0.0", "::", "*")
 
 # Looking for something without sleeping saves a wake-up; where cores are few, others need the one that looks.
 POLLING_CORES = 8
-STAY_AWAKE_MS = 10
+AWAKE_CORES = 16
+STAY_AWAKE_MS = 1000
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time in each period, and the period
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def num_cores() -> float:
+    """Cores' worth of time that this process may use: bound by its affinity, and by its container's quota."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        quota, period = _CPU_QUOTA.read_text("ascii").split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # not Linux, another version of cgroups, or "max"
+        return cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +80,8 @@ class ServiceSettings:
         default=30.0, metadata={"help": "seconds that SIGTERM leaves for what is in flight"}
     )
     stay_awake_ms: Annotated[int, msgspec.Meta(ge=0, le=1000)] = field(
-        default_factory=lambda: STAY_AWAKE_MS if num_cores() >= POLLING_CORES else 0,
-        metadata={"help": "milliseconds for which an idle service does not sleep once a request is submitted"},
+        default_factory=lambda: STAY_AWAKE_MS if num_cores() >= AWAKE_CORES else 0,
+        metadata={"help": "milliseconds after a request for which a service that is idle looks for the next one"},
     )
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
         default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}

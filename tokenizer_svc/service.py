@@ -20,6 +20,7 @@ from servicekit.bus.calls import (
     Entry,
     Fetch,
     ListSessions,
+    Read,
     ReadGroup,
     Reclaim,
     Reject,
@@ -29,6 +30,7 @@ from servicekit.bus.calls import (
     SessionKind,
     Tokenized,
 )
+from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import RENEWALS, Session, Stopped
@@ -86,6 +88,8 @@ class TokenizerService:
         self._ready = False
         self._draining = False
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="long-prompt")
+        self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
+        self._peeked = b"0-0"  # entry of `prompts` that was seen last while idle
         self._long: dict[Future[_Outcome], _Job] = {}
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
         self._reclaim_at_s = 0.0
@@ -189,6 +193,8 @@ class TokenizerService:
         answers = session.connection.execute(calls) if calls else []
         del self._unsent[:num_sent]
         found = answers[len(answers) - len(reads) :]
+        if found and isinstance(found[-1], dict):
+            self._hear(found.pop())
         if sessions is not None:
             self._leftover_names = _leftovers(answers[-len(reads) - 1], session.sid)
         if renewal is not None and not answers[num_sent]:
@@ -210,9 +216,19 @@ class TokenizerService:
             self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
             idle_ms = int(self._settings.reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, idle_ms, READ_COUNT))
-        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
-        reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, block_ms))
+        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else self._bell.block_ms(READ_BLOCK_MS)
+        listening = self._bell.listen(is_idle=block_ms == READ_BLOCK_MS and not self._unsent)
+        reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms))
+        if listening:
+            # A group's read cannot wait for the doorbell: wait for either, then ask the group.
+            reads.append(Read({prompts: self._peeked} | listening, 1, block_ms))
         return reads
+
+    def _hear(self, entries: dict[bytes, list[Entry]]) -> None:
+        """What there is while idle: a prompt that the group is asked for next, or a ring."""
+        for entry in entries.get(self._bus.keys.prompts, ()):
+            self._peeked = entry.entry_id
+        self._bell.hear(entries)
 
     def _renewal(self, session: Session) -> Renew | None:
         # Putting the status together costs more than a prompt: only when it may be due.

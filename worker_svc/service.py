@@ -293,12 +293,11 @@ class WorkerService:
             failure, execution.failure = execution.failure, None
             self._begin_again(failure)
         renew = self._renewal()
-        calls: list[Call[Any]] = [
-            Read(
-                {self._steps: self._position} | self._bell.listen(is_idle=execution.is_idle),
-                block_ms=self._bell.block_ms(_BLOCK_MS),
-            )
-        ]
+        # A thread that waits for the device needs the interpreter more than one that looks for plans.
+        is_idle = execution.is_idle
+        block_ms = self._bell.block_ms(_BLOCK_MS) if is_idle else _BLOCK_MS
+        read = Read({self._steps: self._position} | self._bell.listen(is_idle=is_idle), block_ms=block_ms)
+        calls: list[Call[Any]] = [read]
         try:
             if renew is not None:
                 calls.insert(0, renew)
@@ -315,7 +314,6 @@ class WorkerService:
         received_ns = time.time_ns()
         self._bell.hear(answers[-1])
         for entry in answers[-1].get(self._steps, ()):
-            self._bell.rest()  # whoever waits for the device needs the interpreter more
             self._receive(entry, execution, received_ns)
 
     def _recover(self, session: Session) -> None:

@@ -87,6 +87,7 @@ class Pipeline:
         bus: where the services meet; None: memory.
         scheduler: settings of the scheduler.
         worker: settings of the worker.
+        every: settings of all services.
         load: makes the worker's runner.
     """
 
@@ -97,18 +98,21 @@ class Pipeline:
         bus: Bus | None = None,
         scheduler: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
+        every: dict[str, Any] | None = None,
         load: Callable[[WorkerSettings], LoadedWorker] = load_worker,
     ) -> None:
         self.bus = bus or MemoryBus()
-        name = str(model)
+        name, every = str(model), every or {}
         vocabulary = load_vocabulary(name, max_model_len=(worker or {}).get("max_model_len"))
-        self.scheduler = SchedulerService(SchedulerSettings(name="scheduler", **(scheduler or {})), self.bus)
-        self.worker = WorkerService(WorkerSettings(name="worker", model=name, **(worker or {})), self.bus, load)
+        self.scheduler = SchedulerService(SchedulerSettings(name="scheduler", **every | (scheduler or {})), self.bus)
+        self.worker = WorkerService(WorkerSettings(name="worker", model=name, **every | (worker or {})), self.bus, load)
         self.detokenizer = DetokenizerService(
-            DetokenizerSettings(name="detokenizer", model=name), self.bus, vocabulary.tokenizer
+            DetokenizerSettings(name="detokenizer", model=name, **every), self.bus, vocabulary.tokenizer
         )
-        self.tokenizer = TokenizerService(TokenizerSettings(name="tokenizer", model=name), self.bus, vocabulary)
-        self.gateway = GatewayService(GatewaySettings(name="gateway", http_address="127.0.0.1:0"), self.bus)
+        self.tokenizer = TokenizerService(
+            TokenizerSettings(name="tokenizer", model=name, **every), self.bus, vocabulary
+        )
+        self.gateway = GatewayService(GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every), self.bus)
         self._exits = ExitStack()
         self.running = [
             Running(service)

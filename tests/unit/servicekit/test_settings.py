@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock.domain.errors import Fault, PenstockError
+from servicekit import settings
 from servicekit.settings import (
     ServiceSettings,
     load,
@@ -126,3 +127,15 @@ def test_a_wildcard_is_reached_by_the_hosts_name() -> None:
 
 def test_the_key_of_commands_that_call_a_gateway_is_left_alone() -> None:
     assert load(Tank, ["--fluid=a"], {"PENSTOCK_API_KEY": "psk_x"}) == load(Tank, ["--fluid=a"], {})
+
+
+@pytest.mark.parametrize(("quota", "most"), [("150000 100000", 1.5), ("max 100000", float("inf")), ("", float("inf"))])
+def test_a_containers_quota_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, most: float
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(settings, "_CPU_QUOTA", tmp_path / "absent")
+    cores = settings.num_cores()
+    assert cores >= 1
+    monkeypatch.setattr(settings, "_CPU_QUOTA", tmp_path / "cpu.max")
+    assert settings.num_cores() == min(cores, most)
