@@ -5,6 +5,33 @@ from collections.abc import Collection, Iterable
 from detokenizer_svc import wire
 from servicekit.bus.calls import SessionInfo, SessionKind
 
+_REMEMBERED_S = 10.0  # a death after which nobody took anything was that of one without shards
+
+
+class Deaths:
+    """When detokenizers that died were last heard of: what their shards have waited since."""
+
+    def __init__(self) -> None:
+        self._alive: set[bytes] = set()
+        self._heard_s: dict[bytes, float] = {}
+
+    def note(self, sessions: Iterable[SessionInfo], now_s: float) -> None:
+        """Takes over a survey."""
+        detokenizers = [each for each in sessions if each.kind is SessionKind.DETOKENIZER]
+        for each in detokenizers:
+            if each.sid in self._alive and not each.alive and not each.left:
+                self._heard_s[each.sid] = now_s - each.silent_ms / 1000
+        self._heard_s = {sid: heard_s for sid, heard_s in self._heard_s.items() if now_s - heard_s < _REMEMBERED_S}
+        self._alive = {each.sid for each in detokenizers if each.alive}
+
+    def last_heard_s(self) -> float | None:
+        """Of the one that is longest silent; None: nobody died lately."""
+        return min(self._heard_s.values(), default=None)
+
+    def settle(self) -> None:
+        """What the dead held was taken."""
+        self._heard_s.clear()
+
 
 def fair_share(num_shards: int, sessions: Iterable[SessionInfo]) -> int:
     """Shards that one detokenizer takes at most, so that all of them have one and none more than it must."""

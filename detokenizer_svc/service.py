@@ -46,6 +46,7 @@ from servicekit.bus.calls import (
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
 
@@ -72,6 +73,8 @@ class DetokenizerService:
         self._keep_at_s = 0.0
         self._gateways = Gateways(settings.session_ttl_s, settings.orphan_grace_s)
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
+        self._deaths = leases.Deaths()
+        self._recoveries = Recoveries("shard")
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
@@ -120,7 +123,7 @@ class DetokenizerService:
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [DetokenizerCollector(self.stats), HopCollector([self._hop])]
+        return [DetokenizerCollector(self.stats), HopCollector([self._hop]), self._recoveries]
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
@@ -300,6 +303,7 @@ class DetokenizerService:
                 self._forget(self._shards[number])
         sessions: list[SessionInfo] = answers[-1]
         self._note_gateways(sessions)
+        self._deaths.note(sessions, time.monotonic())
         self._has_successor = leases.has_successor(sessions, session.sid)
         share = leases.fair_share(self._settings.num_shards, sessions)
         self._give_back(session, leases.surplus(self._shards, share))
@@ -340,11 +344,17 @@ class DetokenizerService:
             session.connection.call(ReleaseShard(session.sid, number))
 
     def _take_shards(self, session: Session, share: int) -> None:
+        heard_s, has_taken = self._deaths.last_heard_s(), False
         for number in leases.candidates(self._shards, self._settings.num_shards, session.sid):
             if len(self._shards) >= share:
-                return
+                break
             if session.connection.call(LeaseShard(session.sid, number)):
                 self._rebuild(session, number)
+                has_taken = True
+                if heard_s is not None:
+                    self._recoveries.observe("shard", time.monotonic() - heard_s)
+        if has_taken:
+            self._deaths.settle()
 
     def _forget(self, shard: Shard) -> None:
         del self._shards[shard.number]

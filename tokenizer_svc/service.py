@@ -33,6 +33,7 @@ from servicekit.bus.calls import (
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
 from tokenizer_svc import wire
@@ -83,6 +84,7 @@ class TokenizerService:
         self._prompts = PromptTokenizer(vocabulary)
         self._hop = Hop("prompts")
         self._stats = TokenizerStats()
+        self._recoveries = Recoveries("prompt")
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._ready = False
@@ -132,7 +134,7 @@ class TokenizerService:
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [TokenizerCollector(lambda: self._stats), HopCollector([self._hop])]
+        return [TokenizerCollector(lambda: self._stats), HopCollector([self._hop]), self._recoveries]
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: what it has read is finished, new hints are left to others."""
@@ -201,7 +203,11 @@ class TokenizerService:
             self._recover(session)
         working = {job.entry_id for job in self._long.values()}
         read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in working}
-        self._stats.num_reclaimed += len(read) - len(found[-1]) if found else 0
+        left_behind = read.keys() - {entry.entry_id for entry in found[-1]} if found else ()
+        self._stats.num_reclaimed += len(left_behind)
+        for entry_id in left_behind:
+            waited_ns = time.time_ns() - _decimal(read[entry_id].fields.get(k.SENT_NS))
+            self._recoveries.observe("prompt", max(0.0, waited_ns / 1e9))
         return self._jobs(session, list(read.values()))
 
     def _reads(self) -> list[Call[Any]]:
