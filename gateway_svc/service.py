@@ -186,8 +186,8 @@ class GatewayService:
             await stop.wait_async()
             self._draining = True
             self._delivery.drain()
+            server.should_exit = True  # no new connections; those that are there end with their replies
             await self._drain(stop)
-            server.should_exit = True
             if not (await asyncio.wait({http}, timeout=HTTP_GRACE_S))[0]:
                 server.abort_connections()
             await http

@@ -17,6 +17,7 @@ from gateway_svc.core.models import catalogue
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from penstock import __version__
+from penstock.client import Client
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus import MemoryBus
 from servicekit.bus.calls import Leave, Length, ListSessions
@@ -120,10 +121,10 @@ def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: Runnin
     ):
         gateway.stop.drain()
         eventually(lambda: not gateway.service.is_ready())
-        with httpx.Client(base_url=gateway.url) as other:
-            assert other.get("/ready").status_code == 503
-            reply = other.post("/v1/completions", json=BODY)
-            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
+        eventually(lambda: is_refused(gateway.url))
+        with pytest.raises(PenstockError, match="shut") as refused, Client(gateway.grpc) as other:
+            other.complete([1])
+        assert refused.value.code is ErrorCode.UNAVAILABLE
         gateway.pipeline.incoming[0].say(" last")
         assert reply_stream.read().endswith(b"data: [DONE]\n\n")
     assert gateway.thread is not None
@@ -133,6 +134,34 @@ def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: Runnin
     assert [each.name for each in sessions if each.alive] == ["script"]
     route = gateway.pipeline.incoming[0].route
     assert gateway.pipeline.call(Length(gateway.bus.keys.text(route))) == 0
+
+
+def is_refused(url: str) -> bool:
+    """Whether no new connection is taken."""
+    with httpx.Client(base_url=url) as client:
+        try:
+            client.get("/ready")
+        except httpx.ConnectError:
+            return True
+        except httpx.TransportError:  # taken at the last moment, and closed
+            return False
+    return False
+
+
+def test_connections_without_a_call_are_closed_when_draining_begins(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("first"))
+    with (
+        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        socket.create_connection(("127.0.0.1", gateway.service.http_port), 20) as idle,
+        http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
+    ):
+        idle.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+        gateway.stop.drain()
+        while idle.recv(65536):
+            pass
+        gateway.pipeline.incoming[0].say(" last")
+        assert reply.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGateway) -> None:
