@@ -19,7 +19,7 @@ from scheduler_svc.core.rows import cancel_error, select_rows
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.metrics import Meters
-from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan, has_died
+from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan, has_died, is_bereft, is_waited_for
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import (
     PoisonMessageError,
@@ -57,6 +57,7 @@ from servicekit.bus.calls import (
     StoredRequest,
     Strike,
     Take,
+    Unpair,
     WorkerEntry,
 )
 from servicekit.bus.keys import Keys
@@ -64,10 +65,10 @@ from servicekit.bus.keys import Keys
 _log = structlog.stdlib.get_logger(__name__)
 
 CLAIM_COUNT = 64
-SURVEY_NS = 250_000_000
+SURVEY_NS = 200_000_000
 ASK_AGAIN_NS = 50_000_000  # a pool that settles
 SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
-HAND_OVER_NS = 5_000_000_000  # without a worker, while another scheduler has one
+HAND_OVER_NS = 1_000_000_000  # without a worker that is paired, while another scheduler has one
 MAX_HINTS = 4096
 
 
@@ -355,14 +356,23 @@ class Dispatcher:
             self.outbox.append(Pending(Commit(sid, (), entry.worker, plan)))
         for name in self.pairings.to_pair(workers, sessions, sid):
             self.outbox.append(Pending(Pair(sid, name), partial(self._paired, name)))
+        if self.pairings.has_one_for_another(workers, sessions):
+            self._give_back(min(self.pairings.links, key=lambda name: self.scheduler.workers[name].num_running), now_ns)
         if self.pairings.links or not _serves_elsewhere(workers, sid):
             self._linked_ns = now_ns
             for dead in () if self._is_draining else dead_schedulers(sessions, sid):
                 since_ns = now_ns - dead.silent_ms * 1_000_000
                 self.outbox.append(Pending(Take(sid, dead.sid), partial(self._taken, since_ns)))
-        elif self.scheduler.requests and now_ns - self._linked_ns > HAND_OVER_NS:
+        elif self.scheduler.requests and (is_bereft(workers, sid) or now_ns - self._linked_ns > HAND_OVER_NS):
             _log.warning("no worker is left for this scheduler: handing its requests to others")
             self.is_leaving = True
+        self.is_leaving |= self._is_draining and is_waited_for(workers, sessions, sid)
+
+    def _give_back(self, worker: str, now_ns: int) -> None:
+        _log.info("gave a worker to another scheduler", worker=worker)
+        self.scheduler.remove_worker(worker)
+        self.pairings.give_back(worker, now_ns)
+        self.outbox.append(Pending(Unpair(self.sid, worker)))
 
     def _paired(self, worker: str, pairing: Pairing | None) -> None:
         if pairing is None or worker in self.pairings.links or self.pairings.has_ended(pairing.incarnation):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.plan import StepPlan
-from scheduler_svc.wire import WorkerOffer
+from scheduler_svc.wire import WorkerOffer, is_draining
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
 
 GAP_STEP = 2**62  # no plan of an epoch gets here, so that a worker which reads it has missed one
@@ -43,6 +43,10 @@ class Pairings:
         """An epoch is over, whatever its worker may still send."""
         self._ended[self.links.pop(worker).incarnation] = 0
 
+    def give_back(self, worker: str, now_ns: int) -> None:
+        """As `end`, for a worker that another scheduler will pair with: it need not be told, unless nobody does."""
+        self._ended[self.links.pop(worker).incarnation] = now_ns
+
     def refuse(self, incarnation: bytes) -> None:
         """Do not pair with this incarnation: it cannot be worked with, and telling it would not change that."""
         self._ended[incarnation] = 2**63
@@ -73,14 +77,44 @@ class Pairings:
         """The free workers to pair with now: no more than this scheduler's share of all that live."""
         living = [entry for entry in workers if entry.alive]
         self.is_worker_alive = bool(living)
-        num_schedulers = sum(session.alive and session.kind is SessionKind.SCHEDULER for session in sessions)
-        share = -(-len(living) // max(1, num_schedulers))
+        staying = staying_schedulers(sessions)
+        if staying and sid not in staying:
+            return []
+        share = _share(living, staying)
         free = [
             entry.worker
             for entry in living
             if entry.worker not in self.links and entry.owner in (None, sid) and not self.has_ended(entry.incarnation)
         ]
         return free[: max(0, share - len(self.links))]
+
+    def has_one_for_another(self, workers: list[WorkerEntry], sessions: list[SessionInfo]) -> bool:
+        """Whether a scheduler that stays has no worker, while this one has more than its share."""
+        living, staying = [entry for entry in workers if entry.alive], staying_schedulers(sessions)
+        is_one_without = bool(staying - {entry.owner for entry in living})
+        return is_one_without and len(self.links) > _share(living, staying)
+
+
+def staying_schedulers(sessions: Iterable[SessionInfo]) -> set[bytes]:
+    """The living sessions of schedulers that are not about to end."""
+    schedulers = (each for each in sessions if each.alive and each.kind is SessionKind.SCHEDULER)
+    return {each.sid for each in schedulers if not is_draining(each.status)}
+
+
+def _share(living: list[WorkerEntry], staying: set[bytes]) -> int:
+    return -(-len(living) // max(1, len(staying)))
+
+
+def is_bereft(workers: Iterable[WorkerEntry], sid: bytes) -> bool:
+    """Whether all workers that live are others': there is none to wait for."""
+    living = [entry for entry in workers if entry.alive]
+    return bool(living) and all(entry.owner not in (None, sid) for entry in living)
+
+
+def is_waited_for(workers: Iterable[WorkerEntry], sessions: Iterable[SessionInfo], sid: bytes) -> bool:
+    """Whether somebody could go on at once with what a draining scheduler holds, and only lacks its workers."""
+    successors = staying_schedulers(sessions) - {sid}
+    return bool(successors) and not any(entry.alive and entry.owner in successors for entry in workers)
 
 
 def has_died(incarnation: bytes, sessions: Iterable[SessionInfo]) -> bool:

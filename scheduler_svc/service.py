@@ -147,7 +147,7 @@ class SchedulerService:
             while not stop.now.is_set():
                 if stop.draining.is_set():
                     self._is_draining = True
-                if self._is_draining and self._dispatcher.is_done:
+                if self._is_draining and (self._dispatcher.is_done or self._dispatcher.is_leaving):
                     break
                 self._turn(stop)
         except Stopped:

@@ -514,6 +514,14 @@ class Pair(Call[Pairing | None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Unpair(Call[None]):
+    """Gives a worker back, so that another scheduler may pair with it; nothing happens if it is another's already."""
+
+    sid: bytes
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseShard(Call[bool]):
     """Leases a shard for as long as the session is alive. False: another living session has it, or fenced.
 

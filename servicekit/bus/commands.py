@@ -266,6 +266,7 @@ class Commands:
         add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info), bytes)
         add(c.ListWorkers, "list_workers", lambda _: (), _workers)
         add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), _pairing)
+        add(c.Unpair, "unpair", lambda q: (q.sid.hex(), q.worker), _nothing)
         add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard, int(q.held), q.num_read), bool)
         add(c.LogBacklogs, "log_backlogs", lambda q: q.shards, list)
         add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), _nothing)

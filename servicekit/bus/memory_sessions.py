@@ -69,6 +69,7 @@ class MemorySessions:
             c.RegisterWorker: self._register_worker,
             c.ListWorkers: self._list_workers,
             c.Pair: self._pair,
+            c.Unpair: self._unpair,
             c.LeaseShard: self._lease_shard,
             c.LogBacklogs: self._log_backlogs,
             c.ReleaseShard: self._release_shard,
@@ -239,6 +240,11 @@ class MemorySessions:
             return None
         worker.owner = bytes(call.sid)
         return c.Pairing(worker.incarnation, worker.info, self._streams.get(self._keys.results(call.worker)).last_id)
+
+    def _unpair(self, call: c.Unpair) -> None:
+        worker = self._workers.get(call.worker)
+        if worker is not None and worker.owner == call.sid:
+            worker.owner = None
 
     def _lease_shard(self, call: c.LeaseShard) -> bool:
         holder = self._leases.get(call.shard)

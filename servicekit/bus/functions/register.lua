@@ -28,6 +28,7 @@ register('acknowledge', function(_, args) return acknowledge(args[1], args[2], a
 register('register_worker', register_worker, 'allow-oom')
 register('list_workers', list_workers, 'no-writes')
 register('pair', pair, 'allow-oom')
+register('unpair', unpair, 'allow-oom')
 register('lease_shard', lease_shard, 'allow-oom')
 register('log_backlogs', log_backlogs, 'no-writes')
 register('release_shard', release_shard, 'allow-oom')

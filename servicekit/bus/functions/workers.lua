@@ -51,6 +51,15 @@ local function pair(keys, args)
   return { worker[1], worker[2], last_id(prefix .. 'results:' .. name) }
 end
 
+local function unpair(keys, args)
+  local prefix, sid, name = keys[1], unpack(args)
+  local key = prefix .. 'worker:' .. name
+  if redis.call('HGET', key, 'owner') == sid then
+    redis.call('HDEL', key, 'owner')
+  end
+  return 1
+end
+
 local function lease_shard(keys, args)
   local prefix, sid, shard, held, num_read = keys[1], unpack(args)
   local holder = redis.call('HGET', prefix .. 'shards', shard)

@@ -250,6 +250,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.RegisterWorker, sids, workers, payloads),
     _simple(c.ListWorkers),
     _simple(c.Pair, sids, workers),
+    _simple(c.Unpair, sids, workers),
     _simple(c.LeaseShard, sids, shards, st.booleans(), amounts),
     _simple(c.LogBacklogs, st.lists(shards).map(tuple)),
     _simple(c.ReleaseShard, sids, shards),

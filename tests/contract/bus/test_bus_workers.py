@@ -17,6 +17,7 @@ from servicekit.bus.calls import (
     Renew,
     SessionKind,
     Take,
+    Unpair,
     WorkerEntry,
 )
 from servicekit.bus.keys import PAYLOAD
@@ -155,3 +156,15 @@ def test_a_backlog_is_what_the_holder_of_a_shard_has_not_told_to_have_read(flow:
     successor = flow.session(SessionKind.DETOKENIZER)
     assert flow.connection.call(LeaseShard(successor, 0))
     assert flow.connection.call(LogBacklogs((0,))) == [4], "who takes a shard has read nothing"
+
+
+def test_a_worker_that_is_given_back_can_be_paired_with_by_another(flow: Flow) -> None:
+    first, second, worker = flow.session(), flow.session(), flow.session(SessionKind.WORKER)
+    flow.connection.call(RegisterWorker(worker, "w", b"info"))
+    assert flow.connection.call(Pair(first, "w"))
+    flow.connection.call(Unpair(second, "w"))
+    assert flow.connection.call(Pair(second, "w")) is None
+    flow.connection.execute([Unpair(first, "w"), Unpair(first, "w"), Unpair(first, "unknown")])
+    assert flow.connection.call(Pair(second, "w"))
+    flow.connection.call(Unpair(first, "w"))
+    assert flow.connection.call(ListWorkers())[0].owner == second

@@ -2,8 +2,18 @@
 
 import pytest
 
+from penstock.v1 import status_pb2
 from scheduler_svc.core.worker import WorkerLimits
-from scheduler_svc.pairing import GAP_STEP, Link, Pairings, dead_schedulers, gap_plan, has_died
+from scheduler_svc.pairing import (
+    GAP_STEP,
+    Link,
+    Pairings,
+    dead_schedulers,
+    gap_plan,
+    has_died,
+    is_bereft,
+    is_waited_for,
+)
 from scheduler_svc.wire import WorkerOffer
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
 
@@ -16,8 +26,13 @@ def worker(name: str, incarnation: bytes = b"1", owner: bytes | None = None, ali
     return WorkerEntry(name, incarnation, alive, b"", owner)
 
 
-def session(sid: bytes, kind: SessionKind = SessionKind.SCHEDULER, alive: bool = True) -> SessionInfo:
-    return SessionInfo(sid, kind, "n", "", alive, 0, b"")
+DRAINING = status_pb2.ServiceStatus(draining=True).SerializeToString()
+
+
+def session(
+    sid: bytes, kind: SessionKind = SessionKind.SCHEDULER, alive: bool = True, status: bytes = b""
+) -> SessionInfo:
+    return SessionInfo(sid, kind, "n", "", alive, 0, status)
 
 
 def paired(*names: str) -> Pairings:
@@ -33,6 +48,7 @@ def test_a_scheduler_takes_its_share_of_the_living_workers() -> None:
     assert paired().to_pair(workers, sessions, ME) == ["a", "b", "c"]
     assert paired("a", "b").to_pair(workers, sessions, ME) == ["c"]
     assert paired("a", "b", "c").to_pair(workers, sessions, ME) == []
+    assert paired("a", "b").to_pair(workers, [session(ME), session(OTHER, status=DRAINING)], ME) == ["c", "d", "e"]
     assert paired().to_pair(workers, [session(ME)], ME) == ["a", "b", "c", "d", "e"]
 
 
@@ -90,6 +106,46 @@ def test_a_worker_has_died_if_its_session_ran_out_without_leaving(alive: bool, l
 
 def test_a_worker_that_is_forgotten_has_died() -> None:
     assert has_died(b"1", [session(ME)])
+
+
+def test_who_drains_pairs_with_nothing_while_somebody_stays() -> None:
+    drained = session(ME, status=DRAINING)
+    assert paired().to_pair([worker("a")], [drained, session(OTHER)], ME) == []
+    assert paired().to_pair([worker("a")], [drained], ME) == ["a"]
+
+
+def test_a_worker_beyond_the_share_is_for_a_scheduler_without_any() -> None:
+    both = [session(ME), session(OTHER)]
+    workers = [worker("a", owner=ME), worker("b", owner=ME), worker("dead", alive=False)]
+    assert paired("a", "b").has_one_for_another(workers, both)
+    assert not paired("a", "b").has_one_for_another(workers, [session(ME)])
+    assert not paired("a", "b").has_one_for_another(workers, [session(ME), session(OTHER, status=DRAINING)])
+    assert not paired("a").has_one_for_another(workers[:1], both)
+    third = worker("c", owner=OTHER)
+    assert not paired("a", "b").has_one_for_another([*workers, third], both)
+
+
+def test_a_worker_that_was_given_back_is_not_told_unless_nobody_takes_it() -> None:
+    pairings = paired("a")
+    pairings.give_back("a", 10 * SECOND)
+    assert pairings.to_end([worker("a")], ME, 11 * SECOND) == []
+    assert pairings.to_end([worker("a", owner=OTHER)], ME, 20 * SECOND) == []
+    assert pairings.to_end([worker("a")], ME, 20 * SECOND) == [worker("a")]
+    assert pairings.to_pair([worker("a")], [session(ME)], ME) == []
+
+
+def test_bereft_is_who_has_no_worker_to_wait_for() -> None:
+    assert is_bereft([worker("a", owner=OTHER), worker("dead", alive=False)], ME)
+    assert not is_bereft([worker("a", owner=OTHER), worker("b")], ME)
+    assert not is_bereft([worker("a", owner=ME)], ME)
+    assert not is_bereft([worker("dead", alive=False)], ME)
+
+
+def test_a_successor_without_workers_waits_for_those_of_who_drains() -> None:
+    both = [session(ME, status=DRAINING), session(OTHER)]
+    assert is_waited_for([worker("a", owner=ME)], both, ME)
+    assert not is_waited_for([worker("a", owner=ME), worker("b", owner=OTHER)], both, ME)
+    assert not is_waited_for([worker("a", owner=ME)], both[:1], ME)
 
 
 def test_no_epoch_reaches_the_step_that_ends_it() -> None:
