@@ -9,7 +9,7 @@ from samplers import Kind
 from spaces import SPACES
 from world import Faults, Penstock, Space
 
-_NUMBERS = ("gateways", "tokenizers", "schedulers", "detokenizers", "requests", "samples", "max_tokens")
+_NUMBERS = ("gateways", "tokenizers", "schedulers", "workers", "detokenizers", "requests", "samples", "max_tokens")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 from samplers import EOS_IDS, STOP_STRING, Kind, Samplers, expected_text, kind_of
 
 from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
+from gateway_svc.wire import decode_finished
 from gateway_svc.wire.requests import encode_header, encode_request
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason
@@ -120,6 +121,16 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
     if taken.chain != chain.extend(chain.CHAIN_START, before.token_ids):
         return Reception(client, wrong="a client got tokens of another history")
     return Reception(client, wrong=_what_is_wrong(asked, client, taken, got, samplers))
+
+
+def contradicts(asked: Asked, client: Client, result: bytes) -> bool:
+    """Whether a stored result is of another history than what a client has."""
+    for got, row in zip(client.got, decode_finished(asked.request_id, result), strict=True):
+        if row.token_ids[: len(got.token_ids)] != got.token_ids:
+            return True
+        if got.finish and (row.token_ids, row.text, int(row.finish)) != got:
+            return True
+    return False
 
 
 def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, samplers: Samplers) -> str:

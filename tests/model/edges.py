@@ -1,11 +1,13 @@
 """Gateways and tokenizers: the smallest processes that do with each call what the services do."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from clients import TENANT, Asked, Client, Phase, receive, stream_of
 from explored_pool import ExploredPool, Fields
-from processes import Hold, Move, Process
+from processes import Hold, Move, Process, Stage
 from samplers import Samplers
 
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets
@@ -37,6 +39,7 @@ def next_entry(pool: ExploredPool, state: int, stream: bytes, behind: bytes) -> 
 
 class GatewayState(NamedTuple):
     hold: Hold
+    to_confirm: frozenset[int] | None = None  # requests to be submitted again, once it is known which
     position: bytes | None = None  # in its text stream; None: its route is new
     wanted: frozenset[int] = frozenset()  # requests to be attached
     probed: frozenset[Any] = frozenset()  # what was asked for again without a sign that it is missing
@@ -48,17 +51,46 @@ class Gateway(Process):
     kind = SessionKind.GATEWAY
     sees_clients = True
 
-    def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...], samplers: Samplers) -> None:
+    def __init__(
+        self, name: str, pool: ExploredPool, asked: tuple[Asked, ...], samplers: Samplers, may_cancel: bool
+    ) -> None:
         super().__init__(name, pool)
         self.asked = asked
         self.samplers = samplers
-        self.may_cancel = False
+        self.may_cancel = may_cancel
 
     def born(self, number: int) -> GatewayState:
         return GatewayState(Hold(number))
 
     def recovered(self, me: GatewayState) -> GatewayState:
-        return me._replace(position=None, probed=frozenset())
+        return me._replace(position=None, probed=frozenset(), to_confirm=None)
+
+    def greeted(self, me: GatewayState, hold: Hold) -> GatewayState:
+        """The server was restarted, or the session is another's: first of all what clients have must be told."""
+        return me._replace(hold=hold._replace(stage=Stage.CONFIRM), to_confirm=None)
+
+    def come_back(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        if me.hold.stage is not Stage.CONFIRM:
+            yield from super().come_back(me, pool, clients)
+            return
+        mine = [
+            asked.index
+            for asked, client in zip(self.asked, clients, strict=True)
+            if client.gateway == self.name and client.phase in (Phase.OPEN, Phase.ENDED)
+        ]
+        left = frozenset(mine) if me.to_confirm is None else me.to_confirm
+        if not left:
+            done = me._replace(hold=me.hold._replace(stage=Stage.REVALIDATE), to_confirm=None)
+            yield from super().come_back(done, pool, clients)
+        for index in left:
+            outcome, behind = self.pool.call(pool, self.witness(me, self.asked[index], clients[index]))
+            name = f"{self.name}: submits {index} again, {outcome.name}"
+            yield Move(name, me._replace(to_confirm=left - {index}), behind)
+
+    def witness(self, me: GatewayState, asked: Asked, client: Client) -> Submit:
+        """With the tokens that the client has."""
+        tokens = tuple(np.array(got.token_ids, "<u4").tobytes() for got in client.got)
+        return replace(self.submission(me, asked), witness=tokens)
 
     def work(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         stream = self.pool.keys.text(self.sid(me))
@@ -97,14 +129,14 @@ class Gateway(Process):
                 yield self._cancel(me, pool, clients, asked)
 
     def _submit(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
-        outcome, behind = self.pool.call(pool, self.submission(me, asked, clients[asked.index]))
+        outcome, behind = self.pool.call(pool, self.submission(me, asked))
         clients = with_client(clients, asked.index, clients[asked.index]._replace(phase=Phase.OPEN))
         if outcome is SubmitOutcome.EXISTS:  # its route may be another gateway
             me = me._replace(wanted=me.wanted | {asked.index})
         wrong = "" if outcome in (SubmitOutcome.CREATED, SubmitOutcome.EXISTS) else f"a submit found {outcome.name}"
         return Move(f"{self.name}: submits {asked.index}, {outcome.name}", me, behind, clients, wrong=wrong)
 
-    def submission(self, me: GatewayState, asked: Asked, client: Client) -> Submit:
+    def submission(self, me: GatewayState, asked: Asked) -> Submit:
         return Submit(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0)
 
     def _attach(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:

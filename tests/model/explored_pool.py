@@ -53,7 +53,7 @@ class RequestView(NamedTuple):
 
     state: RequestState
     owner: bytes | None
-    route: bytes
+    is_cancelled: bool
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class PoolView:
     run: int
     sessions: dict[bytes, tuple[SessionKind, bool, bool]]  # kind, active, its lease runs
     requests: dict[bytes, RequestView]
-    results: frozenset[bytes]
+    results: dict[bytes, bytes]
     lengths: dict[bytes, int]  # entries by stream
-    num_pending: int  # hints that were given to a tokenizer
+    must_settle: bool  # the server was restarted a moment ago
     leases: dict[int, bytes]
     other_keys: frozenset[str]  # of requests: checkpoints, marks
 
@@ -103,6 +103,12 @@ class ExploredPool:
         self._pool._sessions._sessions[sid].until_ms = 0
         return self._freeze()
 
+    def settle(self, state: int) -> int:
+        """As long as a pool settles at least after a restart is over."""
+        self._thaw(state)
+        self._pool._sessions._settle_ms = 0
+        return self._freeze()
+
     def restart(self, state: int) -> int:
         """The server comes back as another run, with what it had in a state."""
         self._thaw(state)
@@ -122,7 +128,6 @@ class ExploredPool:
         pool, sessions = self._pool, self._pool._sessions
         now_ms = 1000 * (self._run + 1)
         streams = pool._streams._streams
-        groups = streams[self.keys.prompts]._groups.values() if self.keys.prompts in streams else ()
         return PoolView(
             run=self._run,
             sessions={
@@ -130,15 +135,16 @@ class ExploredPool:
                 for sid, session in sessions._sessions.items()
             },
             requests={
-                request_id: RequestView(request.state, request.owner, request.route)
+                request_id: RequestView(request.state, request.owner, bool(request.cancel_reason))
                 for request_id, request in pool._requests.items()
             },
-            results=frozenset(pool._results),
+            results=dict(pool._results),
             lengths={name: len(stream) for name, stream in streams.items()},
-            num_pending=sum(len(group.pending) for group in groups),
+            must_settle=bool(sessions._settle_ms),
             leases=dict(sessions._leases),
             other_keys=frozenset(f"mark of {request_id!r}" for request_id in pool._marks)
-            | {f"checkpoint of {each!r}" for each, request in pool._requests.items() if request.checkpoint is not None},
+            | {f"checkpoint of {each!r}" for each, request in pool._requests.items() if request.checkpoint is not None}
+            | {f"{each!r} waits" for each in pool._waiting._waiters},
         )
 
     def _freeze(self) -> int:
@@ -204,7 +210,8 @@ def _thawed(value: Any) -> Any:
 
 
 def _key(item: tuple[Any, Any]) -> Any:
-    return item[0] if not isinstance(item[0], Enum) else item[0].value
+    key = item[0].value if isinstance(item[0], Enum) else item[0]
+    return type(key).__name__, key
 
 
 _names_of: dict[type, tuple[str, ...]] = {MemoryStream: ("_ids", "_fields", "_groups", "_last")}

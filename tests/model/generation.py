@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from clients import Asked, Client
@@ -14,12 +14,14 @@ from samplers import Kind, Samplers
 from penstock.domain.finish import CancelReason
 from penstock.domain.plan import StepResult
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
 from scheduler_svc.core.sequence import Status
 from scheduler_svc.core.worker import WorkerLimits
-from scheduler_svc.wire import decode_request, encode_rows, num_samples, read_histories
+from scheduler_svc.wire import decode_request, decode_witness, encode_rows, num_samples, read_histories
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
+    NOT_YET,
     Call,
     Claim,
     Commit,
@@ -33,7 +35,7 @@ from servicekit.bus.calls import (
     Take,
 )
 
-_LIMITS = WorkerLimits(num_blocks=64, block_size=16, max_num_seqs=4, max_model_len=100)
+LIMITS = WorkerLimits(num_blocks=64, block_size=16, max_num_seqs=4, max_model_len=100)
 SHARD = 0
 
 
@@ -102,7 +104,7 @@ class Continuations:
     def _advance(self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int) -> Continued:
         alone = tuple(s if i == sequence else s._replace(has_ended=True) for i, s in enumerate(samples))
         scheduler, _ = self._core(request_id, alone)
-        scheduler.add_worker("worker", _LIMITS)
+        scheduler.add_worker("worker", LIMITS)
         plan = scheduler.schedule("worker", 0)
         assert plan is not None
         one = np.ones(1, np.uint32)
@@ -129,6 +131,15 @@ def with_sample(samples: Samples, index: int, sample: Sample) -> Samples:
     return (*samples[:index], sample, *samples[index + 1 :])
 
 
+class Epoch(NamedTuple):
+    """What a scheduler knows of its worker."""
+
+    incarnation: bytes
+    position: bytes  # in its results
+    step: int = 0  # planned last
+    planned: tuple[bytes, int] | None = None  # the request and sample of the plan in flight
+
+
 class SchedulerState(NamedTuple):
     hold: Hold
     held: tuple[tuple[bytes, Samples], ...] = ()  # by request id
@@ -137,6 +148,10 @@ class SchedulerState(NamedTuple):
     asks_owned: bool = False  # an answer was lost: it may own what it does not know
     cancels_read: bytes = b"0-0"
     early: frozenset[tuple[bytes, int, int]] = frozenset()  # cancels of requests that were not here
+    epoch: Epoch | None = None
+    over: frozenset[bytes] = frozenset()  # incarnations whose epoch has ended
+    told: frozenset[bytes] = frozenset()  # those of them that were told
+    aside: Any = None  # what it keeps only where a rule is switched off
 
     def with_held(self, request_id: bytes, samples: Samples | None) -> "SchedulerState":
         held = {**dict(self.held), request_id: samples}
@@ -148,12 +163,19 @@ class SchedulerProcess(Process):
 
     kind = SessionKind.SCHEDULER
 
-    def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...], samplers: Samplers) -> None:
+    def __init__(
+        self,
+        name: str,
+        pool: ExploredPool,
+        asked: tuple[Asked, ...],
+        samplers: Samplers,
+        kinds: tuple[Kind, ...],
+    ) -> None:
         super().__init__(name, pool)
         self.asked = {each.request_id: each for each in asked}
         self.samplers = samplers
         self.continuations = Continuations(asked)
-        self.kinds: tuple[Kind, ...] = (Kind.PLAIN,)
+        self.kinds = kinds
 
     def born(self, number: int) -> SchedulerState:
         return SchedulerState(Hold(number))
@@ -184,11 +206,9 @@ class SchedulerProcess(Process):
             yield Move(f"{self.name}: what it owns", self._found(me, owned), behind)
             return
         if me.to_load:
-            yield self.load(me, pool)
+            yield from self.load(me, pool)
         if view.lengths.get(self.pool.keys.requests):
-            claimed, behind = self.pool.call(pool, Claim(sid, 1, SHARD))
-            after = self.fenced(me) if claimed is None else self.added(me, [(each, None) for each in claimed])
-            yield Move(f"{self.name}: claims {claimed if claimed is None else len(claimed)}", after, behind)
+            yield from self.claim(me, pool)
         for dead, (kind, is_active, is_running) in view.sessions.items():
             if kind is SessionKind.SCHEDULER and dead != sid and not (is_active and is_running):
                 yield from self.take(me, pool, dead)
@@ -198,12 +218,21 @@ class SchedulerProcess(Process):
 
     def take(self, me: SchedulerState, pool: int, dead: bytes) -> Iterator[Move]:
         taken, behind = self.pool.call(pool, Take(self.sid(me), dead))
-        if taken is not None:
+        if taken is not None and taken is not NOT_YET:
             yield Move(f"{self.name}: takes over {dead.decode().strip()}", self._found(me, taken), behind)
 
-    def load(self, me: SchedulerState, pool: int) -> Move:
+    def claim(self, me: SchedulerState, pool: int) -> Iterator[Move]:
+        claimed, behind = self.pool.call(pool, Claim(self.sid(me), 1, SHARD))
+        if claimed is None:
+            yield Move(f"{self.name}: may not claim, is fenced", self.fenced(me), behind)
+        elif claimed is not NOT_YET:
+            yield Move(f"{self.name}: claims {len(claimed)}", self.added(me, [(each, ()) for each in claimed]), behind)
+
+    def load(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         loaded, behind = self.pool.call(pool, Load(self.sid(me), me.to_load))
-        return Move(f"{self.name}: loads", self.fenced(me) if loaded is None else self.loaded(me, loaded), behind)
+        if loaded is NOT_YET:
+            return
+        yield Move(f"{self.name}: loads", self.fenced(me) if loaded is None else self.loaded(me, loaded), behind)
 
     def generate(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         """Rows that wait, or else the next token of any sample."""
@@ -248,32 +277,41 @@ class SchedulerProcess(Process):
         entries = [entry for log in loaded.log.values() for entry in log]
         logged = [entry.fields[k.PAYLOAD] for entry in entries if k.PAYLOAD in entry.fields]
         histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
-        found: list[tuple[StoredRequest, Samples | None]] = []
-        for request in loaded.requests:
-            samples = tuple(Sample(tuple(h.token_ids), h.has_ended) for h in histories[request.request_id])
-            if not all(sample.has_ended for sample in samples):
-                found.append((request, samples))
-        return self.added(me._replace(to_load=()), found)
+        found = [(request, histories[request.request_id]) for request in loaded.requests]
+        going_on = [each for each in found if not all(history.has_ended for history in each[1])]
+        return self.added(me._replace(to_load=()), going_on)
 
-    def added(self, me: SchedulerState, found: Sequence[tuple[StoredRequest, Samples | None]]) -> SchedulerState:
-        """Requests that are its own now go to the core, with the cancels that came before them."""
+    def added(self, me: SchedulerState, found: Sequence[tuple[StoredRequest, Sequence[History]]]) -> SchedulerState:
+        """Requests that are its own now: behind what is known of them, by log and client."""
         for stored, known in found:
-            request_id, sid = stored.request_id, self.sid(me)
-            if request_id in dict(me.held):
+            if stored.request_id in dict(me.held):
                 continue
-            samples = known or (Sample(),) * self.asked[request_id].num_samples
-            steps = [self.continuations.add(sid, request_id, samples)]
-            early = sorted(each for each in me.early if each[0] == request_id)
-            cancels = [(reason, sequence) for _, reason, sequence in early]
-            if stored.cancel_reason:
-                cancels.append((stored.cancel_reason, -1))
-            for reason, sequence in cancels:
-                if steps[-1].is_live:
-                    steps.append(self.continuations.cancel(sid, request_id, steps[-1].samples, reason, sequence))
-            rows = tuple(step.rows for step in steps if step.rows)
-            me = me._replace(unsent=me.unsent + rows, early=me.early - set(early))
-            me = me.with_held(request_id, steps[-1].samples if steps[-1].is_live else None)
+            histories = known or [History() for _ in range(self.asked[stored.request_id].num_samples)]
+            rows = restore(stored.request_id, histories, decode_witness(stored.witness))
+            has_diverged = rows is None
+            if rows is None:
+                rows = diverged_rows(stored.request_id, histories)
+            if len(rows):
+                me = me._replace(unsent=(*me.unsent, encode_rows(rows, self.sid(me), b"", 0, 0)))
+            if not has_diverged:
+                samples = tuple(Sample(tuple(history.token_ids), history.has_ended) for history in histories)
+                me = self._queued(me, stored, samples)
         return me
+
+    def _queued(self, me: SchedulerState, stored: StoredRequest, samples: Samples) -> SchedulerState:
+        """A request goes to the core, with the cancels that came before it."""
+        request_id, sid = stored.request_id, self.sid(me)
+        steps = [self.continuations.add(sid, request_id, samples)]
+        early = sorted(each for each in me.early if each[0] == request_id)
+        cancels = [(reason, sequence) for _, reason, sequence in early]
+        if stored.cancel_reason:
+            cancels.append((stored.cancel_reason, -1))
+        for reason, sequence in cancels:
+            if steps[-1].is_live:
+                steps.append(self.continuations.cancel(sid, request_id, steps[-1].samples, reason, sequence))
+        rows = tuple(step.rows for step in steps if step.rows)
+        me = me._replace(unsent=me.unsent + rows, early=me.early - set(early))
+        return me.with_held(request_id, steps[-1].samples if steps[-1].is_live else None)
 
     def _cancelled(self, me: SchedulerState, entry: Entry) -> SchedulerState:
         request_id, held = entry.fields[k.REQUEST], dict(me.held)

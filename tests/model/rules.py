@@ -1,15 +1,32 @@
-"""Each rule of recovery switched off, and a space in which that is found out."""
+"""Each rule of recovery switched off, and a space in which that is found out.
 
-from collections.abc import Callable
+A rule that lives in the bus functions or in a core is switched off there, one that lives in a service's loop in the
+process that stands for it here.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from processes import Process
+from clients import Asked, Client
+from computing import PlanningScheduler
+from edges import Gateway, GatewayState
+from explored_pool import Fields
+from generation import SHARD, Epoch, SchedulerProcess, SchedulerState
+from processes import Hold, Move, Process, Stage
+from samplers import Kind
 from spaces import named
+from texts import DetokenizerProcess, DetokenizerState, Recorded
 from world import Faults, Penstock, Space
 
+from detokenizer_svc.core.batch import LogBatch
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.sequence import Sequence
+from penstock.domain.finish import FinishReason
+from scheduler_svc.core import scheduler as scheduler_core
+from scheduler_svc.wire import ReceivedResult
 from servicekit.bus import calls as c
 from servicekit.bus.calls import SessionKind
 from servicekit.bus.memory_pool import MemoryPool
@@ -29,6 +46,9 @@ class Rule:
     def model(self) -> Penstock:
         """Everything without the rule; to be explored inside of `off()`."""
         return Penstock(self.space, pool_type=self.pool_type, processes=self.processes)
+
+
+# In the bus functions.
 
 
 class _UnfencedCommit(MemoryPool):
@@ -61,19 +81,100 @@ class _TokenizesAgain(MemoryPool):
         return super()._tokenized(call)
 
 
+class _CompactsWithoutLease(MemoryPool):
+    def _compact(self, call: c.Compact) -> bool:
+        with patch.object(MemorySessions, "leases_shard", lambda *_: True):
+            return super()._compact(call)
+
+
+def _never_settles() -> AbstractContextManager[Any]:
+    return patch.object(MemorySessions, "is_settled", lambda _: True)
+
+
+# In the cores.
+
+
+def _new_tokens_without_hash(
+    self: Detokenizer, sequence: Sequence, batch: LogBatch, row: int, token_ids: list[int], finish: FinishReason
+) -> list[int] | None:
+    known = len(sequence.token_ids) - int(batch.rows.positions[row])
+    is_new = 0 <= known < len(token_ids) or (known == len(token_ids) and bool(finish))
+    return token_ids[known:] if sequence.end is None and is_new else None
+
+
+# In the services' loops.
+
+
+class _NoWitness(Gateway):
+    def witness(self, me: GatewayState, asked: Asked, client: Client) -> c.Submit:
+        return self.submission(me, asked)
+
+
+class _KeepsTexts(DetokenizerProcess):
+    """After a restart of the server it goes on with what it knows."""
+
+    def recovered(self, me: DetokenizerState) -> DetokenizerState:
+        return super().recovered(me._replace(hold=me.hold._replace(new_run=False)))
+
+
+class _KeepsRequests(SchedulerProcess):
+    """After a restart of the server it goes on with what it knows."""
+
+    def greeted(self, me: SchedulerState, hold: Hold) -> SchedulerState:
+        return me._replace(hold=hold._replace(stage=Stage.REVALIDATE))
+
+
+class _ReadsTwice(SchedulerProcess):
+    """Checkpoints first, and the log in a call of its own."""
+
+    def load(self, me: SchedulerState, pool: int) -> Iterator[Move]:
+        loaded, behind = self.pool.call(pool, c.Load(self.sid(me), me.to_load))
+        if me.aside is None:
+            aside = Recorded(repr(loaded), loaded)
+            yield Move(f"{self.name}: loads checkpoints", me._replace(aside=aside), behind)
+        else:
+            before = me.aside.answer
+            mixed = c.Loaded(before.requests, loaded.log, before.checkpoints)
+            yield Move(f"{self.name}: loads the log", self.loaded(me._replace(aside=None), mixed), behind)
+
+
+class _ReadsBeforeItTakes(SchedulerProcess):
+    """What another scheduler has logged is read while that one may still write."""
+
+    def take(self, me: SchedulerState, pool: int, dead: bytes) -> Iterator[Move]:
+        keys = self.pool.keys
+        if me.aside is None:
+            stored = [self.pool.call(pool, c.Fetch(request_id))[0] for request_id in self.asked]
+            requests = [each for each in stored if each is not None and each.owner == dead]
+            log, _ = self.pool.call(pool, c.Read(Fields({keys.tokens(SHARD): b"0-0"}), 512))
+            loaded = c.Loaded(requests, {SHARD: log.get(keys.tokens(SHARD), [])}, {})
+            yield Move(f"{self.name}: reads the log", me._replace(aside=Recorded(repr(loaded), loaded)), pool)
+            return
+        taken, behind = self.pool.call(pool, c.Take(self.sid(me), dead))
+        if taken is not None:
+            after = self.loaded(me._replace(aside=None), me.aside.answer)
+            yield Move(f"{self.name}: takes over {dead.decode().strip()}", after, behind)
+
+
+class _TakesAnyResult(PlanningScheduler):
+    def belongs(self, me: SchedulerState, epoch: Epoch, received: ReceivedResult) -> bool:
+        return True
+
+
+_RESTART = Space("", is_warm=True, faults=Faults(restarts=1, lost_writes=2))
+_TAKE_OVER = Space("", schedulers=2, is_warm=True, faults=Faults(pauses=1), pausing=named("scheduler0"))
+_TAKE_OVER_AND_DEATH = Space(
+    "",
+    schedulers=2,
+    is_warm=True,
+    faults=Faults(pauses=1, deaths=1),
+    mortal=named("scheduler0"),
+    pausing=named("scheduler0"),
+)
+_COMPACTION = Space("", schedulers=2, is_warm=True, compacts=True, faults=Faults(deaths=1), mortal=named("scheduler0"))
+
 RULES = [
-    Rule(
-        "commit is fenced",
-        Space(
-            "",
-            schedulers=2,
-            is_warm=True,
-            faults=Faults(pauses=1, deaths=1),
-            mortal=named("scheduler0"),
-            pausing=named("scheduler0"),
-        ),
-        _UnfencedCommit,
-    ),
+    Rule("commit is fenced", _TAKE_OVER_AND_DEATH, _UnfencedCommit),
     Rule("retire once", Space("", is_warm=True, max_tokens=1, faults=Faults(lost_replies=1)), _RetiresAgain),
     Rule(
         "the result is kept",
@@ -81,4 +182,31 @@ RULES = [
         _KeepsNoResult,
     ),
     Rule("tokenized only from PROMPT", Space("", tokenizers=2, max_tokens=1), _TokenizesAgain),
+    Rule("first take, then load", _TAKE_OVER, processes={SessionKind.SCHEDULER: _ReadsBeforeItTakes}),
+    Rule("checkpoint and log in one read", _COMPACTION, processes={SessionKind.SCHEDULER: _ReadsTwice}),
+    Rule(
+        "compaction under the lease",
+        Space("", detokenizers=2, is_warm=True, compacts=True, faults=Faults(pauses=1), pausing=named("detokenizer0")),
+        _CompactsWithoutLease,
+    ),
+    Rule(
+        "results of another epoch are dropped",
+        Space("", workers=2, is_warm=True, faults=Faults(pauses=1), pausing=named("worker0")),
+        processes={SessionKind.SCHEDULER: _TakesAnyResult},
+    ),
+    Rule("gateways are witnesses", _RESTART, processes={SessionKind.GATEWAY: _NoWitness}),
+    Rule("a restarted pool settles", _RESTART, off=_never_settles),
+    Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
+    Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),
+    Rule(
+        "ends are derived behind a witness",
+        Space("", is_warm=True, kinds=(Kind.PLAIN, Kind.EOS), faults=Faults(restarts=1, lost_writes=3)),
+        off=lambda: patch.object(scheduler_core, "ended_by_tokens", lambda _: None),
+    ),
+    Rule(
+        "detokenizers check the hash",
+        _RESTART,
+        processes={SessionKind.SCHEDULER: _KeepsRequests},
+        off=lambda: patch.object(Detokenizer, "_new_tokens", _new_tokens_without_hash),
+    ),
 ]

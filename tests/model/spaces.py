@@ -61,6 +61,30 @@ SPACES = [
         "a gateway dies", gateways=2, kinds=ALL_KINDS, is_warm=True, faults=Faults(deaths=1), mortal=named("gateway0")
     ),
     Space(
+        "a worker dies",
+        workers=1,
+        schedulers=2,
+        is_warm=True,
+        faults=Faults(deaths=1),
+        mortal=named("worker0"),
+    ),
+    Space(
+        "worker twins",
+        workers=2,
+        is_warm=True,
+        faults=Faults(pauses=1),
+        pausing=named("worker0"),
+    ),
+    Space(
+        "a scheduler with a worker pauses",
+        workers=1,
+        schedulers=2,
+        is_warm=True,
+        faults=Faults(pauses=1),
+        pausing=named("scheduler0"),
+    ),
+    Space("the server restarts", schedulers=2, is_warm=True, faults=Faults(restarts=1, lost_writes=1)),
+    Space(
         "cancels",
         kinds=ALL_KINDS,
         may_cancel=True,

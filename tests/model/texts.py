@@ -151,10 +151,10 @@ class DetokenizerProcess(Process):
 
     kind = SessionKind.DETOKENIZER
 
-    def __init__(self, name: str, pool: ExploredPool, shards: Shards) -> None:
+    def __init__(self, name: str, pool: ExploredPool, shards: Shards, compacts: bool) -> None:
         super().__init__(name, pool)
         self.shards = shards
-        self.limits = LogLimits(1 << 20, 1 << 30)
+        self.limits = LogLimits(0, 0) if compacts else LogLimits(1 << 20, 1 << 30)
 
     def born(self, number: int) -> DetokenizerState:
         return DetokenizerState(Hold(number))

@@ -1,10 +1,12 @@
 """Everything together: the pool, the processes, their clients, and what goes wrong; a model for `explorer.explore`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from clients import Client, Got, Phase, ask
+from clients import Client, Got, Phase, ask, contradicts
+from computing import PlanningScheduler, WorkerProcess
 from edges import Gateway, TokenizerProcess
 from explored_pool import ExploredPool, Interned
 from generation import SHARD, SchedulerProcess
@@ -12,7 +14,6 @@ from processes import Move, Process, Stage
 from samplers import Kind, Samplers
 from texts import DetokenizerProcess, Shards
 
-from detokenizer_svc.core.extent import LogLimits
 from servicekit.bus import keys as k
 from servicekit.bus.calls import ReadGroup, RequestState, SessionKind, Tokenized
 from servicekit.bus.memory_pool import MemoryPool
@@ -36,6 +37,7 @@ class Space:
     gateways: int = 1
     tokenizers: int = 0  # none: requests have their tokens from the start
     schedulers: int = 1
+    workers: int = 0  # none: a scheduler samples by itself
     detokenizers: int = 1
     requests: int = 1
     samples: int = 1
@@ -55,7 +57,7 @@ class World(NamedTuple):
     pool: int
     clients: int
     faults: Faults
-    gateway_died: bool
+    is_witness_gone: bool  # a gateway died, or paused for longer than its lease
     kept: int  # the pool that a restart brings back: nothing that is written now will last; -1: all lasts
     num_unkept: int  # writes since then
     wrong: int  # a number of `Promises`
@@ -63,14 +65,14 @@ class World(NamedTuple):
 
 
 class Penstock:
-    """The model of one space. `pool_type` and `change` may leave rules out."""
+    """The model of one space. `pool_type` and `processes` may leave rules out."""
 
     def __init__(
         self,
         space: Space,
         *,
         pool_type: type[MemoryPool] = MemoryPool,
-        processes: dict[SessionKind, Callable[..., Process]] | None = None,
+        processes: Mapping[SessionKind, type[Process]] = MappingProxyType({}),
     ) -> None:
         self.space = space
         self.pool = ExploredPool(pool_type)
@@ -83,34 +85,25 @@ class Penstock:
         self._reasons = Interned()
         self._reasons.number("")
         self._moves: dict[tuple[int, ...], list[tuple[Move, int, int, int, int]]] = {}
-        self.processes = tuple(self._make(processes or {}))
+        self.processes = tuple(self._make(processes))
         self._is_end: dict[tuple[int, int], bool] = {}
+        self._wrongs: dict[tuple[int, int], str] = {}
         self._steady = self._find_steady()
 
-    def _make(self, others: dict[SessionKind, Callable[..., Process]]) -> Iterator[Process]:
-        space, shards = self.space, Shards(self.pool)
-        makers: dict[SessionKind, Callable[..., Process]] = {
-            SessionKind.GATEWAY: lambda name: Gateway(name, self.pool, self.asked, self.samplers),
-            SessionKind.TOKENIZER: lambda name: TokenizerProcess(name, self.pool, self.asked),
-            SessionKind.SCHEDULER: lambda name: SchedulerProcess(name, self.pool, self.asked, self.samplers),
-            SessionKind.DETOKENIZER: lambda name: DetokenizerProcess(name, self.pool, shards),
+    def _make(self, others: Mapping[SessionKind, type[Process]]) -> Iterator[Process]:
+        space, asked, pool = self.space, self.asked, self.pool
+        shards, indices = Shards(pool), {each.request_id: each.index for each in asked}
+        scheduler = PlanningScheduler if space.workers else SchedulerProcess
+        of_kind: dict[SessionKind, tuple[int, type[Any], tuple[Any, ...]]] = {
+            SessionKind.GATEWAY: (space.gateways, Gateway, (asked, self.samplers, space.may_cancel)),
+            SessionKind.TOKENIZER: (space.tokenizers, TokenizerProcess, (asked,)),
+            SessionKind.SCHEDULER: (space.schedulers, scheduler, (asked, self.samplers, space.kinds)),
+            SessionKind.WORKER: (space.workers, WorkerProcess, (indices, self.samplers, space.kinds)),
+            SessionKind.DETOKENIZER: (space.detokenizers, DetokenizerProcess, (shards, space.compacts)),
         }
-        numbers = {
-            SessionKind.GATEWAY: space.gateways,
-            SessionKind.TOKENIZER: space.tokenizers,
-            SessionKind.SCHEDULER: space.schedulers,
-            SessionKind.DETOKENIZER: space.detokenizers,
-        }
-        for kind, number in numbers.items():
+        for kind, (number, process_type, arguments) in of_kind.items():
             for index in range(number):
-                process = makers[kind](f"{kind.value}{index}")
-                if isinstance(process, Gateway):
-                    process.may_cancel = space.may_cancel
-                if isinstance(process, DetokenizerProcess) and space.compacts:
-                    process.limits = LogLimits(0, 0)
-                if isinstance(process, SchedulerProcess):
-                    process.kinds = space.kinds
-                yield process
+                yield others.get(kind, process_type)(f"{kind.value}{index}", pool, *arguments)
 
     # The model.
 
@@ -184,9 +177,21 @@ class Penstock:
         """A promise that a client, or the books, found broken."""
         if world.wrong:
             return str(self._reasons.value(world.wrong))
-        for client in self._values.value(world.clients):
-            if client.phase is Phase.REFUSED and not (world.gateway_died and self._has_restarted(world)):
+        if world.is_witness_gone and self._has_restarted(world):
+            return ""  # then a client may be refused, and a result may be of another history
+        key = (world.pool, world.clients)
+        known = self._wrongs.get(key)
+        if known is None:
+            known = self._wrongs[key] = self._what_is_wrong(*key)
+        return known
+
+    def _what_is_wrong(self, pool: int, clients: int) -> str:
+        for asked, client in zip(self.asked, self._values.value(clients), strict=True):
+            if client.phase is Phase.REFUSED:
                 return f"a client was refused: {client.why}"
+            result = self.pool.view(pool).results.get(asked.request_id)
+            if result is not None and contradicts(asked, client, result):
+                return "the result is not what its client got"
         return ""
 
     def is_end(self, world: World) -> bool:
@@ -245,6 +250,7 @@ class Penstock:
     def _faults(self, world: World) -> Iterator[tuple[str, World]]:
         if world.kept < 0 or world.num_unkept < self.space.faults.lost_writes:
             yield from self._expiries(world)
+            yield from self._settlings(world)
         faults = world.faults
         if faults.deaths:
             yield from self._deaths(world, faults._replace(deaths=faults.deaths - 1))
@@ -256,6 +262,15 @@ class Penstock:
             name = f"the server restarts, {world.num_unkept} writes are lost"
             yield name, world._replace(pool=pool, faults=after, kept=-1, num_unkept=0)
 
+    def _settlings(self, world: World) -> Iterator[tuple[str, World]]:
+        """The second after a restart is over. Within it every gateway that lives greets the server: so much of time is
+        taken for granted."""
+        view = self.pool.view(world.pool)
+        states = [self._values.value(me) for me in world.processes[: self.space.gateways]]
+        sids = [process.sid(me) for process, me in zip(self.processes, states, strict=False)]
+        if view.must_settle and all(sid in view.sessions for sid in sids):
+            yield "the second after the restart is over", world._replace(pool=self.pool.settle(world.pool))
+
     def _expiries(self, world: World) -> Iterator[tuple[str, World]]:
         """A lease runs out: of a process that died, or of one that pauses."""
         faults = world.faults
@@ -263,16 +278,17 @@ class Penstock:
             process.sid(self._values.value(me)): process.name
             for process, me in zip(self.processes, world.processes, strict=True)
         }
-        for sid, (_, _, is_running) in self.pool.view(world.pool).sessions.items():
+        for sid, (kind, _, is_running) in self.pool.view(world.pool).sessions.items():
             if not is_running:
                 continue
             name = sid.decode().strip()
             if sid not in living:
                 yield f"the lease of {name} runs out", world._replace(pool=self.pool.expire(world.pool, sid))
             elif faults.pauses and living[sid] in self.space.pausing:
-                after = faults._replace(pauses=faults.pauses - 1)
-                pool = self.pool.expire(world.pool, sid)
-                yield f"{name} pauses, its lease runs out", world._replace(pool=pool, faults=after)
+                pool, after = self.pool.expire(world.pool, sid), faults._replace(pauses=faults.pauses - 1)
+                is_gone = world.is_witness_gone or kind is SessionKind.GATEWAY
+                after_pause = world._replace(pool=pool, faults=after, is_witness_gone=is_gone)
+                yield f"{name} pauses, its lease runs out", after_pause
 
     def _deaths(self, world: World, faults: Faults) -> Iterator[tuple[str, World]]:
         value, number = self._values.value, self._values.number
@@ -286,7 +302,7 @@ class Penstock:
                     client._replace(gateway=None) if client.gateway == process.name else client
                     for client in value(world.clients)
                 )
-                after = after._replace(clients=number(clients), gateway_died=True)
+                after = after._replace(clients=number(clients), is_witness_gone=True)
             yield f"{process.name} dies", after
 
     def _has_restarted(self, world: World) -> bool:
@@ -298,7 +314,7 @@ class Penstock:
         view, keys = self.pool.view(pool), self.pool.keys
         return (
             all(request.state is RequestState.ENDED and not request.owner for request in view.requests.values())
-            and view.results == frozenset(view.requests)
+            and view.results.keys() == view.requests.keys()
             and not view.lengths.get(keys.prompts)
             and not view.lengths.get(keys.requests)
             and not view.lengths.get(keys.tokens(SHARD))
