@@ -11,6 +11,7 @@ from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
 from gateway_svc.wire import decode_finished
 from gateway_svc.wire.requests import encode_header, encode_request
 from penstock.domain import chain
+from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Prompt, Request
@@ -114,6 +115,8 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
         return Reception(client, is_behind=taken is Refusal.BEHIND)
     before = client.got[taken.sequence]
     got = Got(before.token_ids + taken.token_ids, before.text + taken.text, int(taken.finish))
+    if taken.error is not None and taken.error.code is ErrorCode.STREAM_DIVERGED:
+        return Reception(client._replace(phase=Phase.REFUSED, why="diverged"))
     all_got = (*client.got[: taken.sequence], got, *client.got[taken.sequence + 1 :])
     client = client._replace(got=all_got, phase=Phase.ENDED if all(each.finish for each in all_got) else Phase.OPEN)
     if before.finish:
@@ -126,11 +129,16 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
 def contradicts(asked: Asked, client: Client, result: bytes) -> bool:
     """Whether a stored result is of another history than what a client has."""
     for got, row in zip(client.got, decode_finished(asked.request_id, result), strict=True):
-        if row.token_ids[: len(got.token_ids)] != got.token_ids:
+        if row.token_ids[: len(got.token_ids)] != got.token_ids and client.phase is Phase.OPEN:
             return True
-        if got.finish and (row.token_ids, row.text, int(row.finish)) != got:
+        if is_whole(client) and (row.token_ids, row.text, int(row.finish)) != got:
             return True
     return False
+
+
+def is_whole(client: Client) -> bool:
+    """Whether a client has all that there is of its request: one that was cancelled may end elsewhere another time."""
+    return all(got.finish in (FinishReason.STOP, FinishReason.LENGTH) for got in client.got)
 
 
 def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, samplers: Samplers) -> str:

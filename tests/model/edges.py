@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from clients import TENANT, Asked, Client, Phase, receive, stream_of
+from clients import TENANT, Asked, Client, Phase, is_whole, receive, stream_of
 from explored_pool import ExploredPool, Fields
 from processes import Hold, Move, Process, Stage
 from samplers import Samplers
@@ -16,6 +16,7 @@ from penstock.domain.rows import TextRow
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Attach,
+    Call,
     Cancel,
     Entry,
     LastId,
@@ -39,7 +40,9 @@ def next_entry(pool: ExploredPool, state: int, stream: bytes, behind: bytes) -> 
 
 class GatewayState(NamedTuple):
     hold: Hold
-    to_confirm: frozenset[int] | None = None  # requests to be submitted again, once it is known which
+    submitted: frozenset[int] = frozenset()  # by this process
+    cancelled: frozenset[int] = frozenset()
+    testimony: tuple[Call[Any], ...] | None = None  # what a restarted server is still to be told; None: not known yet
     position: bytes | None = None  # in its text stream; None: its route is new
     wanted: frozenset[int] = frozenset()  # requests to be attached
     probed: frozenset[Any] = frozenset()  # what was asked for again without a sign that it is missing
@@ -63,34 +66,45 @@ class Gateway(Process):
         return GatewayState(Hold(number))
 
     def recovered(self, me: GatewayState) -> GatewayState:
-        return me._replace(position=None, probed=frozenset(), to_confirm=None)
+        return me._replace(position=None, probed=frozenset(), testimony=None)
 
     def greeted(self, me: GatewayState, hold: Hold) -> GatewayState:
         """The server was restarted, or the session is another's: first of all what clients have must be told."""
-        return me._replace(hold=hold._replace(stage=Stage.CONFIRM), to_confirm=None)
+        return me._replace(hold=hold._replace(stage=Stage.CONFIRM), testimony=None)
 
     def come_back(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         if me.hold.stage is not Stage.CONFIRM:
             yield from super().come_back(me, pool, clients)
             return
-        mine = [
-            asked.index
-            for asked, client in zip(self.asked, clients, strict=True)
-            if client.gateway == self.name and client.phase in (Phase.OPEN, Phase.ENDED)
-        ]
-        left = frozenset(mine) if me.to_confirm is None else me.to_confirm
-        if not left:
-            done = me._replace(hold=me.hold._replace(stage=Stage.REVALIDATE), to_confirm=None)
+        testimony = self.testimony(me, clients) if me.testimony is None else me.testimony
+        if not testimony:
+            done = me._replace(hold=me.hold._replace(stage=Stage.REVALIDATE), testimony=None)
             yield from super().come_back(done, pool, clients)
-        for index in left:
-            outcome, behind = self.pool.call(pool, self.witness(me, self.asked[index], clients[index]))
-            name = f"{self.name}: submits {index} again, {outcome.name}"
-            yield Move(name, me._replace(to_confirm=left - {index}), behind)
+            return
+        call, *rest = testimony
+        _, behind = self.pool.call(pool, call)
+        what = "submits again" if isinstance(call, Submit) else "cancels again"
+        yield Move(f"{self.name}: {what}", me._replace(testimony=tuple(rest)), behind)
+
+    def testimony(self, me: GatewayState, clients: tuple[Client, ...]) -> tuple[Call[Any], ...]:
+        """What it submitted and serves, or has served to the end; then its cancels."""
+        submitted = [
+            self.witness(me, asked, client)
+            for asked, client in zip(self.asked, clients, strict=True)
+            if asked.index in me.submitted
+            and client.gateway == self.name
+            and (client.phase is Phase.OPEN or is_whole(client))
+        ]
+        cancels = [self._cancel_of(asked) for asked in self.asked if asked.index in me.cancelled]
+        return (*submitted, *cancels)
 
     def witness(self, me: GatewayState, asked: Asked, client: Client) -> Submit:
         """With the tokens that the client has."""
         tokens = tuple(np.array(got.token_ids, "<u4").tobytes() for got in client.got)
         return replace(self.submission(me, asked), witness=tokens)
+
+    def _cancel_of(self, asked: Asked) -> Cancel:
+        return Cancel(asked.request_id, int(CancelReason.CLIENT), 0, TENANT)
 
     def work(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         stream = self.pool.keys.text(self.sid(me))
@@ -131,6 +145,7 @@ class Gateway(Process):
     def _submit(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
         outcome, behind = self.pool.call(pool, self.submission(me, asked))
         clients = with_client(clients, asked.index, clients[asked.index]._replace(phase=Phase.OPEN))
+        me = me._replace(submitted=me.submitted | {asked.index})
         if outcome is SubmitOutcome.EXISTS:  # its route may be another gateway
             me = me._replace(wanted=me.wanted | {asked.index})
         wrong = "" if outcome in (SubmitOutcome.CREATED, SubmitOutcome.EXISTS) else f"a submit found {outcome.name}"
@@ -155,13 +170,16 @@ class Gateway(Process):
         return Move(name, me, behind, with_client(clients, asked.index, client), wrong=wrong)
 
     def _cancel(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
-        _, behind = self.pool.call(pool, Cancel(asked.request_id, int(CancelReason.CLIENT), 0, TENANT))
+        _, behind = self.pool.call(pool, self._cancel_of(asked))
+        me = me._replace(cancelled=me.cancelled | {asked.index})
         client = clients[asked.index]._replace(wants_cancel=True)
         return Move(f"{self.name}: cancels {asked.index}", me, behind, with_client(clients, asked.index, client))
 
     def _read(self, me: GatewayState, pool: int, clients: tuple[Client, ...], entry: Entry) -> Move:
-        _, rows = decode_text(entry.fields[k.PAYLOAD])
         me = me._replace(position=entry.entry_id)
+        if k.PAYLOAD not in entry.fields:  # another gateway has taken a request: its client went there
+            return Move(f"{self.name}: reads that it lost a request", me, pool)
+        _, rows = decode_text(entry.fields[k.PAYLOAD])
         before, wrong = clients, ""
         for asked in self.asked:
             if self._serves(clients[asked.index]):

@@ -191,7 +191,7 @@ RULES = [
     ),
     Rule(
         "results of another epoch are dropped",
-        Space("", workers=2, is_warm=True, faults=Faults(pauses=1), pausing=named("worker0")),
+        Space("", workers=2, is_warm=True, samples=2, max_tokens=1, faults=Faults(pauses=1), pausing=named("worker0")),
         processes={SessionKind.SCHEDULER: _TakesAnyResult},
     ),
     Rule("gateways are witnesses", _RESTART, processes={SessionKind.GATEWAY: _NoWitness}),
