@@ -226,13 +226,21 @@ class SchedulerProcess(Process):
         if claimed is None:
             yield Move(f"{self.name}: may not claim, is fenced", self.fenced(me), behind)
         elif claimed is not NOT_YET:
-            yield Move(f"{self.name}: claims {len(claimed)}", self.added(me, [(each, ()) for each in claimed]), behind)
+            after = self.added(me, [(each, ()) for each in claimed])
+            wrong = self._what_is_wrong(me, after, behind)
+            yield Move(f"{self.name}: claims {len(claimed)}", after, behind, wrong=wrong)
 
     def load(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         loaded, behind = self.pool.call(pool, Load(self.sid(me), me.to_load))
         if loaded is NOT_YET:
             return
-        yield Move(f"{self.name}: loads", self.fenced(me) if loaded is None else self.loaded(me, loaded), behind)
+        after = self.fenced(me) if loaded is None else self.loaded(me, loaded)
+        yield Move(f"{self.name}: loads", after, behind, wrong=self._what_is_wrong(me, after, behind))
+
+    def _what_is_wrong(self, before: SchedulerState, after: SchedulerState, pool: int) -> str:
+        requests, known = self.pool.view(pool).requests, dict(before.held)
+        ignored = [each for each, _ in after.held if each not in known and requests[each].is_cancelled]
+        return "a request goes on that was cancelled before" if ignored else ""
 
     def generate(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         """Rows that wait, or else the next token of any sample."""

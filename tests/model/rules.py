@@ -6,7 +6,7 @@ process that stands for it here.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,13 +24,18 @@ from world import Faults, Penstock, Space
 from detokenizer_svc.core.batch import LogBatch
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.sequence import Sequence
+from gateway_svc.core.streams import ClientStream, Refusal
 from penstock.domain.finish import FinishReason
+from penstock.domain.rows import TextRow
 from scheduler_svc.core import scheduler as scheduler_core
 from scheduler_svc.wire import ReceivedResult
 from servicekit.bus import calls as c
 from servicekit.bus.calls import SessionKind
 from servicekit.bus.memory_pool import MemoryPool
 from servicekit.bus.memory_sessions import MemorySessions
+
+
+SPLICE = "a client got tokens that were not sampled behind each other"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Rule:
     pool_type: type[MemoryPool] = MemoryPool
     processes: dict[SessionKind, type[Process]] = field(default_factory=dict)
     off: Callable[[], AbstractContextManager[Any]] = nullcontext
+    reason: str = ""  # what must be broken; empty: anything
 
     def model(self) -> Penstock:
         """Everything without the rule; to be explored inside of `off()`."""
@@ -87,6 +93,11 @@ class _CompactsWithoutLease(MemoryPool):
             return super()._compact(call)
 
 
+class _HidesCancels(MemoryPool):
+    def _stored(self, request_id: bytes, request: Any) -> c.StoredRequest:
+        return replace(super()._stored(request_id, request), cancel_reason=0)
+
+
 def _never_settles() -> AbstractContextManager[Any]:
     return patch.object(MemorySessions, "is_settled", lambda _: True)
 
@@ -100,6 +111,19 @@ def _new_tokens_without_hash(
     known = len(sequence.token_ids) - int(batch.rows.positions[row])
     is_new = 0 <= known < len(token_ids) or (known == len(token_ids) and bool(finish))
     return token_ids[known:] if sequence.end is None and is_new else None
+
+
+_accept = ClientStream.accept
+
+
+def _accepts_without_hash(self: ClientStream, row: TextRow) -> TextRow | Refusal:
+    state = self.sequences[row.sequence]
+    known, known_chars = state.num_tokens - row.token_offset, state.num_chars - row.text_offset
+    if 0 <= known <= len(row.token_ids) and 0 <= known_chars <= len(row.text):
+        ids, text = row.token_ids[known:], row.text[known_chars:]
+        offsets = {"token_offset": state.num_tokens, "text_offset": state.num_chars}
+        row = replace(row, **offsets, chain=state.chain, token_ids=ids, text=text)  # type: ignore[arg-type]
+    return _accept(self, row)
 
 
 # In the services' loops.
@@ -161,7 +185,7 @@ class _TakesAnyResult(PlanningScheduler):
         return True
 
 
-_RESTART = Space("", is_warm=True, faults=Faults(restarts=1, lost_writes=2))
+_RESTART = Space("", is_warm=True, keeps_nothing=True, faults=Faults(restarts=1, lost_writes=2))
 _TAKE_OVER = Space("", schedulers=2, is_warm=True, faults=Faults(pauses=1), pausing=named("scheduler0"))
 _TAKE_OVER_AND_DEATH = Space(
     "",
@@ -189,24 +213,32 @@ RULES = [
         Space("", detokenizers=2, is_warm=True, compacts=True, faults=Faults(pauses=1), pausing=named("detokenizer0")),
         _CompactsWithoutLease,
     ),
+    Rule("claim and load read the cancel flag", Space("", max_tokens=1, may_cancel=True), _HidesCancels),
     Rule(
         "results of another epoch are dropped",
         Space("", workers=2, is_warm=True, samples=2, max_tokens=1, faults=Faults(pauses=1), pausing=named("worker0")),
         processes={SessionKind.SCHEDULER: _TakesAnyResult},
     ),
-    Rule("gateways are witnesses", _RESTART, processes={SessionKind.GATEWAY: _NoWitness}),
-    Rule("a restarted pool settles", _RESTART, off=_never_settles),
+    Rule("gateways are witnesses", replace(_RESTART, max_tokens=1), processes={SessionKind.GATEWAY: _NoWitness}),
+    Rule("a restarted pool settles", replace(_RESTART, max_tokens=1), off=_never_settles),
     Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
     Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),
     Rule(
         "ends are derived behind a witness",
-        Space("", is_warm=True, kinds=(Kind.PLAIN, Kind.EOS), faults=Faults(restarts=1, lost_writes=3)),
+        replace(_RESTART, kinds=(Kind.PLAIN, Kind.EOS)),
         off=lambda: patch.object(scheduler_core, "ended_by_tokens", lambda _: None),
     ),
     Rule(
+        "gateways check the hash",
+        replace(_RESTART, pausing=named("gateway0"), faults=Faults(pauses=1, restarts=1, lost_writes=2)),
+        off=lambda: patch.object(ClientStream, "accept", _accepts_without_hash),
+        reason=SPLICE,
+    ),
+    Rule(
         "detokenizers check the hash",
-        _RESTART,
-        processes={SessionKind.SCHEDULER: _KeepsRequests},
+        _TAKE_OVER,
+        _UnfencedCommit,  # the first line of defence; without it alone nothing worse than a standstill happens
         off=lambda: patch.object(Detokenizer, "_new_tokens", _new_tokens_without_hash),
+        reason=SPLICE,
     ),
 ]

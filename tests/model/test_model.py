@@ -25,3 +25,4 @@ def test_without_a_rule_a_promise_is_broken(rule: Rule) -> None:
         found = explore(rule.model())
     print(f"without '{rule.name}': {found}\n{found.counterexample}")
     assert found.counterexample is not None
+    assert rule.reason in found.counterexample.reason

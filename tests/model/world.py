@@ -47,6 +47,7 @@ class Space:
     compacts: bool = False  # at any time, not only when the log is long
     mortal: frozenset[str] = frozenset()  # names of the processes that may die
     pausing: frozenset[str] = frozenset()
+    keeps_nothing: bool = False  # a restart comes soon and brings the first state back
     is_warm: bool = False  # the first scheduler has claimed what there is, the first detokenizer has the shard
     faults: Faults = field(default_factory=Faults)
 
@@ -127,7 +128,8 @@ class Penstock:
             states, pool = self._warm(states, pool, clients)
         number = self._values.number
         processes = tuple(number(state) for state in states)
-        return World(pool, number(clients), self.space.faults, False, -1, 0, 0, processes)
+        kept = pool if self.space.keeps_nothing else -1
+        return World(pool, number(clients), self.space.faults, False, kept, 0, 0, processes)
 
     def _warm(self, states: list[Any], pool: int, clients: Any) -> tuple[list[Any], int]:
         names = [process.name for process in self.processes]
