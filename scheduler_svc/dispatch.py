@@ -15,7 +15,7 @@ from penstock.domain.request import format_request_id
 from penstock.domain.rows import TokenRows
 from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.core.history import History, diverged_rows, restore
-from scheduler_svc.core.rows import cancel_error, select_rows
+from scheduler_svc.core.rows import cancel_error, finish_of, select_rows
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.metrics import Meters
@@ -318,7 +318,7 @@ class Dispatcher:
             self._log_rows(unstarted_rows(request_id, num_samples(stored.body), failure))
             return
         histories = histories or [History() for _ in range(request.n)]
-        lacking = restore(request_id, histories, witness)
+        lacking = restore(request_id, histories, witness, partial(finish_of, request))
         if lacking is None:
             _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
             self._log_rows(diverged_rows(request_id, histories))

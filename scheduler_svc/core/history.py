@@ -1,6 +1,6 @@
 """What is known of a sequence that another scheduler began: what the log holds, and what its client has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,13 +39,22 @@ class History:
         return self.token_ids[:shared] == token_ids[:shared].tolist() and not (is_longer and self.has_ended)
 
 
-def restore(request_id: bytes, histories: Sequence[History], witness: Sequence[U32]) -> TokenRows | None:
+def restore(
+    request_id: bytes,
+    histories: Sequence[History],
+    witness: Sequence[U32],
+    finish_of: Callable[[Sequence[int]], FinishReason],
+) -> TokenRows | None:
     """Extends histories by what clients have beyond them; generation goes on behind the longer of the two.
+
+    An end that the tokens bring stands in the row of the token that brought it, as when it was sampled: a detokenizer
+    leaves that token out of the text.
 
     Args:
         request_id: whose sequences they are.
         histories: one for each sequence, as the log has it.
         witness: u32[tokens] for each sequence: what its client has; may be fewer.
+        finish_of: the end that a sequence's tokens have brought it.
 
     Returns:
         Rows of what the log lacks. None: some client has what does not belong to its log, and nothing was changed.
@@ -53,7 +62,7 @@ def restore(request_id: bytes, histories: Sequence[History], witness: Sequence[U
     pairs = list(zip(histories, witness, strict=False))
     if not all(history.agrees_with(token_ids) for history, token_ids in pairs):
         return None
-    sequences, positions, chains, lacking = [], [], [], []
+    sequences, positions, chains, lacking, finishes = [], [], [], [], []
     for index, (history, token_ids) in enumerate(pairs):
         if len(token_ids) > (position := len(history.token_ids)):
             sequences.append(index)
@@ -61,6 +70,8 @@ def restore(request_id: bytes, histories: Sequence[History], witness: Sequence[U
             chains.append(history.chain)
             lacking.append(token_ids[position:])
             history.extend(token_ids[position:])
+            finishes.append(finish_of(history.token_ids))
+            history.has_ended = bool(finishes[-1])
     num_rows = len(sequences)
     return TokenRows(
         request_ids=[request_id] * num_rows,
@@ -69,7 +80,7 @@ def restore(request_id: bytes, histories: Sequence[History], witness: Sequence[U
         chains=np.array(chains, np.uint64),
         counts=np.array([len(each) for each in lacking], np.uint32),
         token_ids=np.concatenate(lacking) if lacking else NO_TOKENS,
-        finishes=np.zeros(num_rows, np.uint8),
+        finishes=np.array(finishes, np.uint8),
         cached_tokens=np.zeros(num_rows, np.uint32),
     )
 

@@ -1,5 +1,6 @@
 """Makes the rows of the log: the tokens of a result, and the ends that need no token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, FinishReason, RequestError
 from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
 from penstock.domain.rows import U8, TokenRows
-from scheduler_svc.core.sequence import SequenceState
+from scheduler_svc.core.sequence import QueuedRequest, SequenceState
 from scheduler_svc.core.worker import I64, Mask, WorkerState
 
 
@@ -47,15 +48,20 @@ def cancel_error(reason: CancelReason) -> RequestError | None:
             return None
 
 
+def finish_of(request: QueuedRequest, output: Sequence[int]) -> FinishReason:
+    """The end that its output tokens have brought a sequence; UNSPECIFIED: it goes on."""
+    stopping = request.stopping
+    if len(output) > stopping.min_tokens and output[-1] in request.all_stop_ids:
+        return FinishReason.STOP
+    if stopping.max_tokens is not None and len(output) >= stopping.max_tokens:
+        return FinishReason.LENGTH
+    return FinishReason.UNSPECIFIED
+
+
 def ended_by_tokens(sequence: SequenceState) -> End | None:
     """The end that the tokens of a sequence which another scheduler began have brought already, if any."""
-    stopping = sequence.request.queued.stopping
-    num_output_tokens = len(sequence.output)
-    if num_output_tokens > stopping.min_tokens and sequence.output[-1] in sequence.request.stop_token_ids:
-        return End(sequence, FinishReason.STOP)
-    if stopping.max_tokens is not None and num_output_tokens >= stopping.max_tokens:
-        return End(sequence, FinishReason.LENGTH)
-    return None
+    finish = finish_of(sequence.request.queued, sequence.output)
+    return End(sequence, finish) if finish else None
 
 
 def condemned(sequence: SequenceState, num_alone: int) -> End:

@@ -33,6 +33,12 @@ class QueuedRequest:
     ended_sequences: frozenset[int] = frozenset()
     num_strikes: int = 0  # workers that died while they computed it
 
+    @property
+    def all_stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a sequence: EOS, unless it is ignored, and the request's stop ids."""
+        eos = () if self.stopping.ignore_eos else self.eos_token_ids
+        return tuple(dict.fromkeys((*eos, *self.stopping.stop_token_ids)))
+
 
 class Status(Enum):
     """Where a sequence is."""
@@ -51,8 +57,7 @@ class RequestState:
         self.added_ns = added_ns
         self.order = order  # of arrival at this scheduler: breaks ties
         self.prompt: U32 = np.ascontiguousarray(queued.prompt_token_ids, np.uint32)
-        eos = () if queued.stopping.ignore_eos else queued.eos_token_ids
-        self.stop_token_ids = tuple(dict.fromkeys((*eos, *queued.stopping.stop_token_ids)))
+        self.stop_token_ids = queued.all_stop_ids
         self.root = root_hash(queued.cache_salt)
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n

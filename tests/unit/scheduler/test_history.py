@@ -20,6 +20,10 @@ def history(token_ids: Sequence[int] = (), *, has_ended: bool = False) -> Histor
     return made
 
 
+def goes_on(_: Sequence[int]) -> FinishReason:
+    return FinishReason.UNSPECIFIED
+
+
 def tokens(*token_ids: int) -> np.ndarray:
     return np.array(token_ids, np.uint32)
 
@@ -27,7 +31,7 @@ def tokens(*token_ids: int) -> np.ndarray:
 @pytest.mark.parametrize("witness", [(), (1,), (1, 2, 3)])
 def test_a_log_that_has_all_that_the_client_has_stays_as_it_is(witness: tuple[int, ...]) -> None:
     histories = [history((1, 2, 3))]
-    rows = restore(ID, histories, [tokens(*witness)])
+    rows = restore(ID, histories, [tokens(*witness)], goes_on)
     assert rows is not None
     assert len(rows) == len(rows.token_ids) == 0
     assert histories == [history((1, 2, 3))]
@@ -35,7 +39,7 @@ def test_a_log_that_has_all_that_the_client_has_stays_as_it_is(witness: tuple[in
 
 def test_what_the_log_lacks_becomes_rows_behind_it() -> None:
     histories = [history((1, 2)), history((7,)), history()]
-    rows = restore(ID, histories, [tokens(1, 2, 3, 4), tokens(7), tokens(5)])
+    rows = restore(ID, histories, [tokens(1, 2, 3, 4), tokens(7), tokens(5)], goes_on)
     assert rows is not None
     assert rows.request_ids == [ID, ID]
     assert rows.sequences.tolist() == [0, 2]
@@ -49,15 +53,28 @@ def test_what_the_log_lacks_becomes_rows_behind_it() -> None:
 
 def test_restored_rows_are_taken_by_a_reader_of_the_log() -> None:
     reader, histories = history((1, 2)), [history((1, 2))]
-    rows = restore(ID, histories, [tokens(1, 2, 3)])
+    rows = restore(ID, histories, [tokens(1, 2, 3)], goes_on)
     assert rows is not None
     reader.take(int(rows.positions[0]), int(rows.chains[0]), int(rows.finishes[0]), rows.token_ids)
     assert reader == histories[0]
 
 
+def test_a_restored_end_stands_in_the_row_of_its_token() -> None:
+    histories = [history((1,)), history((1,))]
+    rows = restore(
+        ID,
+        histories,
+        [tokens(1, 9), tokens(1, 2)],
+        lambda output: FinishReason.STOP if output[-1] == 9 else FinishReason.UNSPECIFIED,
+    )
+    assert rows is not None
+    assert rows.finishes.tolist() == [FinishReason.STOP, FinishReason.UNSPECIFIED]
+    assert histories == [history((1, 9), has_ended=True), history((1, 2))]
+
+
 def test_a_witness_of_fewer_sequences_says_nothing_of_the_others() -> None:
     histories = [history((1,)), history((2,))]
-    rows = restore(ID, histories, [tokens(1, 5)])
+    rows = restore(ID, histories, [tokens(1, 5)], goes_on)
     assert rows is not None
     assert rows.sequences.tolist() == [0]
 
@@ -69,7 +86,7 @@ def test_a_witness_of_fewer_sequences_says_nothing_of_the_others() -> None:
 )
 def test_another_history_is_not_spliced_in(logged: tuple[int, ...], has_ended: bool, witness: tuple[int, ...]) -> None:
     histories = [history((5,)), history(logged, has_ended=has_ended)]
-    assert restore(ID, histories, [tokens(5, 6), tokens(*witness)]) is None
+    assert restore(ID, histories, [tokens(5, 6), tokens(*witness)], goes_on) is None
     assert histories == [history((5,)), history(logged, has_ended=has_ended)]
 
 
