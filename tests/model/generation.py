@@ -1,7 +1,8 @@
 """Schedulers: the real core says how requests go on, around it is the smallest process that makes the same calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ from explored_pool import ExploredPool
 from processes import Hold, Move, Process, Stage
 from samplers import Kind, Samplers
 
-from penstock.domain.finish import CancelReason
+from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.plan import StepResult
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core import rows as core_rows
 from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
-from scheduler_svc.core.sequence import Status
+from scheduler_svc.core.sequence import QueuedRequest, Status
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_request, decode_witness, encode_rows, num_samples, read_histories
 from servicekit.bus import keys as k
@@ -81,16 +83,23 @@ class Continuations:
         key = (sid, request_id, samples, "cancel", reason, sequence)
         return self._look_up(key, lambda: self._cancel(sid, request_id, samples, reason, sequence))
 
-    def _look_up(self, key: object, make: "Sequence[object] | object") -> Continued:
+    def finish_of(self, request_id: bytes) -> Callable[[Sequence[int]], FinishReason]:
+        """The end that output tokens of a request have brought."""
+        return partial(core_rows.finish_of, self._request(request_id))
+
+    def _look_up(self, key: object, make: Callable[[], Continued]) -> Continued:
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = make()  # type: ignore[operator]
+            known = self._known[key] = make()
         return known
 
-    def _core(self, request_id: bytes, samples: Samples) -> tuple[Scheduler, TokenRows]:
+    def _request(self, request_id: bytes) -> QueuedRequest:
         asked = self._asked[request_id]
+        return decode_request(request_id, asked.header, asked.body, asked.meta)
+
+    def _core(self, request_id: bytes, samples: Samples) -> tuple[Scheduler, TokenRows]:
         request = replace(
-            decode_request(request_id, asked.header, asked.body, asked.meta),
+            self._request(request_id),
             output_token_ids=tuple(np.array(sample.token_ids, np.uint32) for sample in samples),
             ended_sequences=frozenset(index for index, sample in enumerate(samples) if sample.has_ended),
         )
@@ -295,7 +304,8 @@ class SchedulerProcess(Process):
             if stored.request_id in dict(me.held):
                 continue
             histories = known or [History() for _ in range(self.asked[stored.request_id].num_samples)]
-            rows = restore(stored.request_id, histories, decode_witness(stored.witness))
+            finish_of = self.continuations.finish_of(stored.request_id)
+            rows = restore(stored.request_id, histories, decode_witness(stored.witness), finish_of)
             has_diverged = rows is None
             if rows is None:
                 rows = diverged_rows(stored.request_id, histories)

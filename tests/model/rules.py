@@ -27,13 +27,12 @@ from detokenizer_svc.core.sequence import Sequence
 from gateway_svc.core.streams import ClientStream, Refusal
 from penstock.domain.finish import FinishReason
 from penstock.domain.rows import TextRow
-from scheduler_svc.core import scheduler as scheduler_core
+from scheduler_svc.core import rows as core_rows
 from scheduler_svc.wire import ReceivedResult
 from servicekit.bus import calls as c
 from servicekit.bus.calls import SessionKind
 from servicekit.bus.memory_pool import MemoryPool
 from servicekit.bus.memory_sessions import MemorySessions
-
 
 SPLICE = "a client got tokens that were not sampled behind each other"
 
@@ -226,7 +225,7 @@ RULES = [
     Rule(
         "ends are derived behind a witness",
         replace(_RESTART, kinds=(Kind.PLAIN, Kind.EOS)),
-        off=lambda: patch.object(scheduler_core, "ended_by_tokens", lambda _: None),
+        off=lambda: patch.object(core_rows, "finish_of", lambda *_: FinishReason.UNSPECIFIED),
     ),
     Rule(
         "gateways check the hash",

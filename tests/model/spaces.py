@@ -87,6 +87,13 @@ SPACES = [
     ),
     Space("the server restarts", is_warm=True, faults=Faults(restarts=1, lost_writes=3)),
     Space(
+        "all ends, and the server restarts",
+        kinds=ALL_KINDS,
+        is_warm=True,
+        keeps_nothing=True,
+        faults=Faults(restarts=1, lost_writes=3),
+    ),
+    Space(
         "cancels",
         kinds=ALL_KINDS,
         may_cancel=True,
