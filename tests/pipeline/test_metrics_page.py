@@ -1,8 +1,9 @@
 """docs/architecture.md lists exactly the metrics that there are, with their labels and the services they are from."""
 
 import re
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from in_memory import Pipeline
@@ -40,7 +41,14 @@ def test_the_page_lists_the_metrics_that_there_are(checkpoint: Path) -> None:
     worker = {"runner": "simulated", "step_ms": 1.0, "num_blocks": 64}
     with Pipeline(checkpoint, worker=worker) as pipeline:
         pipeline.client.complete([1, 2], SamplingParams(max_tokens=3))
-        found = list(families(pipeline))
+        deadline_s = time.monotonic() + 20
+        while (found := shown(families(pipeline))) != listed() and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # some have labels once something was looked at
+    assert found == listed()
+
+
+def shown(found: Iterable[tuple[str, Metric]]) -> Listed:
+    """What there is, as the page lists it."""
     labels: dict[str, set[str]] = defaultdict(set)
     services: dict[str, set[str]] = defaultdict(set)
     for service, family in found:
@@ -49,7 +57,7 @@ def test_the_page_lists_the_metrics_that_there_are(checkpoint: Path) -> None:
         name = family.name.removeprefix("penstock_") + SUFFIXES.get(family.type, "")
         services[name].add(service)
         labels[name] |= {label for sample in family.samples for label in sample.labels} - {"le"}
-    assert {name: (frozenset(labels[name]), frozenset(services[name])) for name in services} == listed()
+    return {name: (frozenset(labels[name]), frozenset(services[name])) for name in services}
 
 
 def test_durations_are_seconds() -> None:
