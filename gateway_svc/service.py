@@ -257,7 +257,7 @@ class GatewayService:
             return
         received_ns, began_s = time.time_ns(), time.perf_counter()
         try:
-            sent_ns, rows = wire.decode_text(entry.fields.get(k.PAYLOAD, b""))
+            sent_ns, rows = wire.decode_text(entry.fields.get(k.PAYLOAD, b"\xff"))
         except wire.PoisonMessageError as error:
             await self._bury(entry, str(error))
             return

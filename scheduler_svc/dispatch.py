@@ -39,6 +39,7 @@ from servicekit.bus.calls import (
     Append,
     Call,
     Claim,
+    Claimed,
     Commit,
     Entry,
     ListSessions,
@@ -260,11 +261,14 @@ class Dispatcher:
 
     # Requests.
 
-    def claimed(self, claimed: list[StoredRequest] | Settling) -> None:
+    def claimed(self, claimed: Claimed | Settling) -> None:
         """What a claim has brought."""
         if claimed is NOT_YET:
             self._sweep_ns = time.monotonic_ns() + ASK_AGAIN_NS
             return
+        if claimed.num_buried:
+            _log.error("dead letters", stream="requests", count=claimed.num_buried, why=keys.NO_REQUEST.decode())
+            self._meters.dead_letters["requests"] += claimed.num_buried
         self._is_claim_due = len(claimed) == CLAIM_COUNT
         for request in claimed:
             self._add(request)

@@ -11,7 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.v1 import common_pb2
 
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
@@ -97,7 +97,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
             return handler
         method = handler_call_details.method
         coders = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _lenient(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
@@ -109,9 +109,32 @@ class ErrorInterceptor(aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **coders)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands for a message that is not one of its method's: what gRPC itself would say of it has no trailer."""
+
+    why: str
+
+
+def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(payload: bytes) -> Any:
+        try:
+            return deserialize(payload)
+        except Exception as error:  # noqa: BLE001  (whatever the generated code finds wrong with it)
+            return _Unreadable(str(error))
+
+    return read
+
+
+def _check(request: Any, method: str) -> None:
+    if isinstance(request, _Unreadable):
+        raise invalid(f"the message cannot be read as one of {method}: {request.why}")
+
+
 def _single(behavior: Callable[[Any, Any], Any], method: str) -> Any:
     async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         try:
+            _check(request, method)
             reply = behavior(request, context)
             return await reply if inspect.isawaitable(reply) else reply
         except Exception as error:  # noqa: BLE001
@@ -125,6 +148,7 @@ def _stream(behavior: Callable[[Any, Any], Any], method: str) -> Any:
 
         async def generate(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
+                _check(request, method)
                 async for message in behavior(request, context):
                     yield message
             except Exception as error:  # noqa: BLE001

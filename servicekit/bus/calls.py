@@ -9,7 +9,7 @@ A session is alive while its `until` lies ahead of the server's clock. One whose
 long as nobody took what it held. Times that decide anything are the server's; `*_ns` fields only measure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final, Generic, TypeVar
@@ -273,7 +273,10 @@ class Tokenized(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Overdue(Call[list[StoredRequest]]):
-    """Up to `count` requests in state PROMPT or READY that are cancelled or past their deadline: for `Reject`."""
+    """Up to `count` requests in state PROMPT or READY that are cancelled or past their deadline: for `Reject`.
+
+    Those with a witness are left out: their end comes behind what their clients have, from a scheduler.
+    """
 
     count: int
 
@@ -308,8 +311,16 @@ class Reject(Call[bool]):
     row: bytes  # penstock.v1.TokenBatch with one finish row for every sequence
 
 
+class Claimed(list[StoredRequest]):
+    """Requests that a scheduler owns from now on."""
+
+    def __init__(self, requests: Iterable[StoredRequest] = (), num_buried: int = 0) -> None:
+        super().__init__(requests)
+        self.num_buried = num_buried  # entries that moved to `dead`
+
+
 @dataclass(frozen=True, slots=True)
-class Claim(Call[list[StoredRequest] | Settling | None]):
+class Claim(Call[Claimed | Settling | None]):
     """Takes up to `count` requests from the head of `requests`: READY → RUNNING, owned by `sid`, in `shard`.
 
     Each is opened in the log of its shard in the same moment. Entries that lead nowhere are deleted, those that hold

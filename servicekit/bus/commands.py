@@ -72,10 +72,10 @@ def _optional_stored(reply: Reply) -> c.StoredRequest | None:
     return _stored(reply) if reply else None
 
 
-def _claimed(reply: Reply) -> list[c.StoredRequest] | c.Settling | None:
+def _claimed(reply: Reply) -> c.Claimed | c.Settling | None:
     if reply == _NOT_YET:
         return c.NOT_YET
-    return None if reply is None else [_stored(request) for request in reply]
+    return None if reply is None else c.Claimed(map(_stored, reply[0]), reply[1])
 
 
 def _taken(reply: Reply) -> list[bytes] | c.Settling | None:

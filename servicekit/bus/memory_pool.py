@@ -170,21 +170,23 @@ class MemoryPool:
         return True
 
     def _overdue(self, call: c.Overdue) -> list[c.StoredRequest]:
-        return [self._stored(each, self._requests[each]) for each in self._waiting.overdue(call.count)]
+        late = [(each, self._requests[each]) for each in self._waiting.overdue(call.count)]
+        return [self._stored(request_id, request) for request_id, request in late if not request.witness]
 
-    def _claim(self, call: c.Claim) -> list[c.StoredRequest] | c.Settling | None:
+    def _claim(self, call: c.Claim) -> c.Claimed | c.Settling | None:
         if not self._sessions.is_active(call.sid):
             return None
         if not self._sessions.settle():
             return c.NOT_YET
         waiting = self._streams.get(self._keys.requests)
-        claimed: list[c.StoredRequest] = []
+        claimed = c.Claimed()
         while len(claimed) < call.count and (head := waiting.read(b"0-0", call.count - len(claimed))):
             for entry in head:
                 waiting.delete(entry.entry_id)
                 request_id = entry.fields.get(k.REQUEST, b"")
                 if len(request_id) != 16:
                     self._bury(self._keys.requests, entry.fields)
+                    claimed.num_buried += 1
                     continue
                 request = self._requests.get(request_id)
                 if request is None or request.state is not c.RequestState.READY:

@@ -170,12 +170,15 @@ local function reject(keys, args)
   return 1
 end
 
--- What waits for tokens or a scheduler and is cancelled or past its time: for `reject`.
+-- What waits for tokens or a scheduler and is cancelled or past its time: for `reject`. Who has tokens already needs an
+-- end behind them, which only a scheduler can write.
 local function overdue(keys, args)
   local prefix, count = keys[1], args[1]
   local found = {}
   for _, digits in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', whole(now_ms()), 'LIMIT', 0, count)) do
-    found[#found + 1] = stored(prefix .. 'req:' .. digits, unhex(digits))
+    if redis.call('HEXISTS', prefix .. 'req:' .. digits, 'witness') == 0 then
+      found[#found + 1] = stored(prefix .. 'req:' .. digits, unhex(digits))
+    end
   end
   return found
 end
@@ -201,7 +204,7 @@ local function claim(keys, args)
   if not settle(prefix) then
     return NOT_YET
   end
-  local stream, wanted, claimed = prefix .. 'requests', tonumber(count), {}
+  local stream, wanted, claimed, num_buried = prefix .. 'requests', tonumber(count), {}, 0
   while #claimed < wanted do
     local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(wanted - #claimed))
     if #head == 0 then
@@ -213,6 +216,7 @@ local function claim(keys, args)
       local key = id and request_key(prefix, id)
       if not id then
         bury(prefix, stream, entry[2])
+        num_buried = num_buried + 1
       elseif redis.call('HGET', key, 'state') == 'READY' then
         redis.call('HSET', key, 'owner', sid)
         redis.call('SADD', prefix .. 'own:' .. sid, hex(id))
@@ -222,7 +226,7 @@ local function claim(keys, args)
       end
     end
   end
-  return claimed
+  return { claimed, num_buried }
 end
 
 local function take(keys, args)

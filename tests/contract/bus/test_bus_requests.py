@@ -13,6 +13,7 @@ from servicekit.bus.calls import (
     Attachment,
     Cancel,
     Claim,
+    Claimed,
     Commit,
     Fetch,
     LeaseShard,
@@ -217,8 +218,8 @@ def test_claim_buries_hints_that_hold_no_request(flow: Flow) -> None:
     request_id = flow.ready()
     flow.connection.call(Append(keys.requests, {k.SENT_NS: b"1", k.REQUEST: request_id}))
     claimed = flow.connection.call(Claim(scheduler, 10, 0))
-    assert claimed is not None
-    assert ids(claimed) == [request_id]
+    assert isinstance(claimed, Claimed)
+    assert (ids(claimed), claimed.num_buried) == ([request_id], 3)
     assert flow.connection.call(Length(keys.requests)) == 0
     buried = flow.fields(keys.dead)
     head = {k.STREAM: keys.requests, k.WHY: k.NO_REQUEST}

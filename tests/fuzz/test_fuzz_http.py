@@ -1,0 +1,109 @@
+"""Random bytes, headers and mutated JSON to every HTTP route: no 500, errors of one shape, and life goes on."""
+
+import json
+import random
+import socket
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from fired_at import FiredAt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutations import EXTREMES, ROUNDS, SEED, TEXTS, mutated, random_bytes
+
+from gateway_svc.core.openai import parse_chat, parse_completion
+from penstock.domain.errors import PenstockError
+
+COMPLETION: dict[str, Any] = {
+    "model": "simulated", "prompt": [1, 2, 3], "n": 1, "temperature": 0.5, "top_p": 1, "top_k": 3, "min_p": 0.1,
+    "repetition_penalty": 1.1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {"5": 1}, "seed": 7,
+    "max_tokens": 3, "min_tokens": 1, "stop": ["zz"], "stop_token_ids": [9], "ignore_eos": True, "priority": 1,
+    "user": "u", "stream": True, "stream_options": {"include_usage": True}, "logprobs": 2, "echo": False,
+    "return_tokens_as_token_ids": True, "skip_special_tokens": True, "include_stop_str_in_output": True,
+}  # fmt: skip
+CHAT: dict[str, Any] = {
+    **{name: value for name, value in COMPLETION.items() if name not in ("prompt", "logprobs", "echo")},
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"}],
+    "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3, "chat_template_kwargs": {"x": 1}, "tools": [],
+}  # fmt: skip
+ROUTES = (
+    ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/%s"),
+    ("GET", "/v1/requests/%s"), ("DELETE", "/v1/requests/%s"), ("GET", "/v1/requests/%s/events"), ("GET", "/health"),
+    ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"),
+)  # fmt: skip
+HEADERS = ("x-request-timeout-s", "last-event-id", "idempotency-key", "traceparent", "authorization", "x-request-id",
+           "content-type", "content-encoding", "expect", "x-resumable", "accept")  # fmt: skip
+STRANGE = (None, True, -1, 0, 1e308, "", "x", [], {}, [None], [[]], {"a": {}}, [1, "x"], *EXTREMES, *TEXTS)
+
+
+def strange_json(dice: random.Random, valid: dict[str, Any]) -> bytes:
+    """A body with fields that are missing or of other types and sizes, sometimes no JSON at all."""
+    body = {name: value for name, value in valid.items() if dice.random() < 0.6 or name in ("prompt", "messages")}
+    for _ in range(dice.randrange(3)):
+        body[dice.choice([*valid, "unknown"])] = dice.choice(STRANGE)
+    content = json.dumps(body).encode()
+    return mutated(dice, content) if dice.random() < 0.3 else content
+
+
+def headers(dice: random.Random) -> dict[str, bytes]:
+    values = ("1", "0", "-1", "nan", "1e999", "x" * 300, "é".encode("latin-1").decode("latin-1"), "Bearer x", "0-0")
+    names = dice.sample(HEADERS, dice.randrange(3))
+    return {name: dice.choice(values).encode("latin-1") for name in names}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_answers_or_says_what_is_wrong(pipeline: FiredAt, method: str, path: str) -> None:
+    dice = random.Random(f"{SEED} {method} {path}")
+    with httpx.Client(base_url=pipeline.url, timeout=20.0) as http:
+        for _ in range(ROUNDS):
+            body = b""
+            if method == "POST":
+                body = strange_json(dice, CHAT if "chat" in path else COMPLETION)
+                if dice.random() < 0.1:
+                    body = random_bytes(dice)
+            name = dice.choice(("x", "0" * 32, "cmpl-" + "a" * 32, "%00", "..%2f..", "é", "%ff"))
+            url = path % name if "%s" in path else path
+            used = dice.choice((method, method, method, "PUT", "GET", "POST", "DELETE", "PATCH"))
+            reply = http.request(used, url, content=body, headers=headers(dice))
+            assert reply.status_code < 500 or reply.status_code in (501, 504), (used, url, body, reply.text)
+            if reply.status_code >= 400:
+                assert reply.headers["content-type"] == "application/json", (used, url, reply.text)
+                error = reply.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert error["message"]
+    pipeline.check_alive()
+
+
+def test_bytes_that_are_no_http_break_one_connection(pipeline: FiredAt) -> None:
+    dice = random.Random(SEED)
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + b'{"prompt": [1, 2]}   '
+    for _ in range(ROUNDS):
+        with socket.create_connection(("127.0.0.1", pipeline.gateway.http_port), timeout=20.0) as connection:
+            connection.sendall(mutated(dice, request) if dice.random() < 0.8 else random_bytes(dice))
+            connection.shutdown(socket.SHUT_WR)
+            try:
+                while connection.recv(1 << 16):
+                    pass
+            except ConnectionResetError:  # it was told that nobody wants to hear more
+                continue
+    pipeline.check_alive()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=10 * ROUNDS, deadline=None)
+@given(
+    fields=st.dictionaries(st.sampled_from([*CHAT, *COMPLETION, "tools", "response_format"]), json_values, max_size=6),
+    is_chat=st.booleans(),
+)
+def test_a_body_is_read_or_refused_with_an_error_of_ours(fields: dict[str, Any], is_chat: bool) -> None:
+    parse, valid = (parse_chat, CHAT) if is_chat else (parse_completion, COMPLETION)
+    with suppress(PenstockError):  # anything else is a mistake of ours
+        parse(json.dumps({**valid, **fields}).encode())
