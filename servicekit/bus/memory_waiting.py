@@ -45,30 +45,30 @@ class MemoryWaiting:
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._waiters: dict[bytes, _Waiter] = {}
-        self._counts: dict[str | None, _Counts] = {}  # by tenant; None: of the pool
+        self._counts: dict[tuple[str, ...], _Counts] = {}  # of the pool: (), of a tenant: (tenant,)
         self._due_ms: dict[bytes, int] = {}
 
     def refusal(self, tenant: str, num_tokens: int, bounds: c.Bounds) -> c.Overload | None:
         """Why a request may not wait too."""
         for whose, max_requests, max_tokens in (
-            (None, bounds.requests, bounds.tokens),
-            (tenant, bounds.tenant_requests, bounds.tenant_tokens),
+            ((), bounds.requests, bounds.tokens),
+            ((tenant,), bounds.tenant_requests, bounds.tenant_tokens),
         ):
             counts = self._counts.get(whose)
             if counts is None:
                 continue
             wait_ms = counts.wait_ms(self._now_ms())
             if 0 < max_requests <= counts.num_requests:
-                return c.Overload(whose is not None, False, wait_ms)
+                return c.Overload(bool(whose), False, wait_ms)
             # One that is longer than the bound may wait alone.
             if 0 < max_tokens < counts.num_tokens + num_tokens:
-                return c.Overload(whose is not None, True, wait_ms)
+                return c.Overload(bool(whose), True, wait_ms)
         return None
 
     def begin(self, request_id: bytes, tenant: str, num_tokens: int, due_ms: int) -> None:
         """A request waits from now on."""
         self._waiters[request_id] = _Waiter(tenant, num_tokens)
-        for whose in (None, tenant):
+        for whose in ((), (tenant,)):
             counts = self._counts.setdefault(whose, _Counts(self._now_ms()))
             counts.num_requests += 1
             counts.num_tokens += num_tokens
@@ -78,7 +78,7 @@ class MemoryWaiting:
     def set_tokens(self, request_id: bytes, num_tokens: int) -> None:
         """How many tokens its prompt really has."""
         if waiter := self._waiters.get(request_id):
-            for whose in (None, waiter.tenant):
+            for whose in ((), (waiter.tenant,)):
                 self._counts[whose].num_tokens += num_tokens - waiter.num_tokens
             waiter.num_tokens = num_tokens
 
@@ -88,7 +88,7 @@ class MemoryWaiting:
         if waiter is None:
             return
         self._due_ms.pop(request_id, None)
-        for whose in (None, waiter.tenant):
+        for whose in ((), (waiter.tenant,)):
             counts = self._counts[whose]
             counts.num_requests -= 1
             counts.num_tokens -= waiter.num_tokens
@@ -115,5 +115,5 @@ class MemoryWaiting:
     def count(self, tenant: str) -> c.Waiting:
         """What waits in the pool, and of it what is a tenant's."""
         none = _Counts(0)
-        pool, own = self._counts.get(None, none), self._counts.get(tenant, none)
+        pool, own = self._counts.get((), none), self._counts.get((tenant,), none)
         return c.Waiting(pool.num_requests, pool.num_tokens, own.num_requests, own.num_tokens)
