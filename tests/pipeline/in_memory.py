@@ -87,6 +87,7 @@ class Pipeline:
         bus: where the services meet; None: memory.
         scheduler: settings of the scheduler.
         worker: settings of the worker.
+        gateway: settings of the gateway.
         every: settings of all services.
         load: makes the worker's runner.
     """
@@ -98,6 +99,7 @@ class Pipeline:
         bus: Bus | None = None,
         scheduler: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
+        gateway: dict[str, Any] | None = None,
         every: dict[str, Any] | None = None,
         load: Callable[[WorkerSettings], LoadedWorker] = load_worker,
     ) -> None:
@@ -112,7 +114,9 @@ class Pipeline:
         self.tokenizer = TokenizerService(
             TokenizerSettings(name="tokenizer", model=name, **every), self.bus, vocabulary
         )
-        self.gateway = GatewayService(GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every), self.bus)
+        self.gateway = GatewayService(
+            GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every | (gateway or {})), self.bus
+        )
         self._exits = ExitStack()
         self.running = [
             Running(service)
