@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs one detokenizer until it is told to end; the exit status."""
     settings = load(DetokenizerSettings, argv, os.environ)
     tokenizer = load_tokenizer(settings.model, settings.revision)
-    service = DetokenizerService(settings, open_bus(settings.redis_url, settings.pool), tokenizer)
+    service = DetokenizerService(settings, open_bus(settings.bus_url, settings.pool), tokenizer)
     return lifecycle.serve(service, settings, [rpc_service(service.followers)], service.collectors())
 
 

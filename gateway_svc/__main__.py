@@ -16,7 +16,7 @@ from servicekit.settings import load
 def main(argv: Sequence[str]) -> int:
     """Runs one gateway until it is told to end; the exit status."""
     settings = load(GatewaySettings, argv, os.environ)
-    service = GatewayService(settings, open_bus(settings.redis_url, settings.pool))
+    service = GatewayService(settings, open_bus(settings.bus_url, settings.pool))
     inference = RpcService(
         "penstock.v1.Inference", inference_pb2_grpc.add_InferenceServicer_to_server, service.servicer()
     )

@@ -17,7 +17,7 @@ from servicekit.settings import load
 def main(argv: Sequence[str]) -> int:
     """Runs one scheduler until it is told to end; the exit status."""
     settings = load(SchedulerSettings, argv, os.environ)
-    bus = open_bus(settings.redis_url, settings.pool, busy_poll_s=settings.busy_poll_us * 1e-6)
+    bus = open_bus(settings.bus_url, settings.pool, busy_poll_s=settings.busy_poll_us * 1e-6)
     service = SchedulerService(settings, bus)
     rpc = RpcService(
         "penstock.v1.Scheduler",

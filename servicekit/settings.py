@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -52,7 +53,12 @@ class ServiceSettings:
     """What every service can be told; a service's own settings are a subclass with further fields."""
 
     redis_url: str = field(
-        default="redis://127.0.0.1:6379/0", metadata={"help": "Redis or Valkey server: redis://, rediss:// or unix://"}
+        default="redis://127.0.0.1:6379/0",
+        repr=False,
+        metadata={"help": "Redis or Valkey server: redis://, rediss:// or unix://; best in the environment"},
+    )
+    redis_password_file: Path | None = field(
+        default=None, metadata={"help": "file that holds the password for the server, instead of the URL"}
     )
     pool: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = field(
         default="penstock", metadata={"help": "name of the pool of services that serve one model together"}
@@ -86,6 +92,23 @@ class ServiceSettings:
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
         default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}
     )
+
+    @property
+    def bus_url(self) -> str:
+        """The server's URL, with the password from its file if there is one.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): the file cannot be read.
+        """
+        if self.redis_password_file is None:
+            return self.redis_url
+        try:
+            password = self.redis_password_file.read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise PenstockError(ErrorCode.INTERNAL, f"redis_password_file cannot be read: {error}") from error
+        url = urlsplit(self.redis_url)
+        host = url.netloc.rpartition("@")[2]
+        return urlunsplit(url._replace(netloc=f"{url.username or ''}:{quote(password, safe='')}@{host}"))
 
 
 @dataclass(frozen=True, slots=True)

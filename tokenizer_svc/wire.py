@@ -141,7 +141,7 @@ def _json_object(param: str, text: str) -> dict[str, Any] | None:
         return None
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"{param} must hold a JSON object: {error}", param) from error
 
 

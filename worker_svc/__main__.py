@@ -17,7 +17,7 @@ from worker_svc.settings import WorkerSettings
 def main(argv: Sequence[str]) -> int:
     """Runs one rank of a worker until it is told to end; the exit status."""
     settings = load(WorkerSettings, argv, os.environ)
-    service = WorkerService(settings, open_bus(settings.redis_url, settings.pool))
+    service = WorkerService(settings, open_bus(settings.bus_url, settings.pool))
     control = RpcService("penstock.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(service))
     return lifecycle.serve(service, settings, [control], service.collectors())
 

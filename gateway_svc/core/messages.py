@@ -6,6 +6,7 @@ from penstock.domain.errors import PenstockError, invalid, unimplemented
 from penstock.domain.request import Message
 
 MAX_MESSAGES = 4096
+MAX_DEPTH = 64  # of what a chat template is given
 
 
 def parse_messages(raw: list[dict[str, Any]]) -> tuple[Message, ...]:
@@ -21,11 +22,30 @@ def parse_messages(raw: list[dict[str, Any]]) -> tuple[Message, ...]:
     return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(raw))
 
 
+def check_depth(where: str, value: object) -> None:
+    """Makes sure that values in values end somewhere: those who read them call themselves for each level.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: lists and objects in each other beyond `MAX_DEPTH`.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+        if not level:
+            return
+    raise invalid(f"{where} is nested more than {MAX_DEPTH} levels deep", where)
+
+
 def _message(where: str, raw: dict[str, Any]) -> Message:
     role = raw.get("role")
     if not isinstance(role, str) or not role:
         raise invalid(f"{where}.role must be a string such as 'user'", f"{where}.role")
     extra = {key: value for key, value in raw.items() if key not in {"role", "content"} and value is not None}
+    check_depth(where, extra)
     content = raw.get("content")
     if content is None and not extra:
         raise invalid(f"{where}.content is missing", f"{where}.content")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway_svc.core.messages import parse_messages
+from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.unsupported import check_fields
 from penstock.domain.errors import invalid, unimplemented
 from penstock.domain.params import MAX_LOGPROBS, SamplingParams
@@ -138,6 +138,7 @@ def parse_chat(body: bytes) -> Ask:
         raise invalid("messages is missing", "messages")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
+    check_depth("chat_template_kwargs", raw.chat_template_kwargs)
     prompt = Prompt(messages=parse_messages(raw.messages), chat_template_kwargs=raw.chat_template_kwargs or None)
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
@@ -146,7 +147,7 @@ def parse_chat(body: bytes) -> Ask:
 def _top_level(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _fields.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body must be a JSON object: {error}") from error
 
 
@@ -159,6 +160,8 @@ def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
         raise invalid(text, found[1] if found else None) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise invalid("the body is nested too deeply") from error
 
 
 def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingParams, ignored: tuple[str, ...]) -> Ask:

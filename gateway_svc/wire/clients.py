@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from gateway_svc.core.idempotency import check_key
+from gateway_svc.core.messages import MAX_MESSAGES, check_depth
 from gateway_svc.core.openai import Form
 from gateway_svc.core.streams import SequenceState, split
 from gateway_svc.wire.columns import u32
@@ -91,6 +92,8 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
         return Prompt(token_ids=ids)
     if not message.messages.messages:
         raise invalid("messages must have at least one message", "messages")
+    if len(message.messages.messages) > MAX_MESSAGES:
+        raise invalid(f"at most {MAX_MESSAGES} messages, got {len(message.messages.messages)}", "messages")
     messages = tuple(
         Message(each.role, each.content, _object(f"messages[{index}].extra_json", each.extra_json))
         for index, each in enumerate(message.messages.messages)
@@ -136,9 +139,11 @@ def _object(where: str, text: str) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"{where} must be a JSON object: {error}", where) from error
+    check_depth(where, found)
+    return found
 
 
 def _unpack(where: str, packed: bytes) -> list[int]:

@@ -60,7 +60,9 @@ class LaunchSettings:
         default=50051, metadata={"help": "port of the gRPC API; further gateways take the next ones; 0: free ones"}
     )
     redis_url: str | None = field(
-        default=None, metadata={"help": "a server that runs already; without it, one is started for this pipeline"}
+        default=None,
+        repr=False,
+        metadata={"help": "a server that runs already; without it, one is started for this pipeline"},
     )
     data_dir: Path | None = field(
         default=None, metadata={"help": "where the started server keeps its data; without it, nothing is kept"}
@@ -86,6 +88,8 @@ class Child:
     http_address: str  # of a gateway; empty: none
     metrics_address: str
     session_name: str  # how the pool knows it
+    # In its environment: everybody on the machine may read command lines, and a URL may hold a password.
+    redis_url: str = field(repr=False)
 
     @property
     def module(self) -> str:
@@ -104,6 +108,7 @@ class Launch:
     pool: str
     world_size: int  # processes of one worker
     model_name: str  # what clients call the model
+    redis_url: str | None = field(repr=False)  # with its password; None: a server is to be started
 
     def count(self, kind: SessionKind) -> int:
         """How many processes of a service."""
@@ -141,6 +146,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ("served_model_name", _served_name(given.get("model", str(BUNDLED_MODEL)))),
     ):
         given.setdefault(name, environ.get(offered[name].variable, default))
+    if (url := environ.get(shared["redis_url"].variable)) is not None:
+        given.setdefault("redis_url", url)
     values: dict[str, Any] = {}
     for option in (*own.values(), *offered.values()):
         text = given.get(option.name)
@@ -156,6 +163,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         pool=values["pool"],
         world_size=values["world_size"] or 1,
         model_name=given["served_model_name"].partition(",")[0],
+        redis_url=_bus_url(values["redis_url"], values["redis_password_file"]),
     )
 
 
@@ -182,7 +190,6 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
                 meeting = meeting if rank else f"tcp://127.0.0.1:{free.pop()}"
             metrics_address = f"127.0.0.1:{free.pop()}"
             decided: dict[str, Any] = {
-                "redis_url": redis_url,
                 "name": name,
                 "grpc_address": grpc_address,
                 "metrics_address": metrics_address,
@@ -192,8 +199,13 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
                 "distributed_address": meeting,
             }
             flags = (*_flags(known, decided), *launch.passed_on[kind])
-            made.append(Child(kind, label, flags, grpc_address, http_address, metrics_address, f"{prefix}{label}"))
+            addresses = (grpc_address, http_address, metrics_address)
+            made.append(Child(kind, label, flags, *addresses, f"{prefix}{label}", redis_url))
     return made
+
+
+def _bus_url(redis_url: str | None, password_file: Path | None) -> str | None:
+    return redis_url and ServiceSettings(redis_url=redis_url, redis_password_file=password_file).bus_url
 
 
 def _served_name(model: str) -> str:

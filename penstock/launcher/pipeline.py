@@ -44,7 +44,7 @@ class Pipeline:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         with ExitStack() as stack:
-            url = self._launch.settings.redis_url or self._start_server(stack)
+            url = self._launch.redis_url or self._start_server(stack)
             made = children(self._launch, url)
             check_free(made)
             bus, pause_s = open_bus(url, self._launch.pool), self._launch.settings.max_restart_pause_s

@@ -129,7 +129,9 @@ class Replica:
 
     async def _live(self) -> int:
         """One life of the process; its exit status."""
-        environ = os.environ | {"PYTHONUNBUFFERED": "1"} | ({"FORCE_COLOR": "1"} if self._output.colored else {})
+        environ = os.environ | {"PYTHONUNBUFFERED": "1", "PENSTOCK_REDIS_URL": self.child.redis_url}
+        if self._output.colored:
+            environ["FORCE_COLOR"] = "1"
         # A pipe of our own: asyncio's would let `wait` return only when whatever the process started has closed it too.
         read_end, write_end = os.pipe()
         try:

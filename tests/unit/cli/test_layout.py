@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from penstock.domain.errors import PenstockError
 from penstock.launcher.layout import BUNDLED_NAME, Child, Launch, callable_address, children, free_ports, parse
 from servicekit.bus.calls import SessionKind
 
@@ -21,7 +24,8 @@ def test_one_process_of_each_service_by_default() -> None:
     assert [child.module for child in made] == [
         "gateway_svc", "tokenizer_svc", "scheduler_svc", "worker_svc", "detokenizer_svc",
     ]  # fmt: skip
-    assert {flag(child, "--redis-url") for child in made} == {URL}
+    assert {child.redis_url for child in made} == {URL}
+    assert not any(URL in each for child in made for each in child.flags), "it may hold a password"
     assert (made[0].http_address, made[0].grpc_address) == ("127.0.0.1:8000", "127.0.0.1:50051")
     assert flag(made[0], "--served-model-name") == BUNDLED_NAME
     assert flag(made[3], "--model") == flag(made[1], "--model") is not None
@@ -104,3 +108,17 @@ def test_a_wildcard_is_called_on_this_machine() -> None:
 
 def test_free_ports_differ() -> None:
     assert len(set(free_ports(50))) == 50
+
+
+def test_the_servers_url_may_come_from_the_environment_and_its_password_from_a_file(tmp_path: Path) -> None:
+    assert parse([], {"PENSTOCK_REDIS_URL": "redis://u:p@h:1/2"}).redis_url == "redis://u:p@h:1/2"
+    assert parse(["--redis-url=redis://other"], {"PENSTOCK_REDIS_URL": "redis://h"}).redis_url == "redis://other"
+    assert parse([], {}).redis_url is None
+    secret = tmp_path / "password"
+    secret.write_text("s3cr:et/\n")
+    asked = parse(["--redis-url=rediss://u@h:1/2?ssl_cert_reqs=none", f"--redis-password-file={secret}"], {})
+    assert asked.redis_url == "rediss://u:s3cr%3Aet%2F@h:1/2?ssl_cert_reqs=none"
+    assert "s3cr" not in repr(asked)
+    assert "s3cr" not in repr(children(asked, asked.redis_url))
+    with pytest.raises(PenstockError, match="redis_password_file cannot be read"):
+        parse(["--redis-url=redis://h", f"--redis-password-file={tmp_path / 'none'}"], {})

@@ -130,6 +130,27 @@ def test_bad_json_is_the_callers_fault(body: bytes) -> None:
     assert refused(parse_completion, body).code is ErrorCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@pytest.mark.parametrize(
+    "body", [b'{"prompt":' + b"[" * 100_000, b'{"user":' + b'{"a":' * 5000 + b"1" + b"}" * 5001, b"[" * 100_000]
+)
+def test_json_that_is_nested_too_deeply_is_the_callers_fault(parse: Callable[[bytes], Any], body: bytes) -> None:
+    assert refused(parse, body).code is ErrorCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("depth", [62, 64, 500])
+def test_what_a_chat_template_is_given_has_a_bounded_depth(depth: int) -> None:
+    nested = json.loads("[" * depth + "]" * depth)
+    for fields in (
+        {"messages": [{"role": "user", "content": "x", "more": nested}]},
+        {"chat_template_kwargs": {"more": nested}},
+    ):
+        if depth < 64:
+            parse_chat(chat(**fields))
+        else:
+            assert "64 levels deep" in refused(parse_chat, chat(**fields)).message
+
+
 def test_fields_that_ask_for_nothing_pass_and_unknown_ones_are_told() -> None:
     ask = parse_completion(completion(echo=False, best_of=1, suffix=None, tools=[], user="u", brand_new={"a": 1}))
     assert ask.ignored_fields == ("brand_new",)
