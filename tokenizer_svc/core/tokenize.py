@@ -41,7 +41,8 @@ class PromptTokenizer:
         """The token ids of a prompt: u32[num_prompt_tokens], at least one.
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: none or several kinds of prompt, an empty one, or ids out of range.
+            PenstockError: INVALID_ARGUMENT: none or several kinds of prompt, an empty one, or ids out of range;
+                CONTEXT_LENGTH_EXCEEDED: a text that is too long whatever its tokens are.
         """
         given = [name for name in ("text", "token_ids", "messages") if getattr(prompt, name) is not None]
         if len(given) != 1:
@@ -52,8 +53,11 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             token_ids = self._check_ids(prompt.token_ids)
         elif prompt.messages is not None:
-            _, token_ids = self.render_chat(prompt, now_ns=now_ns)
+            text = self._render(prompt, now_ns)
+            self._check_length(text, "messages")
+            token_ids = self.encode(text, add_special_tokens=False, param="messages")
         else:
+            self._check_length(prompt.text or "", "prompt")
             token_ids = self.encode(prompt.text or "", add_special_tokens=True, param="prompt")
         if not len(token_ids):
             raise invalid("the prompt is empty", "messages" if prompt.messages is not None else "prompt")
@@ -65,9 +69,23 @@ class PromptTokenizer:
         Raises:
             PenstockError: INVALID_ARGUMENT: no template, no messages, or the template refuses them.
         """
-        text = self.vocabulary.chat.render(prompt.messages or (), prompt.chat_template_kwargs, now_ns)
+        text = self._render(prompt, now_ns)
         # The template writes the special tokens itself; adding the tokenizer's own would double them.
         return text, self.encode(text, add_special_tokens=False, param="messages")
+
+    def _render(self, prompt: Prompt, now_ns: int) -> str:
+        return self.vocabulary.chat.render(prompt.messages or (), prompt.chat_template_kwargs, now_ns)
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuses a text that cannot fit whatever its tokens are: to find them would take long, for nothing."""
+        context, token_bytes = self.vocabulary.context_length, self.vocabulary.max_token_bytes
+        if token_bytes and len(text) > context * token_bytes:  # a character has a byte at least
+            raise PenstockError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(text)} characters, which are {-(-len(text) // token_bytes)} tokens at the very "
+                f"least; the model's context has {context}",
+                param=param,
+            )
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids.

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.checkpoint import broken, find_checkpoint, read_json
+from tokenizer_svc.core.longest_token import max_token_bytes
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
@@ -22,6 +23,7 @@ class Vocabulary:
     eos_token_ids: tuple[int, ...]  # ascending
     context_length: int  # tokens, prompt and output together
     chat: ChatTemplates
+    max_token_bytes: int | None = None  # bytes of text that one token stands for at most, where that is known
 
 
 def load_vocabulary(model: str, *, revision: str | None = None, max_model_len: int | None = None) -> Vocabulary:
@@ -51,6 +53,7 @@ def load_vocabulary(model: str, *, revision: str | None = None, max_model_len: i
         eos_token_ids=_eos_token_ids(path, config, tokenizer, special_tokens, vocab_size),
         context_length=_context_length(path, config, max_model_len),
         chat=ChatTemplates(_chat_templates(path, tokenizer_config), special_tokens),
+        max_token_bytes=max_token_bytes(read_json(path / "tokenizer.json")),
     )
 
 
