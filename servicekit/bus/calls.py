@@ -604,7 +604,10 @@ class ReadCheckpoints(Call[list[Checkpoint] | None]):
 
 @dataclass(frozen=True, slots=True)
 class Append(Call[bytes]):
-    """Adds an entry; the answer is its id. `cap` trims the stream to about so many entries; 0: not at all."""
+    """Adds an entry; the answer is its id. `cap` trims the stream to about so many entries; 0: not at all.
+
+    A server that is full takes entries into capped streams only.
+    """
 
     stream: bytes
     fields: Mapping[bytes, bytes]

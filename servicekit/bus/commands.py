@@ -170,13 +170,6 @@ def block_s(call: c.Call[Any]) -> float:
     return call.block_ms / 1000 if isinstance(call, c.Read | c.ReadGroup) else 0.0
 
 
-def repair(call: c.Call[Any], error: Exception) -> Command | None:
-    """The command that takes away the cause of an error, after which the call can be sent again."""
-    if isinstance(call, c.ReadGroup | c.Reclaim) and str(error).startswith("NOGROUP"):
-        return (b"XGROUP", b"CREATE", call.stream, call.group, b"0", b"MKSTREAM")
-    return None
-
-
 class Commands:
     """Encodes the calls of one pool and decodes their replies."""
 
@@ -198,6 +191,17 @@ class Commands:
             ValueError: a `Read` without streams.
         """
         return pack(self._encoders[type(call)](call))
+
+    def repair(self, call: c.Call[Any], error: Exception) -> list[bytes] | None:
+        """What is to be sent after an error so that the last reply is the call's, packed; None: nothing helps."""
+        if isinstance(call, c.ReadGroup | c.Reclaim) and str(error).startswith("NOGROUP"):
+            return [pack((b"XGROUP", b"CREATE", call.stream, call.group, b"0", b"MKSTREAM")), self.encode(call)]
+        if isinstance(call, c.Append) and call.cap and str(error).startswith("OOM"):
+            # A capped stream cannot fill the server, and what stands in it lets requests end, which makes room.
+            fields = (part for pair in call.fields.items() for part in pair)
+            function = self._library.function("append")
+            return [pack((b"FCALL", function, 1, self._prefix, call.stream, call.cap, *fields))]
+        return None
 
     def decode(self, call: c.Call[Any], reply: Reply) -> Any:
         """The answer that a reply without an error means."""

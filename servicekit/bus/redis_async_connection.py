@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import hiredis
 
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Commands, Reply, block_s, pack, repair
+from servicekit.bus.commands import Commands, Reply, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress
@@ -141,8 +141,8 @@ class AsyncRedisConnection:
         answers: list[Any] = []
         failure: Exception | None = None
         for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, hiredis.ReplyError) and (fix := repair(call, reply)):
-                reply = (await wire.exchange([pack(fix), commands.encode(call)], patience_s))[1]  # noqa: PLW2901
+            if isinstance(reply, hiredis.ReplyError) and (fix := commands.repair(call, reply)):
+                reply = (await wire.exchange(fix, patience_s))[-1]  # noqa: PLW2901
             if isinstance(reply, hiredis.ReplyError):
                 failure = failure or bus_error(self._address, reply)
             else:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import hiredis
 
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Commands, Reply, block_s, pack, repair
+from servicekit.bus.commands import Commands, Reply, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
@@ -173,10 +173,8 @@ class RedisConnection:
         return b""
 
     def _repaired(self, call: Call[Any], error: Exception) -> Reply:
-        command = repair(call, error)
-        if command is None:
-            return error
-        return self._exchange([pack(command), self._commands.encode(call)], PATIENCE_S + block_s(call))[1]
+        commands = self._commands.repair(call, error)
+        return error if commands is None else self._exchange(commands, PATIENCE_S + block_s(call))[-1]
 
     def _drop_if_closed(self) -> None:
         if self._closed:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bus_flow import LONG_MS, Flow, ask, id_of, submit
+from bus_flow import AWKWARD, LONG_MS, Flow, ask, id_of, submit
 
 from penstock.domain.errors import Fault, PenstockError
 from servicekit.bus import Bus, BusFull, BusUnavailable, Connection, open_bus, redis_async_connection, redis_connection
@@ -95,6 +95,9 @@ def test_a_full_server_takes_no_entries_but_lets_requests_end(server: EmbeddedSe
     with pytest.raises(BusFull):
         _call_async(bus, Append(stream, {b"n": b"1"}))
     assert flow.connection.call(Length(stream)) == 0
+    assert flow.connection.call(Append(stream, {b"n": AWKWARD}, cap=5)), "what is capped cannot fill it"
+    _call_async(bus, Append(stream, {b"n": b"2"}, cap=5))
+    assert flow.fields(stream) == [{b"n": AWKWARD}, {b"n": b"2"}]
     assert flow.connection.execute(
         [Renew(sid, LONG_MS), Commit(sid, ((0, b"row"),), "w", b"plan"), Renew(dead, -1), Take(sid, dead)]
     ) == [True, True, True, [request_id]]
