@@ -110,7 +110,7 @@ class Outbox:
             num_tokens=len(body) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
             deadline_ns=header.deadline_ns,
             bounds=bounds,
-            reply=wire.encode_reply_form(form),
+            reply=wire.encode_reply_form(form if header.request_id == form.request_ids[0] else form.of_another),
         )
 
     def _refusal(self, outcome: SubmitOutcome | Overload) -> PenstockError | None:

@@ -109,7 +109,11 @@ class Reception:
             PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
         """
         (recalled,) = await self._outbox.recall([request_id], tenant)
-        return _form(request_id, recalled)
+        form = _form(request_id, recalled)
+        if request_id in form.request_ids:
+            return form
+        first = form.request_ids[0]
+        return _form(first, (await self._outbox.recall([first], tenant))[0])
 
     async def agreed(self, form: ReplyForm, tenant: str) -> ReplyForm:
         """The form of a call that may have been accepted before: then with the times of the first time."""
@@ -143,9 +147,12 @@ class Reception:
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer, or is out of memory.
         """
-        (recalled,) = await self._outbox.recall([request_id], tenant)
-        known = recalled is not None and recalled.reply
-        ids = _form(request_id, recalled).request_ids if known else [request_id]
+        try:
+            ids: Sequence[bytes] = (await self.form_of(request_id, tenant)).request_ids
+        except PenstockError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                raise
+            ids = [request_id]  # a mark is left for what is not there yet
         return await self._outbox.cancel(ids, tenant)
 
     @property

@@ -1,6 +1,6 @@
 """How a call is answered: what any gateway must know to go on with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead
@@ -27,6 +27,11 @@ class ReplyForm:
     def num_choices(self) -> int:
         """Choices of the reply, indexed prompt * n + sample."""
         return len(self.request_ids) * self.n
+
+    @property
+    def of_another(self) -> "ReplyForm":
+        """What is kept beside the call's other requests: which the first is. All ids beside each were too much."""
+        return replace(self, request_ids=self.request_ids[:1])
 
     @property
     def head(self) -> ReplyHead:

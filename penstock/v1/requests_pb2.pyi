@@ -146,7 +146,7 @@ class ReplyForm(_message.Message):
     INCLUDE_USAGE_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
-    """16 bytes per request of the call, in the order of its prompts."""
+    """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
     """Samples of each request."""
     kind: Global___ReplyKind.ValueType

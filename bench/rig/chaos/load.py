@@ -24,7 +24,7 @@ from penstock.domain.finish import FinishReason
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
-_RECONNECT_S = 20.0  # without anything new: then a broken connection counts
+_RECONNECT_S = 30.0  # without anything new: then a broken connection counts
 _RECONNECT_PAUSE_S = 0.1
 _DROP_SHARE = 0.2  # of the connections over HTTP
 _DROP_AFTER = (1, 120)  # events

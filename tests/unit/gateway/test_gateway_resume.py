@@ -244,6 +244,18 @@ def test_several_prompts_go_on_together(gateway: RunningGateway, other: RunningG
     assert (heard.texts, heard.is_done) == (["b", "c"], True)
 
 
+def test_each_prompts_request_leads_to_the_whole_call(gateway: RunningGateway, other: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("a"))
+    with streaming(gateway, headers=RESUMABLE, prompt=["x", "y", "z"]) as (first, lines):
+        hear(first, lines, lambda: first.texts == ["a", "a", "a"])
+    ids = {request.request_id for request in gateway.pipeline.incoming}
+    last = next(each.hex() for each in ids if each.hex() != first.request_id)
+    found = httpx.get(f"{other.url}/v1/requests/{last}").json()
+    assert (found["id"], found["state"]) == (f"cmpl-{first.request_id}", "running")
+    assert httpx.delete(f"{other.url}/v1/requests/{last}").status_code == 200
+    assert {request_id for request_id, _ in gateway.pipeline.cancels(3)} == ids
+
+
 def test_a_request_waits_for_its_client_and_is_cancelled_when_the_grace_is_over(launch: Launch) -> None:
     gateway = launch(resume_grace_s=0.3)
     begun(gateway, "a")
