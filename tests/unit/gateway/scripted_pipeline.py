@@ -43,10 +43,15 @@ class Spoken:
     """One sample's history."""
 
     token_ids: list[int] = field(default_factory=list)
-    text: str = ""
+    parts: list[str] = field(default_factory=list)  # of the text
+    num_chars: int = 0
     chain: int = chain.CHAIN_START
     offsets: dict[int, int] = field(default_factory=lambda: {0: 0})  # characters behind so many tokens
     end: text_pb2.SequenceEnd | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
 
 
 @dataclass
@@ -124,7 +129,7 @@ class Incoming:
             self.request_id,
             sequence,
             len(spoken.token_ids),
-            len(spoken.text),
+            spoken.num_chars,
             spoken.chain,
             ids,
             text,
@@ -132,8 +137,9 @@ class Incoming:
             end,
         )
         spoken.token_ids += ids
-        spoken.text += text
-        spoken.offsets[len(spoken.token_ids)] = len(spoken.text)
+        spoken.parts.append(text)
+        spoken.num_chars += len(text)
+        spoken.offsets[len(spoken.token_ids)] = spoken.num_chars
         spoken.chain = chain.extend(spoken.chain, ids)
         spoken.end = end
         if end is not None and all(each.end for each in self.spoken):
