@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from worker_svc.core.sampler import Draw
 from worker_svc.core.slots import I64
 
 
@@ -21,6 +22,9 @@ class Decoder(Protocol):
 
     def decode(self, slots: I64) -> DecodeOutput:
         """Compute the last known token of each slot and sample the next."""
+
+    def draw(self, logits: Tensor, draw: Draw) -> Tensor:
+        """Tokens i64[d] for logits f32[d, vocab_size], as `sampler.sample` wants them."""
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size]."""

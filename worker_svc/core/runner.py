@@ -177,7 +177,8 @@ class ModelRunner:
         return self._sample(batch, logits, sample_slots, sample_positions)
 
     def _sample(self, batch: Batch, logits: Tensor, slots: Tensor, positions: Tensor) -> list[Tensor]:
-        sampled = sample(logits.float(), self._slots.sampler_input(batch, slots, positions))
+        draw = self._decoder.draw if self._decoder is not None else None
+        sampled = sample(logits.float(), self._slots.sampler_input(batch, slots, positions), draw)
         self._slots.write_tokens(slots, positions, sampled.token_ids)
         return _columns(sampled)
 

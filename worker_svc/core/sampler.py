@@ -2,6 +2,7 @@
 else is in the batch, nor on which worker draws it. Work that no row asks for is not done.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -76,16 +77,20 @@ class Sampled:
     top_logprobs: Tensor | None  # f32[l, num_top_logprobs]
 
 
-def sample(logits: Tensor, asked: SamplerInput) -> Sampled:
-    """One token a row from logits f32[rows, vocab_size], which are left as they are."""
+def sample(logits: Tensor, asked: SamplerInput, draw: Callable[[Tensor, Draw], Tensor] | None = None) -> Sampled:
+    """One token a row from logits f32[rows, vocab_size], which are left as they are.
+
+    `draw` takes the logits of the rows that draw, f32[d, vocab_size], and gives the tokens i64[d]; None: torch does.
+    """
+    draw = draw or draw_tokens
     adjusted = _adjust(logits, asked)
     if asked.draw is None:
         token_ids = adjusted.argmax(dim=-1)
     elif len(asked.draw.rows) == len(logits):
-        token_ids = _draw(adjusted, asked.draw)
+        token_ids = draw(adjusted, asked.draw)
     else:
         token_ids = adjusted.argmax(dim=-1)
-        token_ids.index_copy_(0, asked.draw.rows, _draw(adjusted.index_select(0, asked.draw.rows), asked.draw))
+        token_ids.index_copy_(0, asked.draw.rows, draw(adjusted.index_select(0, asked.draw.rows), asked.draw))
     if asked.logprob_rows is None:
         return Sampled(token_ids, None, None, None)
     logprobs = logits.index_select(0, asked.logprob_rows).log_softmax(dim=-1)
@@ -124,7 +129,7 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
     logits.index_copy_(0, penalties.rows, rows)
 
 
-def _draw(logits: Tensor, draw: Draw) -> Tensor:
+def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
     """Tokens i64[d] for logits f32[d, vocab_size], by an exponential race: the token whose clock rings first wins, and
     its clock runs as fast as it is likely.
     """

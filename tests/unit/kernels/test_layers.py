@@ -11,6 +11,7 @@ from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.operations import cublas
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.operations.triton_operations import TritonOperations
 
@@ -56,6 +57,14 @@ def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
 def test_inputs_that_do_not_divide_into_tiles_are_left_to_others() -> None:
     assert fits_row_linear(randn(4, 192))
     assert not fits_row_linear(randn(4, 96))
+
+
+def test_a_product_in_pieces_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_LONG_INPUTS", 32)
+    monkeypatch.setattr(cublas, "_ROWS", 3)
+    x, weight, residual = randn(8, 32, seed=1), randn(16, 32, seed=2), randn(8, 16, seed=3)
+    expected = x.double() @ weight.double().t() + residual.double()
+    assert_near(cublas.add_product(residual, x, weight), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -7,11 +7,12 @@ from kernel_inputs import DEVICE
 
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
+from worker_svc.core import decode_step, sampler
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import advance, decode_inputs
-from worker_svc.core.sampler import Draw, SamplerInput, sample
+from worker_svc.core.sampler import Draw, SamplerInput, Truncation, sample
 from worker_svc.core.slots import HostSlots
 
 
@@ -32,6 +33,26 @@ def test_tokens_are_those_of_the_reference(vocab_size: int, dtype: torch.dtype) 
     positions = torch.arange(rows, device=DEVICE) * 1000
     sampled = sample_tokens(logits, temperatures, seeds, positions)
     assert sampled.tolist() == reference(logits, temperatures, seeds, positions)
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.1), (5, 0.7, 0.05)])
+def test_many_rows_that_truncate_draw_what_the_reference_draws(top_k: int, top_p: float, min_p: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    rows, index = 40, torch.arange(40, device=DEVICE)
+    logits = (torch.randn(rows, 97, generator=generator) * 3).to(DEVICE)
+    half = index[::2]  # the others keep all
+    truncation = Truncation(
+        half, torch.full_like(half, top_k), torch.full((len(half),), top_p, device=DEVICE), longest=None
+    )
+    draw = Draw(
+        rows=index,
+        temperature=torch.linspace(0.3, 2.0, rows, device=DEVICE),
+        seeds=index * 7919,
+        positions=index + 100,
+        truncation=truncation if top_k or top_p < 1 else None,
+        min_p=torch.full((rows,), min_p, device=DEVICE) if min_p else None,
+    )
+    assert decode_step.draw_tokens(logits, draw).tolist() == sampler.draw_tokens(logits, draw).tolist()
 
 
 def test_of_equals_the_first_is_taken_and_nothing_can_be_nan() -> None:

@@ -18,7 +18,8 @@ _MIN_WIDE_PROGRAMS = 60
 _MOST_CELLS = 1 << 23  # of a weight that more than `_FEW_ROWS` rows are multiplied with
 
 
-@triton.jit
+# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["M"])
 def _few_rows(
     x_ptr,  # [M, K]
     weight_ptr,  # [N, K]

@@ -77,13 +77,13 @@ def _tile(outputs: int, inputs: int, *, is_gated: bool) -> tuple[int, int, int]:
     where the weight is small, so that few programs end together, narrow ones where it is long.
     """
     if inputs <= 1024:
-        rows, columns, warps = (8, 512, 4) if is_gated or outputs > 65536 else (16, 1024, 4)
+        rows, columns, warps = (8, 512, 4) if is_gated or outputs > 65536 else (32, 1024, 8)
     elif inputs <= 3072:
-        rows, columns, warps = (8, 2048, 8) if inputs <= 2048 else (8, 1024, 8)
+        rows, columns, warps = (8, 2048, 8) if inputs <= 2048 else (4, 1024, 8)
     elif inputs > 8192:
         rows, columns, warps = 1, 2048, 8
     elif is_gated:
-        rows, columns, warps = 4, 1024, 4
+        rows, columns, warps = 1, 4096, 4
     elif outputs > inputs:
         rows, columns, warps = (8, 1024, 4) if outputs > 65536 else (4, 2048, 8)
     else:

@@ -45,12 +45,14 @@ def _best_of_part(
     temperatures_ptr,  # f32[rows]
     seeds_ptr,  # i64[rows]
     positions_ptr,  # i64[rows]
+    floors_ptr,  # f32[rows]: what is below is not drawn
     scores_ptr,  # f32[rows, parts]
     tokens_ptr,  # i32[rows, parts]
     num_columns,
     row_stride,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_FLOORS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -62,6 +64,8 @@ def _best_of_part(
         columns = part * PART + start + tl.arange(0, BLOCK)
         is_column = columns < num_columns
         x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
+        if HAS_FLOORS:
+            x = tl.where(x >= tl.load(floors_ptr + row), x, float("-inf"))
         if temperature > 0:
             # An exponential race in logits instead of log-probabilities: no temperature overflows.
             x = x - temperature * _log_ring_time(key, columns)
@@ -86,10 +90,13 @@ def _best_of_row(scores_ptr, tokens_ptr, out_ptr, num_parts, PARTS: tl.constexpr
     tl.store(out_ptr + row, winner.to(tl.int64))
 
 
-def sample_tokens(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def sample_tokens(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, floors: Tensor | None = None
+) -> Tensor:
     """Tokens i64[rows] of logits [rows, vocab_size].
 
-    temperatures f32[rows], 0 takes the most likely token; seeds and positions i64[rows] as `noise.uniform` takes them.
+    temperatures f32[rows], 0 takes the most likely token; seeds and positions i64[rows] as `noise.uniform` takes them;
+    floors f32[rows]: smaller logits are not drawn.
     """
     rows, columns = logits.shape
     parts = triton.cdiv(columns, _PART)
@@ -101,12 +108,14 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions
         temperatures,
         seeds,
         positions,
+        floors if floors is not None else temperatures,
         scores,
         tokens,
         columns,
         logits.stride(0),
         PART=_PART,
         BLOCK=_BLOCK,
+        HAS_FLOORS=floors is not None,
         **options(warps=4),
     )
     _best_of_row[(rows,)](scores, tokens, out, parts, PARTS=triton.next_power_of_2(parts), **options(warps=1))

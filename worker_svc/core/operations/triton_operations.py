@@ -9,6 +9,7 @@ from worker_svc.core.kernels.activation import silu_mul
 from worker_svc.core.kernels.few_rows import FewRows, Tiling, tiling
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm
+from worker_svc.core.operations.cublas import LibraryFor, add_product
 from worker_svc.core.operations.interface import Norm, Projection, Reduction
 
 
@@ -25,7 +26,8 @@ class TritonOperations:
         normed = rms_norm(hidden, norm.weight, norm.eps)
         if linear.bias is None and (cut := self._cut(normed, linear.weight)) is not None:
             return self._few_rows.multiply(normed, linear.weight, cut)
-        return linear(normed)
+        with LibraryFor(linear.weight):
+            return linear(normed)
 
     def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
         """See `Operations.linear_add`."""
@@ -37,7 +39,7 @@ class TritonOperations:
             residual.add_(linear.bias)
         if (cut := self._cut(x, linear.weight)) is not None:
             return self._few_rows.multiply(x, linear.weight, cut, residual)
-        return residual.addmm_(x, linear.weight.t())
+        return add_product(residual, x, linear.weight)
 
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
         """See `Operations.norm_gated`."""
