@@ -42,6 +42,7 @@ class GatewayState(NamedTuple):
     hold: Hold
     submitted: frozenset[int] = frozenset()  # by this process
     cancelled: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()  # their clients lost their connection
     testimony: tuple[Call[Any], ...] | None = None  # what a restarted server is still to be told; None: not known yet
     position: bytes | None = None  # in its text stream; None: its route is new
     wanted: frozenset[int] = frozenset()  # requests to be attached
@@ -128,7 +129,10 @@ class Gateway(Process):
         if client.gateway is None and client.phase in (Phase.NEW, Phase.OPEN):
             joined = with_client(clients, index, client._replace(gateway=self.name))
             wanted = me.wanted | {index} if client.phase is Phase.OPEN else me.wanted
+            me = me._replace(lost=me.lost - {index})
             yield Move(f"client {index} connects to {self.name}", me._replace(wanted=wanted), pool, joined)
+        if index in me.lost and client.gateway != self.name:
+            yield self._give_up(me, pool, clients, asked)
         if client.gateway != self.name:
             return
         if client.phase is Phase.NEW:
@@ -174,6 +178,20 @@ class Gateway(Process):
         me = me._replace(cancelled=me.cancelled | {asked.index})
         client = clients[asked.index]._replace(wants_cancel=True)
         return Move(f"{self.name}: cancels {asked.index}", me, behind, with_client(clients, asked.index, client))
+
+    def _give_up(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
+        """Nobody came back for a request here."""
+        request = self.pool.view(pool).requests.get(asked.request_id)
+        is_here = request is not None and request.route == self.sid(me)
+        _, behind = self.pool.call(pool, self.giving_up(me, asked))
+        client = clients[asked.index]
+        if is_here:  # what its client then gets, it was told in advance
+            client = client._replace(wants_cancel=True)
+        me = me._replace(lost=me.lost - {asked.index})
+        return Move(f"{self.name}: gives up {asked.index}", me, behind, with_client(clients, asked.index, client))
+
+    def giving_up(self, me: GatewayState, asked: Asked) -> Cancel:
+        return replace(self._cancel_of(asked), route=self.sid(me))
 
     def _read(self, me: GatewayState, pool: int, clients: tuple[Client, ...], entry: Entry) -> Move:
         me = me._replace(position=entry.entry_id)

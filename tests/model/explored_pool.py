@@ -53,6 +53,7 @@ class RequestView(NamedTuple):
 
     state: RequestState
     owner: bytes | None
+    route: bytes
     is_cancelled: bool
 
 
@@ -135,7 +136,7 @@ class ExploredPool:
                 for sid, session in sessions._sessions.items()
             },
             requests={
-                request_id: RequestView(request.state, request.owner, bool(request.cancel_reason))
+                request_id: RequestView(request.state, request.owner, request.route, bool(request.cancel_reason))
                 for request_id, request in pool._requests.items()
             },
             results=dict(pool._results),

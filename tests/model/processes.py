@@ -41,6 +41,7 @@ class Move(NamedTuple):
     pool: int
     clients: tuple[Client, ...] | None = None
     if_lost: Any = None  # the process, where the answer does not come
+    if_full: Any = None  # the process, where the server is out of memory and it does not just try again
     is_lazy: bool = False  # a timer that runs out when nothing else is left to do
     is_reading: bool = False  # the next entry of a stream is read: nobody else can tell, or change what it is
     wrong: str = ""

@@ -133,6 +133,16 @@ class _NoWitness(Gateway):
         return self.submission(me, asked)
 
 
+class _CancelsAnywhere(Gateway):
+    def giving_up(self, me: GatewayState, asked: Asked) -> c.Cancel:
+        return replace(super().giving_up(me, asked), route=b"")
+
+
+class _NeverAsksAgain(Gateway):
+    def moves(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
+        return (move for move in super().moves(me, pool, clients) if not move.is_lazy)
+
+
 class _KeepsTexts(DetokenizerProcess):
     """After a restart of the server it goes on with what it knows."""
 
@@ -217,6 +227,16 @@ RULES = [
         "results of another epoch are dropped",
         Space("", workers=2, is_warm=True, samples=2, max_tokens=1, faults=Faults(pauses=1), pausing=named("worker0")),
         processes={SessionKind.SCHEDULER: _TakesAnyResult},
+    ),
+    Rule(
+        "gateways ask again for what is missing",
+        Space("", is_warm=True, max_tokens=1, samples=2, faults=Faults(refusals=1)),
+        processes={SessionKind.GATEWAY: _NeverAsksAgain},
+    ),
+    Rule(
+        "a request is given up only where its client was lost",
+        Space("", gateways=2, is_warm=True, faults=Faults(broken_connections=1)),
+        processes={SessionKind.GATEWAY: _CancelsAnywhere},
     ),
     Rule("gateways are witnesses", replace(_RESTART, max_tokens=1), processes={SessionKind.GATEWAY: _NoWitness}),
     Rule("a restarted pool settles", replace(_RESTART, max_tokens=1), off=_never_settles),

@@ -61,6 +61,14 @@ SPACES = [
         "a gateway dies", gateways=2, kinds=ALL_KINDS, is_warm=True, faults=Faults(deaths=1), mortal=named("gateway0")
     ),
     Space(
+        "clients change their gateway",
+        gateways=2,
+        max_tokens=1,
+        is_warm=True,
+        faults=Faults(broken_connections=2),
+    ),
+    Space("the server is full", is_warm=True, max_tokens=3, kinds=(Kind.PLAIN, Kind.STOP), faults=Faults(refusals=2)),
+    Space(
         "a worker dies",
         workers=1,
         schedulers=2,

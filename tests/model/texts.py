@@ -221,7 +221,10 @@ class DetokenizerProcess(Process):
         call, *rest = me.out
         answer, behind = self.pool.call(pool, call)
         if not isinstance(call, Retire):
-            return Move(f"{self.name}: {type(call).__name__}", me._replace(out=tuple(rest)), behind)
+            # Text that a full server refuses is let go: gateways ask for it again.
+            texts_gone = tuple(each for each in me.out if not isinstance(each, Append))
+            if_full = me._replace(out=texts_gone) if isinstance(call, Append) else None
+            return Move(f"{self.name}: {type(call).__name__}", me._replace(out=tuple(rest)), behind, if_full=if_full)
         request = self.pool.view(pool).requests.get(call.request_id)
         has_ended = request is not None and request.state is RequestState.ENDED
         wrong = "a request was ended twice" if answer and has_ended else ""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from clients import Client, Got, Phase, ask, contradicts
 from computing import PlanningScheduler, WorkerProcess
-from edges import Gateway, TokenizerProcess
+from edges import Gateway, TokenizerProcess, with_client
 from explored_pool import ExploredPool, Interned
 from generation import SHARD, SchedulerProcess
 from processes import Move, Process, Stage
@@ -27,6 +27,8 @@ class Faults(NamedTuple):
     lost_replies: int = 0
     restarts: int = 0  # of the server
     lost_writes: int = 0  # by each of those, at most
+    refusals: int = 0  # of a server that is out of memory, where a process does not just try again
+    broken_connections: int = 0  # between a client and its gateway
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,10 @@ class Penstock:
                     continue
                 is_busy = True
                 yield move.name, self._after(world, index, move.pool, me, clients, wrong)
+                if move.if_full is not None and world.faults.refusals:
+                    faults = world.faults._replace(refusals=world.faults.refusals - 1)
+                    refused = self._after(world, index, world.pool, self._values.number(move.if_full), clients, 0)
+                    yield f"{move.name}; refused by a full server", refused._replace(faults=faults)
                 if writes and world.faults.lost_replies:
                     faults = world.faults._replace(lost_replies=world.faults.lost_replies - 1)
                     after = self._after(world, index, move.pool, if_lost, world.clients, 0)
@@ -256,6 +262,8 @@ class Penstock:
         faults = world.faults
         if faults.deaths:
             yield from self._deaths(world, faults._replace(deaths=faults.deaths - 1))
+        if faults.broken_connections:
+            yield from self._breaks(world, faults._replace(broken_connections=faults.broken_connections - 1))
         if faults.restarts and world.kept < 0:
             yield "the server keeps nothing of what follows", world._replace(kept=world.pool)
         if world.kept >= 0:
@@ -291,6 +299,19 @@ class Penstock:
                 is_gone = world.is_witness_gone or kind is SessionKind.GATEWAY
                 after_pause = world._replace(pool=pool, faults=after, is_witness_gone=is_gone)
                 yield f"{name} pauses, its lease runs out", after_pause
+
+    def _breaks(self, world: World, faults: Faults) -> Iterator[tuple[str, World]]:
+        """A client loses its connection; its gateway lives, and gives its request up after a grace."""
+        clients, names = self._values.value(world.clients), [process.name for process in self.processes]
+        for asked, client in zip(self.asked, clients, strict=True):
+            if client.gateway is None or client.phase is not Phase.OPEN:
+                continue
+            index = names.index(client.gateway)
+            me = self._values.value(world.processes[index])
+            me = me._replace(lost=me.lost | {asked.index}, wanted=me.wanted - {asked.index})
+            changed = self._values.number(with_client(clients, asked.index, client._replace(gateway=None)))
+            after = self._after(world, index, world.pool, self._values.number(me), changed, 0)
+            yield f"client {asked.index} loses its connection", after._replace(faults=faults)
 
     def _deaths(self, world: World, faults: Faults) -> Iterator[tuple[str, World]]:
         value, number = self._values.value, self._values.number
