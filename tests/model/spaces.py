@@ -67,7 +67,7 @@ SPACES = [
         is_warm=True,
         faults=Faults(broken_connections=2),
     ),
-    Space("the server is full", is_warm=True, max_tokens=3, kinds=(Kind.PLAIN, Kind.STOP), faults=Faults(refusals=2)),
+    Space("the server is full", is_warm=True, max_tokens=3, kinds=ALL_KINDS, faults=Faults(refusals=2)),
     Space(
         "a worker dies",
         workers=1,
