@@ -180,7 +180,7 @@ class AsyncMemoryConnection:
 
     def __init__(self, bus: MemoryBus) -> None:
         self._bus = bus
-        bus.enter()
+        self._run = bus.enter()
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._woken: set[asyncio.Event] = set()
@@ -209,7 +209,7 @@ class AsyncMemoryConnection:
             return []
         if self._closed:
             raise BusUnavailable("the connection to the bus in memory was closed")
-        run = self._bus.enter()
+        self._check(self._bus.enter())
         _, wait_s = _awaited_streams(calls[-1])
         deadline_s = time.monotonic() + wait_s
         woken = asyncio.Event()
@@ -229,14 +229,19 @@ class AsyncMemoryConnection:
                 except TimeoutError:
                     break
                 woken.clear()
-                if self._closed or run != self._bus.run:
-                    raise BusUnavailable("the connection to the bus in memory was closed")
+                self._check(self._bus.run)
                 answers[-1:] = self._bus.apply(calls[-1:], wake)
         finally:
             self._woken.discard(woken)
             if wait_s > 0:
                 self._bus.forget(wake)
         return answers
+
+    def _check(self, run: int) -> None:
+        """A loss is told once; behind that the connection belongs to the bus's present run."""
+        if self._closed or run != self._run:
+            self._run = run
+            raise BusUnavailable("the connection to the bus in memory was closed")
 
     async def close(self) -> None:
         """Closes; calls in flight raise BusUnavailable."""

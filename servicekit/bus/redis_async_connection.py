@@ -36,6 +36,7 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchanges: deque[_Exchange] = deque()
         self._gone = asyncio.Event()
+        self.is_loss_told = False  # some call has failed by it
 
     @property
     def is_lost(self) -> bool:
@@ -76,6 +77,7 @@ class _Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+        self.is_loss_told |= bool(self._exchanges)
         while self._exchanges:
             if not (done := self._exchanges.popleft().done).done():
                 done.set_exception(BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}"))
@@ -104,7 +106,7 @@ class _Wire(asyncio.Protocol):
 
 
 class AsyncRedisConnection:
-    """A connection for one event loop; reconnects at the next call after a loss."""
+    """A connection for one event loop; reconnects by itself, after some call has failed by the loss."""
 
     def __init__(self, address: RedisAddress, commands: Commands, library: Library) -> None:
         self._address = address
@@ -133,6 +135,9 @@ class AsyncRedisConnection:
         if not calls:
             return []
         wire = self._wire
+        if wire is not None and wire.is_lost and not wire.is_loss_told:
+            wire.is_loss_told = True  # who uses it must learn that the server may be another run
+            raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
         if wire is None or wire.is_lost:
             wire = await self.connected()
         commands = self._commands

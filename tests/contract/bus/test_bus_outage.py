@@ -143,6 +143,21 @@ def test_an_async_connection_reconnects_by_itself(outage: Outage) -> None:
     asyncio.run(test())
 
 
+def test_an_async_connection_that_nobody_used_meanwhile_tells_of_its_loss_once(outage: Outage) -> None:
+    async def test() -> None:
+        stream = outage.bus.keys.key("s")
+        connection = await outage.bus.connect_async()
+        await connection.call(Append(stream, {b"n": b"1"}))
+        await asyncio.to_thread(outage.kill)
+        await asyncio.to_thread(outage.start)
+        with pytest.raises(BusUnavailable):
+            await connection.call(Length(stream))
+        assert await connection.call(Length(stream)) == 1
+        await connection.close()
+
+    asyncio.run(test())
+
+
 def test_nobody_connects_without_a_server(outage: Outage) -> None:
     outage.kill()
     with pytest.raises(BusUnavailable):

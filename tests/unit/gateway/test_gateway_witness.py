@@ -166,6 +166,7 @@ def test_a_new_request_waits_for_a_server_that_is_away(gateway: RunningGateway) 
 def test_a_submit_whose_answer_was_lost_is_sent_again_and_served_once(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gateway.pipeline.follows = True
     apply, losses = gateway.bus.apply, []
 
     def lossy(calls: Any, wake: Any) -> Any:
