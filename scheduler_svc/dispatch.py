@@ -288,7 +288,8 @@ class Dispatcher:
             self.outbox.append(Pending(Load(self.sid, tuple(unknown)), self._loaded))
 
     def _taken(self, since_ns: int, request_ids: list[bytes] | Settling | None) -> None:
-        if request_ids is NOT_YET:  # the next survey asks again
+        if request_ids is NOT_YET:
+            self._survey_ns = time.monotonic_ns() + ASK_AGAIN_NS
             return
         if request_ids:
             self._meters.recoveries.lose("scheduler", since_ns, request_ids)
