@@ -241,6 +241,9 @@ class GatewayService:
                 continue
             bell.hear(found)
             for entry in found.get(self._stream, ()):
+                if self._rerouted or not self._link.connected:
+                    # The server may have lost what this text comes from, and been told already what clients have.
+                    break
                 self._position = entry.entry_id
                 await self._receive(entry)
 

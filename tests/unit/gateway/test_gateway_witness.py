@@ -2,14 +2,14 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from running_gateway import RunningGateway, eventually
-from scripted_pipeline import ERROR, STOP, Incoming
+from scripted_pipeline import ERROR, STOP, Incoming, batch
 
 from gateway_svc.call import Call, Nobody
 from gateway_svc.core.openai import Form
@@ -19,8 +19,9 @@ from gateway_svc.witness import REMEMBERED_S, Witness
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason
 from penstock.domain.rows import TextRow
-from penstock.v1 import common_pb2
-from servicekit.bus.calls import Attach, Cancel, Fetch, RequestState, Revalidate, StoredRequest, Submit
+from penstock.v1 import common_pb2, text_pb2
+from servicekit.bus import keys as k
+from servicekit.bus.calls import Append, Attach, Cancel, Fetch, RequestState, Revalidate, StoredRequest, Submit
 
 BODY = {"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 4096}
 ID = b"r" * 16
@@ -72,6 +73,31 @@ def test_a_restarted_server_is_told_what_clients_have(gateway: RunningGateway) -
         "ce",
     ]
     assert witnesses == [(packed(5, 6), packed(7))]
+
+
+def test_text_that_was_read_before_the_server_was_lost_is_not_delivered_afterwards(gateway: RunningGateway) -> None:
+    delivery = gateway.service._delivery
+    deliver = delivery.deliver
+    offsets: list[text_pb2.AttachOffsets] = []
+
+    def deliver_and_lose(rows: Sequence[TextRow], now_s: float) -> None:
+        delivery.deliver = deliver  # type: ignore[method-assign]
+        deliver(rows, now_s)
+        gateway.service._link.lose()
+
+    def script(request: Incoming) -> None:
+        delivery.deliver = deliver_and_lose  # type: ignore[method-assign]
+        stream = request.pipeline.bus.keys.text(request.route)
+        first, second = request.row("a", [5]), request.row("b", [6], finish=STOP)
+        appends = [Append(stream, {k.PAYLOAD: batch([each]).SerializeToString()}) for each in (first, second)]
+        gateway.bus.connect().execute(appends)  # both come with one read
+        offsets.extend(gateway.pipeline.attaches())
+        request.send(second)
+
+    gateway.pipeline.script = script
+    chunks = post(gateway)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
+    assert offsets[0].token_offsets == packed(1), "the second batch is let go, and asked for again"
 
 
 def test_what_clients_have_is_told_before_the_session_is_active_again(
