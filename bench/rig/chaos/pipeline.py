@@ -139,10 +139,11 @@ class ServedPipeline:
         """Processes that were this pipeline's and still run: none, once it has ended."""
         mark = str(self._directory).encode()
         found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for path in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in path.read_bytes():
-                    found.append(int(path.parent.name))
+                # The server's address, a password in it, is in the environment.
+                if mark in (path / "cmdline").read_bytes() + (path / "environ").read_bytes():
+                    found.append(int(path.name))
             except OSError:  # ended meanwhile
                 continue
         return found
