@@ -95,9 +95,7 @@ def test_one_detokenizer_that_is_behind_does_not_hold_up_the_worker_of_another()
         until(lambda: len(service.incarnations()) == 2, "both workers")
         client = Client(bus)
         stray = [(0, b"\xff")] * 1500  # nobody reads shard 0
-        sid = b"x" * 16
-        client.connection.call(Hello(sid, SessionKind.SCHEDULER, "other", "", 60_000))
-        client.connection.call(Commit(sid, tuple(stray)))
+        client.connection.call(Commit(b"c" * 16, tuple(stray)))
         until(lambda: service.meters.log_backlogs.get(0, 0) > 1000, "the scheduler to notice")
         client.positions = {bus.keys.tokens(1): b"0-0"}
         ids = [client.submit(number, prompt(number)) for number in range(1, 9)]
