@@ -183,9 +183,7 @@ class Client:
                 call.cancel()
             time.sleep(pause_s)
 
-    def _begin(
-        self, message: inference_pb2.GenerateCall | inference_pb2.ResumeCall, timeout_s: float | None
-    ) -> Any:
+    def _begin(self, message: inference_pb2.GenerateCall | inference_pb2.ResumeCall, timeout_s: float | None) -> Any:
         if isinstance(message, inference_pb2.ResumeCall):
             return self._inference.Resume(message, timeout=timeout_s, metadata=self._metadata)
         return self._inference.Generate(message, timeout=timeout_s, metadata=self._metadata)
