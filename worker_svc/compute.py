@@ -90,13 +90,19 @@ class TorchCompute:
 class TritonCompute:
     """See `Compute`: own kernels, and decode steps that run on device state; for long chunks of prompts `flash`."""
 
-    def __init__(self, reason: str, flash: "Future[FlashAttention | None] | None" = None) -> None:
-        """`flash` may still be on its way: what has to be imported for it takes seconds, as do the weights."""
+    def __init__(
+        self, reason: str, flash: "Future[FlashAttention | None] | None" = None, *, chunk_graphs: bool = False
+    ) -> None:
+        """`flash` may still be on its way: what has to be imported for it takes seconds, as do the weights.
+
+        chunk_graphs: where decode steps are recorded, small steps with chunks of prompts are, too.
+        """
         from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
         self.reason = reason
         self.operations: Operations = TritonOperations()
         self._flash = flash
+        self._chunk_graphs = chunk_graphs
 
     @property
     def name(self) -> str:
@@ -117,6 +123,7 @@ class TritonCompute:
     ) -> ModelRunner:
         """See `Compute.make_runner`."""
         from worker_svc.core.attention.triton_backend import TritonAttention  # noqa: PLC0415  (these import triton)
+        from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep  # noqa: PLC0415
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
@@ -128,7 +135,8 @@ class TritonCompute:
             step = DecodeStep(model, attention, slots)
             if num_graphs == 0 or cache.keys.device.type != "cuda":
                 return StepDecoder(step)
-            graphs = DecodeGraphs(step)
+            chunks = ChunkGraphs(ChunkStep(model, attention, slots, limits)) if self._chunk_graphs else None
+            graphs = DecodeGraphs(step, chunks)
             started_ns = clock_ns()
             graphs.capture(num_graphs, observe)
             _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
@@ -137,8 +145,18 @@ class TritonCompute:
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)
 
 
-def choose_compute(requested: str, prefill: str, device: torch.device, shape: KVCacheShape, num_heads: int) -> Compute:
+def choose_compute(
+    requested: str,
+    prefill: str,
+    device: torch.device,
+    shape: KVCacheShape,
+    num_heads: int,
+    *,
+    chunk_graphs: bool = False,
+) -> Compute:
     """See `choose`; `prefill` says who attends for long chunks of prompts: auto, triton or flash_attn.
+
+    chunk_graphs: see `TritonCompute`.
 
     Raises:
         PenstockError: INVALID_ARGUMENT, what was asked for by name cannot be had.
@@ -156,7 +174,8 @@ def choose_compute(requested: str, prefill: str, device: torch.device, shape: KV
         if prefill == "flash_attn":
             raise invalid(f"prefill_attention is flash_attn, but torch computes ({choice.reason})", "prefill_attention")
         return TorchCompute(choice.reason)
-    return TritonCompute(choice.reason, _look_for_flash_attention(prefill, device, shape))
+    flash = _look_for_flash_attention(prefill, device, shape)
+    return TritonCompute(choice.reason, flash, chunk_graphs=chunk_graphs)
 
 
 def _look_for_flash_attention(

@@ -71,7 +71,9 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     kv_heads = plain.kv_heads(config.num_kv_heads)
     shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
     num_heads = heads.stop - heads.start
-    compute = choose_compute(options.attention, options.prefill_attention, device, shape, num_heads)
+    compute = choose_compute(
+        options.attention, options.prefill_attention, device, shape, num_heads, chunk_graphs=options.chunk_graphs
+    )
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     placement = replace(plain, operations=compute.operations)
     budget = _budget(device, options.gpu_memory_utilization)

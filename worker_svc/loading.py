@@ -112,6 +112,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         attention=settings.attention,
         prefill_attention=settings.prefill_attention,
         cuda_graphs=settings.cuda_graphs,
+        chunk_graphs=settings.chunk_graphs,
         load_format=settings.load_format,
     )
     loaded = load_runner(options, time.monotonic_ns)

@@ -39,6 +39,10 @@ class WorkerSettings(ServiceSettings):
     cuda_graphs: bool = field(
         default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
     )
+    chunk_graphs: bool = field(
+        default=False,
+        metadata={"help": "record small steps with chunks of prompts as well: short prompts then wait for no launches"},
+    )
     max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
     max_model_len: _Count | None = field(
         default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from worker_svc.core import sampler
 from worker_svc.core.attention.triton_backend import TritonAttention
+from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.decode_attention import DecodeRows
@@ -40,7 +41,7 @@ class DecodeStep:
 
 
 class StepDecoder:
-    """See `Decoder`: launches each kernel by itself."""
+    """See `Decoder`: launches each kernel by itself, and takes no small steps: nothing is gained by that."""
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
@@ -53,6 +54,10 @@ class StepDecoder:
     def draw(self, logits: Tensor, draw: Draw) -> Tensor:
         """See `Decoder.draw`."""
         return draw_tokens(logits, draw)
+
+    def compute(self, batch: Batch) -> DecodeOutput | None:  # noqa: ARG002
+        """See `Decoder.compute`."""
+        return None
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """See `Decoder.sample`."""

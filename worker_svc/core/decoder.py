@@ -1,17 +1,22 @@
-"""What a runner may leave to the device: steps that only decode, and tokens that only a temperature decides."""
+"""What a runner may leave to the device: steps that only decode or are small, and tokens that only a temperature
+decides.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from worker_svc.core.batch import Batch
 from worker_svc.core.sampler import Draw
 from worker_svc.core.slots import I64
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutput:
-    """What a decode step leaves behind; the tokens are in the histories already. The next step may overwrite it."""
+    """What such a step leaves behind, a row for each sample; the tokens are in the histories already. The next step may
+    overwrite it.
+    """
 
     logits: Tensor  # [rows, vocab_size]
     token_ids: Tensor  # i64[rows], as temperatures alone decide
@@ -25,6 +30,9 @@ class Decoder(Protocol):
 
     def draw(self, logits: Tensor, draw: Draw) -> Tensor:
         """Tokens i64[d] for logits f32[d, vocab_size], as `sampler.sample` wants them."""
+
+    def compute(self, batch: Batch) -> DecodeOutput | None:
+        """Carry out a small step of any kind; None, and nothing done, for one that is not small enough."""
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size]."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from worker_svc.core.batch import Batch
+from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.slots import I64
@@ -27,8 +29,9 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 class DecodeGraphs(StepDecoder):
     """See `Decoder`; nothing can be decoded before `capture`."""
 
-    def __init__(self, step: DecodeStep) -> None:
+    def __init__(self, step: DecodeStep, chunks: ChunkGraphs | None = None) -> None:
         super().__init__(step)
+        self._chunks = chunks
         self._dummy_slot = max_num_seqs = step.state.dummy_slot
         self._sizes = np.array(batch_sizes(max_num_seqs))
         device = step.state.num_computed.device
@@ -39,12 +42,14 @@ class DecodeGraphs(StepDecoder):
     @torch.inference_mode()
     def capture(self, num_graphs: int, observe: Callable[[int, int], None]) -> None:
         """Record so many graphs, largest first so that the others fit into its memory; waits for the device. With fewer
-        than there are sizes, not every batch can be decoded.
+        than there are sizes, not every batch can be decoded, and small steps with chunks are not recorded either.
 
         `observe` is told how many graphs are done, and how many sizes there are, before the first and after each.
         """
         pool = torch.cuda.graph_pool_handle()
         observe(0, len(self._sizes))
+        if self._chunks is not None and num_graphs >= len(self._sizes):
+            self._chunks.capture()
         for number, size in enumerate(self._sizes[::-1][:num_graphs].tolist(), 1):
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
             self._step(self._slots[:size])
@@ -67,3 +72,7 @@ class DecodeGraphs(StepDecoder):
         graph, output = self._graphs[size]
         graph.replay()
         return DecodeOutput(output.logits[: len(slots)], output.token_ids[: len(slots)])
+
+    def compute(self, batch: Batch) -> DecodeOutput | None:
+        """See `Decoder.compute`."""
+        return self._chunks.compute(batch) if self._chunks is not None and self._chunks.takes(batch) else None

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.domain.plan import NO_TOKENS, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch
-from worker_svc.core.decoder import Decoder
+from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
@@ -139,16 +139,21 @@ class ModelRunner:
         """The sampled tokens and, where asked for, their logprobs, on the device; the tokens are in the histories."""
         if batch.num_tokens == 0:
             return []
-        if self._decoder is not None and batch.only_decodes:
-            return self._decode(self._decoder, batch)
+        if self._decoder is not None:
+            output = self._decoder.decode(batch.slots) if batch.only_decodes else self._decoder.compute(batch)
+            if output is not None:
+                return self._chosen(output, batch)
         return self._compute(batch)
 
-    def _decode(self, decoder: Decoder, batch: Batch) -> list[Tensor]:
-        output = decoder.decode(batch.slots)
-        if self._slots.are_plain(batch.slots, batch.sample_positions):
+    def _chosen(self, output: DecodeOutput, batch: Batch) -> list[Tensor]:
+        """The tokens of the batch's samples, after the decoder's own choice."""
+        sampling = batch.slots[batch.samples]
+        if len(sampling) == 0:
+            return []
+        if self._slots.are_plain(sampling, batch.sample_positions):
             return [output.token_ids]
         # The decoder knows temperatures alone: what it sampled is replaced before anything reads it.
-        slots, positions = upload(self._device, batch.slots, batch.sample_positions)
+        slots, positions = upload(self._device, sampling, batch.sample_positions)
         return self._sample(batch, output.logits, slots, positions)
 
     def _compute(self, batch: Batch) -> list[Tensor]:

@@ -68,7 +68,7 @@ class TritonAttention:
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
             np.arange(num_decodes, batch.num_tokens),
-            *(_flash_columns if by_flash else _tiles)(batch, chunks),
+            *(_flash_columns if by_flash else chunk_tiles)(batch, chunks),
         )
         chunked = None
         if len(chunks):
@@ -83,6 +83,15 @@ class TritonAttention:
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token; launches nothing."""
         return TritonStepAttention(self, block_tables, rows, chunked=None)
+
+    def prepare_chunks(
+        self, tiles: PrefillTiles, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
+    ) -> "TritonStepAttention":
+        """The attention of a step all of whose tokens are in `tiles`; launches nothing but a range of rows."""
+        rows = torch.arange(len(positions), device=positions.device)
+        none = rows[:0]
+        chunked = _Chunked(tiles, rows, positions, slot_mapping)
+        return TritonStepAttention(self, block_tables, DecodeRows(none, none, none), chunked)
 
     def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
         query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
@@ -130,7 +139,7 @@ def _flash_columns(batch: Batch, chunks: I64) -> tuple[I64, I64, I64]:
     return starts, batch.context_lens[chunks], batch.slots[chunks]
 
 
-def _tiles(batch: Batch, sequences: I64) -> tuple[I64, I64, I64, I64]:
+def chunk_tiles(batch: Batch, sequences: I64) -> tuple[I64, I64, I64, I64]:
     """First rows, positions, lengths and slots of `PrefillTiles`, those with the longest context first."""
     query_lens = batch.query_lens[sequences]
     counts = -(-query_lens // QUERY_TILE)
