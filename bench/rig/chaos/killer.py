@@ -57,7 +57,7 @@ class Killer:
         self._deck: list[str] = []  # the kinds that are still to be hit before one is hit again
         self._file = AppendOnlyFile(pipeline.data_dir)
         self._paused: dict[int, asyncio.Task[None]] = {}
-        self._gone: set[int] = set()
+        self._gone: set[tuple[str, int]] = set()  # with its name: numbers of processes come again
 
     async def run(self, num_kills: int, seconds: float) -> None:
         """Until so many processes had to be started again or so much time has passed; then none is paused any more."""
@@ -87,10 +87,10 @@ class Killer:
         if how == "paused":
             self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
         elif how == "cut":
-            self._gone.add(pid)
+            self._gone.add((name, pid))
             self._file.lose(pid, cut_s)
         else:
-            self._gone.add(pid)
+            self._gone.add((name, pid))
             os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
 
     def _is_whole(self, kind: str) -> bool:
@@ -98,8 +98,8 @@ class Killer:
         pids, ready = self._pipeline.pids(), self._pipeline.ready()
         kinds = KINDS if kind == SERVER else (kind,)
         wanted = {f"{each}-{index}" for each in kinds for index in range(self._replicas)}
-        running = {pid for pid in pids.values() if pid not in self._gone and pid not in self._paused and _runs(pid)}
-        return wanted <= ready and {pids[name] for name in (*wanted, SERVER)} <= running
+        gone = self._gone | {(name, pid) for name, pid in pids.items() if pid in self._paused or not _runs(pid)}
+        return wanted <= ready and not any((name, pids[name]) in gone for name in (*wanted, SERVER))
 
     async def _pause(self, pid: int, pause_s: float) -> None:
         try:
