@@ -5,7 +5,7 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
-from worker_svc.core.attention.triton_backend import _tiles
+from worker_svc.core.attention.triton_backend import chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.prefill_attention import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
@@ -46,7 +46,7 @@ def check(
     rows = torch.arange(len(positions), device=DEVICE)
     rope_write(qkv, norms, EPS, table, rows, positions, cells, cache.keys, cache.values)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
-    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in _tiles(batch, batch.slots)))
+    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, batch.slots)))
     prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
