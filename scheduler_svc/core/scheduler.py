@@ -40,7 +40,7 @@ class SchedulerConfig:
 
     policy: str = "fcfs"  # a name in `POLICIES`
     window: int = 2  # plans in flight per worker
-    short_step_us: int = 1500  # one more is in flight while steps take less, microseconds
+    short_step_us: int = 0  # one more is in flight while steps take less, microseconds
     max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false

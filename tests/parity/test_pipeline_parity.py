@@ -36,6 +36,7 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
         expected.directory,
         scheduler={
             "window": case.window,
+            "short_step_us": 0,
             "max_num_batched_tokens": case.budget,
             "enable_prefix_caching": case.enable_prefix_caching,
         },
