@@ -33,6 +33,7 @@ def serve(directory: Path, reference: Reference, case: Case) -> Iterator[Served]
         "--dtype=float32",
         "--num-threads=1",
         f"--window={case.window}",
+        "--short-step-us=0",
         f"--max-num-batched-tokens={case.budget}",
         "--enable-prefix-caching" if case.enable_prefix_caching else "--no-enable-prefix-caching",
         f"--block-size={BLOCK_SIZE}",
