@@ -110,9 +110,15 @@ def listen(url: str, body: dict[str, Any], headers: dict[str, str] | None = None
 def begin(url: str, body: dict[str, Any], headers: dict[str, str], kill: Callable[[], None]) -> Heard:
     """A stream that is heard half and then breaks."""
     heard = Heard()
+
+    def is_broken() -> bool:
+        if len(heard.texts) < body.get("n", 1) or min(map(len, heard.texts.values())) <= 100:
+            return False
+        kill()  # while the stream is held: leaving `read` hangs up, and a gateway that sees it may cancel
+        return True
+
     with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as reply:
-        heard.read(reply, lambda: len(heard.texts) == body.get("n", 1) and min(map(len, heard.texts.values())) > 100)
-        kill()
+        heard.read(reply, is_broken)
     assert not heard.finishes
     return heard
 
