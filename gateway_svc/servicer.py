@@ -64,7 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._stats.outcomes[Outcome.REJECTED] += 1
             raise
         _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
-        sink = QueueSink(self._max_backlog_bytes)
+        sink = QueueSink(form.n, self._max_backlog_bytes)
         call = await self._reception.open([checked], form, sink, is_idempotent=is_idempotent)
         await self._tell(call, sink, context)
 
@@ -72,10 +72,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Streams what a request has behind what the caller has; from now on the request goes there."""
         caller = self._auth.authenticate(_metadata(context))
         form = await self._reception.form_of(_request_id(request.request_id), caller.tenant)
-        if len(form.request_ids) > 1:
-            raise invalid("a call of several prompts can be resumed over HTTP only", "request_id")
-        have = wire.decode_offsets(request, form.n)
-        sink = QueueSink(self._max_backlog_bytes)
+        have = wire.decode_offsets(request, form.num_choices)
+        sink = QueueSink(form.n, self._max_backlog_bytes)
         call = await self._reception.resume(form, caller.tenant, sink, have)
         await self._tell(call, sink, context)
 
@@ -151,8 +149,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             await context.write(inference_pb2.GenerateEvent(accepted=accepted))
             while rows := await sink.fetch():
-                for event in (event for row in rows for event in wire.deltas(row)):
-                    await context.write(event)
+                for choice, row in rows:
+                    for event in wire.deltas(choice, row):
+                        await context.write(event)
         finally:
             is_late = form.deadline_ns and time.time_ns() >= form.deadline_ns
             self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)

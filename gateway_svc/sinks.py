@@ -135,7 +135,8 @@ class ReplySink:
 class QueueSink:
     """Rows for a coroutine that fetches them; what it does not fetch in time is merged."""
 
-    def __init__(self, max_backlog_bytes: int) -> None:
+    def __init__(self, n: int, max_backlog_bytes: int) -> None:
+        self._n = n
         self._backlog = Backlog(max_backlog_bytes)
         self._woken = asyncio.Event()
         self._ended = False
@@ -147,9 +148,9 @@ class QueueSink:
         """See `call.Sink`."""
         return not self._backlog.is_full
 
-    def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (a gRPC call has one prompt)
+    def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (rows may be merged)
         """See `call.Sink`."""
-        self._backlog.add(row.sequence, row)
+        self._backlog.add(prompt * self._n + row.sequence, row)
         self._woken.set()
 
     def end(self, usages: Sequence[Usage]) -> None:  # noqa: ARG002  (the last row has it)
@@ -162,15 +163,15 @@ class QueueSink:
         self._error = error
         self._woken.set()
 
-    async def fetch(self) -> list[TextRow]:
-        """The next rows, one for each sample; none: the call has ended.
+    async def fetch(self) -> list[tuple[int, TextRow]]:
+        """The next rows, one for each choice, with its index; none: the call has ended.
 
         Raises:
             PenstockError: it ended with an error; all rows before were fetched.
         """
         await self._woken.wait()
         was_full = self._backlog.is_full
-        rows = [row for _, row in self._backlog.drain()]
+        rows = self._backlog.drain()
         if not rows and self._error is not None:
             raise self._error
         if not self._ended and self._error is None:

@@ -59,16 +59,16 @@ def decode_generate(call: inference_pb2.GenerateCall) -> GrpcAsk:
     )
 
 
-def decode_offsets(call: inference_pb2.ResumeCall, n: int) -> list[SequenceState]:
-    """What a gRPC client says it has of each of `n` samples.
+def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[SequenceState]:
+    """What a gRPC client says it has of each choice of a call.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: it cannot be.
     """
     if not call.offsets:
-        return [SequenceState() for _ in range(n)]
-    if len(call.offsets) != n:
-        raise invalid(f"the request has {n} samples, got offsets of {len(call.offsets)}", "offsets")
+        return [SequenceState() for _ in range(num_choices)]
+    if len(call.offsets) != num_choices:
+        raise invalid(f"the request has {num_choices} samples, got offsets of {len(call.offsets)}", "offsets")
     have = []
     for offset in call.offsets:
         end = _ENDS.get(offset.finish_reason)
@@ -153,16 +153,16 @@ def _unpack(where: str, packed: bytes) -> list[int]:
     return values
 
 
-def deltas(row: TextRow) -> list[inference_pb2.GenerateEvent]:
-    """A row as events of `Generate`: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
-    events = [_delta(part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:
+    """A choice's row as events: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
+    events = [_delta(choice, part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
     events[-1].delta.chain_after = chain.extend(row.chain, row.token_ids)
     return events
 
 
-def _delta(row: TextRow) -> inference_pb2.GenerateEvent:
+def _delta(choice: int, row: TextRow) -> inference_pb2.GenerateEvent:
     message = inference_pb2.Delta(
-        sequence=row.sequence,
+        sequence=choice,
         token_offset=row.token_offset,
         text_offset=row.text_offset,
         token_ids=u32(row.token_ids),

@@ -197,7 +197,7 @@ class Delta(_message.Message):
     TEXT_OFFSET_FIELD_NUMBER: _builtins.int
     CHAIN_AFTER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Index of the sample."""
+    """Index of the sample; of a call with several prompts of n samples each: prompt * n + sample."""
     token_offset: _builtins.int
     """Output tokens of the sample before this event."""
     token_ids: _builtins.bytes
@@ -222,7 +222,7 @@ class Delta(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """Totals of the request; with the end of its last sample."""
+        """Totals of the request; with the end of its last sample. Each prompt of a call is a request."""
 
     def __init__(
         self,

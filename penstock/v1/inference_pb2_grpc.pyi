@@ -40,7 +40,8 @@ class InferenceStub:
     """
     Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]
     """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
-    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
+    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
+    call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]
     """Cancels a request of the caller's tenant."""
@@ -60,7 +61,8 @@ class InferenceAsyncStub(InferenceStub):
     """
     Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]  # type: ignore[assignment]
     """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
-    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
+    it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
+    call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Cancels a request of the caller's tenant."""
@@ -89,7 +91,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateEvent], _abc.AsyncIterator[_inference_pb2.GenerateEvent]]:
         """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
-        it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires.
+        it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
+        call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
         """
 
     @_abc_1.abstractmethod

@@ -256,6 +256,35 @@ def test_each_prompts_request_leads_to_the_whole_call(gateway: RunningGateway, o
     assert {request_id for request_id, _ in gateway.pipeline.cancels(3)} == ids
 
 
+@pytest.mark.parametrize("num_prompts", [3, 33], ids=["with event ids", "more choices than event ids have room for"])
+def test_prompts_of_which_some_have_ended_go_on_together(
+    gateway: RunningGateway, second: RunningGateway, num_prompts: int
+) -> None:
+    """What came again comes once where events have ids, and from the start where they have none."""
+
+    def script(request: Incoming) -> None:
+        is_last = request.body.text == prompts[-1]
+        rows = [request.row("a", finish=0 if is_last else STOP)]
+        request.send(*rows) if is_last else request.retire(*rows)
+
+    prompts = [f"p{index}" for index in range(num_prompts)]
+    gateway.pipeline.script = script
+    usage = {"include_usage": True}
+    with streaming(gateway, headers=RESUMABLE, prompt=prompts, stream_options=usage) as (first, lines):
+        hear(first, lines, lambda: first.texts == ["a"] * num_prompts and len(first.finishes) == num_prompts - 1)
+    (last,) = [request for request in gateway.pipeline.incoming if request.body.text == prompts[-1]]
+    last.row("b", finish=STOP)
+    assert last.retire()
+    with events(second, first) as (heard, lines):
+        hear(heard, lines)
+    has_ids = num_prompts == 3
+    assert bool(first.last_event_id) == has_ids
+    assert heard.texts == ([""] * (num_prompts - 1) + ["b"] if has_ids else ["a"] * (num_prompts - 1) + ["ab"])
+    assert heard.is_done
+    assert heard.usage is not None
+    assert heard.usage["completion_tokens"] == num_prompts + 1
+
+
 def test_a_request_waits_for_its_client_and_is_cancelled_when_the_grace_is_over(launch: Launch) -> None:
     gateway = launch(resume_grace_s=0.3)
     begun(gateway, "a")
@@ -508,6 +537,25 @@ def test_a_retried_stream_is_the_same_request(gateway: RunningGateway, second: R
     assert gateway.pipeline.hints(gateway.bus.keys.cancels, 0) == []
 
 
+def test_several_prompts_are_the_same_requests_when_they_are_sent_again(
+    gateway: RunningGateway, second: RunningGateway
+) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row(request.body.text))
+    with streaming(gateway, headers=KEY, prompt=["x", "y"]) as (first, lines):
+        hear(first, lines, lambda: first.texts == ["x", "y"])
+    for request in gateway.pipeline.incoming:
+        request.afterwards.append(lambda request=request: request.say("b"))
+    with streaming(second, headers=KEY, prompt=["x", "y"]) as (heard, lines):
+        hear(heard, lines)
+    assert (heard.request_id, heard.texts, heard.is_done) == (first.request_id, ["xb", "yb"], True)
+    for request in gateway.pipeline.incoming:
+        assert request.retire()
+    body = BODY | {"stream": False, "prompt": ["x", "y"]}
+    reply = httpx.post(f"{second.url}/v1/completions", json=body, headers=KEY).json()
+    assert [choice["text"] for choice in reply["choices"]] == ["xb", "yb"]
+    assert len(gateway.pipeline.incoming) == 2
+
+
 def test_a_retried_plain_reply_is_the_same_before_and_after_its_end(
     gateway: RunningGateway, second: RunningGateway
 ) -> None:
@@ -639,6 +687,33 @@ def test_grpc_calls_go_on_behind_what_their_client_has(gateway: RunningGateway, 
     assert again == accepted
     assert [(each.sequence, each.token_offset, each.text_offset, each.text) for each in rest] == [(1, 1, 2, "y")]
     assert rest[0].usage.output_tokens == 3
+
+
+def test_a_call_of_several_prompts_goes_on_over_grpc(gateway: RunningGateway, second: RunningGateway) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row(request.body.text), request.row("xx", sequence=1))
+
+    gateway.pipeline.script = script
+    with streaming(gateway, headers=RESUMABLE, prompt=["p", "q"], n=2) as (first, lines):
+        hear(first, lines, lambda: first.texts == ["p", "xx", "q", "xx"])
+    one, two = sorted(gateway.pipeline.incoming, key=lambda request: request.body.text)
+    one.afterwards.append(lambda: one.say("1") or one.say("2", sequence=1))
+    two.afterwards.append(lambda: two.say("3") or two.say("4", sequence=1))
+    have = [
+        inference_pb2.SampleOffset(tokens=1, characters=len(text), chain=chain.extend(chain.CHAIN_START, [100]))
+        for text in first.texts
+    ]
+    with grpc.insecure_channel(second.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        accepted, *rest = stub.Resume(inference_pb2.ResumeCall(request_id=two.request_id.hex(), offsets=have))
+        whole = list(stub.Resume(inference_pb2.ResumeCall(request_id=first.request_id)))[1:]
+    assert accepted.accepted.request_id == first.request_id
+    assert {each.delta.sequence: each.delta.text for each in rest} == {0: "1", 1: "2", 2: "3", 3: "4"}
+    assert sorted(each.delta.usage.output_tokens for each in rest) == [0, 0, 4, 4]
+    texts = [""] * 4
+    for event in whole:
+        texts[event.delta.sequence] += event.delta.text
+    assert texts == ["p1", "xx2", "q3", "xx4"]
 
 
 @pytest.mark.parametrize(
