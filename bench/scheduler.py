@@ -17,8 +17,10 @@ import numpy.typing as npt
 from penstock.domain.params import Stopping
 from penstock.domain.plan import StepPlan, StepResult
 from penstock.v1 import results_pb2
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig, WorkerLimits
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
+from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_result, encode_plan, encode_rows
 
 SESSION, INCARNATION = b"s" * 16, b"i" * 16

@@ -17,7 +17,8 @@ from penstock.domain.request import Header, Prompt, Request
 from penstock.domain.rows import TokenRows
 from penstock.outputs import CompletionOutput, RequestOutput
 from penstock.prompts import PromptLike, parse_prompt
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.stats import SchedulerStats
 from scheduler_svc.core.worker import WorkerLimits

@@ -21,8 +21,8 @@ from penstock.prompts import (
     parse_conversation,
     parse_prompt,
 )
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import POLICIES
-from scheduler_svc.core.scheduler import SchedulerConfig
 from tokenizer_svc.core.vocabulary import load_vocabulary
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.isolation import Tolerance
-from scheduler_svc.core.scheduler import SchedulerConfig
 from servicekit.settings import POLLING_CORES, ServiceSettings, num_cores
 
 BUSY_POLL_US = 500  # steps of half a millisecond leave no time for a wake-up

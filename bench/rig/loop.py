@@ -6,7 +6,8 @@ from collections import deque
 import numpy as np
 
 from penstock.domain.params import Sampling, Stopping
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 from worker_svc.core.interface import Limits, PendingStep

@@ -1,6 +1,6 @@
 """Makes the rows of the log: the tokens of a result, and the ends that need no token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,20 @@ def condemned(sequence: SequenceState, num_alone: int) -> End:
         "ran alone: it is not tried again. The logs of the workers say why they died"
     )
     return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
+
+
+def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> End | None:
+    """The end of a sequence that none of the workers can hold; None while there is no worker to ask."""
+    if not sequence.request.num_prompt_tokens:
+        error = RequestError(ErrorCode.INVALID_ARGUMENT, "the prompt has no tokens", "prompt")
+        return End(sequence, FinishReason.ERROR, error)
+    if not workers or any(worker.holds(sequence) for worker in workers.values()):
+        return None
+    if sequence.output:
+        return End(sequence, FinishReason.LENGTH)
+    capacity = max(worker.limits.capacity for worker in workers.values())
+    message = f"the prompt has {sequence.num_tokens} tokens, prompt and output together may have {capacity}"
+    return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "prompt"))
 
 
 def end_rows(ends: list[End]) -> TokenRows:

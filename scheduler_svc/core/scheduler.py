@@ -5,78 +5,38 @@ towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute 
 (Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
 """
 
-import math
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import CancelReason, FinishReason, RequestError
-from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
+from penstock.domain.finish import CancelReason, FinishReason
+from penstock.domain.plan import StepPlan, StepResult
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.draft import Draft
+from scheduler_svc.core.early_cancels import EarlyCancel, EarlyCancels
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
-from scheduler_svc.core.isolation import IsolatingQueue, Tolerance
+from scheduler_svc.core.isolation import IsolatingQueue
 from scheduler_svc.core.ordered_queue import OrderedQueue
 from scheduler_svc.core.policy import POLICIES
-from scheduler_svc.core.rows import NO_ROWS, End, cancelled, condemned, end_rows, ended_by_tokens, token_rows
+from scheduler_svc.core.reuse import belongs_elsewhere, reusable
+from scheduler_svc.core.rows import (
+    NO_ROWS,
+    End,
+    cancelled,
+    condemned,
+    end_rows,
+    ended_by_tokens,
+    token_rows,
+    unholdable,
+)
 from scheduler_svc.core.sequence import QueuedRequest, RequestState, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
 from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
 
-_MAX_EARLY_CANCELS = 4096
-_EARLY_CANCEL_NS = 60 * 10**9
 _MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
 _NEARLY_FULL = 16  # a worker of whose slots fewer than one in so many is free
-_MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has more of its prefix
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """How to schedule; what a worker can hold is in its `WorkerLimits`."""
-
-    policy: str = "fcfs"  # a name in `POLICIES`
-    window: int = 2  # plans in flight per worker
-    short_step_us: int = 0  # one more is in flight while steps take less, microseconds
-    max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
-    enable_prefix_caching: bool = True
-    max_waiting: int = 1024  # sequences; above it `has_room` is false
-    admit_every: int = 3  # of a nearly full worker's plans, at most one in so many begins prompts
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
-    tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        for name in ("window", "max_num_batched_tokens", "max_waiting", "admit_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for tenant, weight in self.tenant_weights.items():
-            if not 0 < weight < math.inf:
-                raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")
-
-
-@dataclass(frozen=True, slots=True)
-class _EarlyCancel:
-    """A cancel of a request that has not come yet."""
-
-    reason: CancelReason
-    sequence: int | None
-    received_ns: int
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making, without its decoding slots."""
-
-    admissions: list[Admission] = field(default_factory=list)
-    appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
-    copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
-    chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
-    has_preempted: bool = False
 
 
 class Scheduler:
@@ -89,7 +49,7 @@ class Scheduler:
         self.requests: dict[bytes, RequestState] = {}
         self.waiting = IsolatingQueue(self.policy, config.tolerance)
         self._deadlines: OrderedQueue[bytes] = OrderedQueue()
-        self._early_cancels: OrderedDict[bytes, list[_EarlyCancel]] = OrderedDict()
+        self._early_cancels = EarlyCancels()
         self._order = 0
         self._counters = Counters()
 
@@ -102,7 +62,7 @@ class Scheduler:
         budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens)
         self.workers[worker_id] = WorkerState(worker_id, limits, budget)
         idle = [s for r in self.requests.values() for s in r.sequences if s.status in (Status.WAITING, Status.HELD)]
-        return self._end([end for sequence in idle if (end := self._unholdable(sequence))])
+        return self._end([end for sequence in idle if (end := unholdable(sequence, self.workers))])
 
     def remove_worker(self, worker_id: str) -> None:
         """End a worker's epoch: its sequences wait again with all their known tokens, in front of those not started."""
@@ -146,13 +106,13 @@ class Scheduler:
                 ends.append(cancelled(sequence, CancelReason.STOP))
             elif self.config.tolerance.is_guilty(state):
                 ends.append(condemned(sequence, self.config.tolerance.num_strikes_alone))
-            elif end := ended_by_tokens(sequence) or self._unholdable(sequence):
+            elif end := ended_by_tokens(sequence) or unholdable(sequence, self.workers):
                 ends.append(end)
             elif sequence.index > 0 and not request.output_token_ids:
                 sequence.status = Status.HELD
             else:
                 self._wait(sequence)
-        for cancel in self._early_cancels.pop(request.request_id, ()):
+        for cancel in self._early_cancels.take(request.request_id):
             ends += self._cancelled(request.request_id, cancel.reason, cancel.sequence)
         if 0 < request.deadline_ns <= now_ns:
             ends += self._cancelled(request.request_id, CancelReason.DEADLINE)
@@ -165,18 +125,12 @@ class Scheduler:
         """
         if request_id in self.requests:
             return self._end(self._cancelled(request_id, reason, sequence))
-        self._early_cancels.setdefault(request_id, []).append(_EarlyCancel(reason, sequence, now_ns))
-        while len(self._early_cancels) > _MAX_EARLY_CANCELS:
-            self._early_cancels.popitem(last=False)
+        self._early_cancels.note(request_id, EarlyCancel(reason, sequence, now_ns))
         return NO_ROWS
 
     def expire(self, now_ns: int) -> TokenRows:
         """End the requests whose deadline has passed, and forget old cancels of unknown requests."""
-        while self._early_cancels:
-            oldest = next(iter(self._early_cancels.values()))
-            if oldest[0].received_ns > now_ns - _EARLY_CANCEL_NS:
-                break
-            self._early_cancels.popitem(last=False)
+        self._early_cancels.expire(now_ns)
         ends: list[End] = []
         while (first := self._deadlines.peek()) and first[0] <= now_ns:
             self._deadlines.pop()
@@ -190,7 +144,7 @@ class Scheduler:
         worker = self.workers[worker_id]
         if len(worker.in_flight) >= self._window(worker):
             return None
-        draft = _Draft()
+        draft = Draft()
         decoding = self._give_blocks(worker, draft)
         budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
@@ -225,7 +179,7 @@ class Scheduler:
             self._finish(End(sequence, FinishReason(rows.finishes[row])))
         return rows
 
-    def _give_blocks(self, worker: WorkerState, draft: _Draft) -> I64:
+    def _give_blocks(self, worker: WorkerState, draft: Draft) -> I64:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
         slots = worker.decoding()
         while True:
@@ -237,7 +191,7 @@ class Scheduler:
         draft.appended = [(slot, worker.append_block(slot)) for slot in short.tolist()]
         return slots
 
-    def _preempt(self, worker: WorkerState, draft: _Draft) -> None:
+    def _preempt(self, worker: WorkerState, draft: Draft) -> None:
         """Take the last by the policy's order out of its slot, to be recomputed later.
 
         The first by that order is never the victim while others run, and alone it has every block: it progresses.
@@ -249,7 +203,7 @@ class Scheduler:
         victim.request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
-    def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: _Draft) -> int:
+    def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: Draft) -> int:
         """Plan the sequence's next chunk, at most `budget` tokens; returns how many."""
         slot = sequence.slot
         num_behind = int(worker.known[slot] - worker.computed[slot])
@@ -280,7 +234,7 @@ class Scheduler:
         is_nearly_full = len(worker.free_slots) * _NEARLY_FULL < worker.limits.max_num_seqs
         return not is_nearly_full or worker.num_plain_plans + 1 >= self.config.admit_every
 
-    def _admit(self, worker: WorkerState, budget: int, draft: _Draft, now_ns: int) -> None:
+    def _admit(self, worker: WorkerState, budget: int, draft: Draft, now_ns: int) -> None:
         """Start waiting sequences in the policy's order while there are slots, blocks and budget.
 
         The first that lacks blocks ends it, so that none is overtaken for being long. Passed over are those that this
@@ -288,16 +242,17 @@ class Scheduler:
         """
         passed_over: list[tuple[Any, SequenceState]] = []
         waiting = self.waiting.for_worker(worker, self.workers)
+        workers, has_cache = self.workers.values(), self.config.enable_prefix_caching
         while budget and worker.has_slot and worker.blocks.num_free and len(passed_over) < _MAX_PASSED_OVER:
             first = waiting.peek()
             if first is None:
                 break
             sequence = first[1]
-            if not worker.holds(sequence) or self._belongs_elsewhere(worker, sequence):
+            if not worker.holds(sequence) or belongs_elsewhere(worker, workers, sequence, has_cache=has_cache):
                 waiting.pop()
                 passed_over.append(first)
                 continue
-            reused = self._reusable(worker, sequence)
+            reused = reusable(worker, sequence, has_cache=has_cache)
             if not worker.has_blocks(sequence, reused):
                 break
             waiting.pop()
@@ -306,7 +261,7 @@ class Scheduler:
         for key, sequence in passed_over:
             waiting.push(key, sequence)
 
-    def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: _Draft, now_ns: int) -> None:
+    def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: Draft, now_ns: int) -> None:
         request = sequence.request
         is_first = sequence.index == 0 and not sequence.started
         if not sequence.started:
@@ -318,42 +273,14 @@ class Scheduler:
             self._counters.num_cached_tokens += reused.num_tokens
             self._counters.num_admitted_requests += 1
             self._counters.waiting_ns += now_ns - request.added_ns
-        if reused.copy_source is not None:
-            draft.copied.append((reused.copy_source, sequence.blocks[len(reused.blocks)]))
-        draft.admissions.append(
-            Admission(
-                slot=slot,
-                token_ids=sequence.token_ids(),
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=reused.num_tokens,
-                block_ids=np.array(sequence.blocks, np.uint32),
-                sampling=request.queued.sampling,
-                seed=sequence.seed,
-                min_output_tokens=request.queued.stopping.min_tokens,
-                stop_token_ids=request.stop_token_ids,
-                request_id=request.request_id,
-            )
-        )
+        draft.admit(sequence, reused)
 
-    def _issue(self, worker: WorkerState, decoding: I64, draft: _Draft, now_ns: int) -> StepPlan:
+    def _issue(self, worker: WorkerState, decoding: I64, draft: Draft, now_ns: int) -> StepPlan:
         """Make the plan. From here on later plans may read what it computes."""
-        chunk_slots = [sequence.slot for sequence, _ in draft.chunks]
-        tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
-        num_tokens = np.concatenate((np.ones(len(decoding)), [num for _, num in draft.chunks])).astype(np.uint32)
         worker.computed[decoding] += 1
         worker.known[decoding] += 1
-        appended, copied = _columns(draft.appended), _columns(draft.copied)
-        plan = StepPlan(
-            step=worker.last_step + 1,
-            released_slots=np.array(worker.released_slots, np.uint32),
-            admissions=tuple(draft.admissions),
-            append_slots=appended[0],
-            append_blocks=appended[1],
-            copy_sources=copied[0],
-            copy_targets=copied[1],
-            slots=np.concatenate((decoding, chunk_slots)).astype(np.uint32),
-            num_tokens=num_tokens,
-        )
+        plan = draft.plan(worker.last_step + 1, worker.released_slots, decoding)
+        tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
         worker.issue(plan, np.concatenate((decoding, tips)).astype(np.int64), now_ns)
         worker.num_plain_plans = 0 if draft.chunks else worker.num_plain_plans + 1
         for sequence, _ in draft.chunks:
@@ -365,38 +292,6 @@ class Scheduler:
                 sequence.prompt_issued = True
                 self._wait_for_slots(sequence.request)
         return plan
-
-    # What of a sequence is on a worker already.
-
-    def _reusable(self, worker: WorkerState, sequence: SequenceState) -> Reused:
-        """The KV that need not be computed: of a sibling that has the prompt, or from the prefix cache.
-
-        The last known token is always computed, since its logits give the next one.
-        """
-        size = worker.limits.block_size
-        found: list[int] = []
-        if self.config.enable_prefix_caching:
-            found = worker.blocks.find(sequence.hashes(size)[: (sequence.num_tokens - 1) // size])
-        num_shared = sequence.request.num_prompt_tokens - 1
-        if num_shared > len(found) * size:
-            for sibling in sequence.request.sequences:
-                if sibling.worker_id == worker.worker_id and sibling.prompt_issued:
-                    whole, rest = divmod(num_shared, size)
-                    # The block that the sample goes on writing in is copied: nobody writes into a shared block.
-                    return Reused(sibling.blocks[:whole], num_shared, sibling.blocks[whole] if rest else None)
-        return Reused(found, len(found) * size)
-
-    def _belongs_elsewhere(self, worker: WorkerState, sequence: SequenceState) -> bool:
-        """Whether another worker with a free slot has more of the sequence; it is waited for, but not for long."""
-        others = [other for other in self.workers.values() if other is not worker]
-        others = [other for other in others if other.has_slot and other.holds(sequence)]
-        if not others or sequence.num_deferrals >= _MAX_DEFERRALS:
-            return False
-        here = self._reusable(worker, sequence).num_tokens
-        if all(self._reusable(other, sequence).num_tokens <= here for other in others):
-            return False
-        sequence.num_deferrals += 1
-        return True
 
     # Ends.
 
@@ -410,19 +305,6 @@ class Scheduler:
         for sequence in request.sequences[1:]:
             if sequence.status is Status.HELD:
                 self._wait(sequence)
-
-    def _unholdable(self, sequence: SequenceState) -> End | None:
-        """The end of a sequence that none of the workers can hold; None while there is no worker to ask."""
-        if not sequence.request.num_prompt_tokens:
-            error = RequestError(ErrorCode.INVALID_ARGUMENT, "the prompt has no tokens", "prompt")
-            return End(sequence, FinishReason.ERROR, error)
-        if not self.workers or any(worker.holds(sequence) for worker in self.workers.values()):
-            return None
-        if sequence.output:
-            return End(sequence, FinishReason.LENGTH)
-        capacity = max(worker.limits.capacity for worker in self.workers.values())
-        message = f"the prompt has {sequence.num_tokens} tokens, prompt and output together may have {capacity}"
-        return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "prompt"))
 
     def _sentence(self, request: RequestState) -> list[End]:
         """What a strike leads to: nothing yet, that the request runs alone, or its end."""
@@ -498,11 +380,3 @@ class Scheduler:
             AssertionError: they do not; the message says where.
         """
         check_integrity(self.workers, self.requests, self.waiting)
-
-
-def _columns(pairs: list[tuple[int, int]]) -> tuple[U32, U32]:
-    """Pairs as two columns."""
-    if not pairs:
-        return NO_TOKENS, NO_TOKENS
-    table = np.array(pairs, np.uint32)
-    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

@@ -16,8 +16,9 @@ from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.plan import StepResult
 from penstock.domain.rows import TokenRows
 from scheduler_svc.core import rows as core_rows
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.history import History, diverged_rows, restore
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest, Status
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_request, decode_witness, encode_rows, num_samples, read_histories

@@ -9,7 +9,7 @@ from penstock.domain.params import SamplingParams
 from penstock.engine import LLMEngine
 from penstock.outputs import RequestOutput
 from penstock.prompts import PromptLike
-from scheduler_svc.core.scheduler import SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.vocabulary import Vocabulary
 from worker_svc.core.interface import Limits

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.domain import chain
 from penstock.domain.plan import Admission, StepPlan, StepResult
-from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.core.worker import WorkerLimits
 
 VOCAB = 11
 

@@ -14,7 +14,7 @@ from penstock.domain import chain
 from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.rows import TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2
-from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import decode_rows, encode_rows

@@ -12,9 +12,11 @@ from penstock.domain.finish import CancelReason, FinishReason, RequestError
 from penstock.domain.params import Sampling, Stopping
 from penstock.domain.plan import StepPlan, StepResult
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import Fair
-from scheduler_svc.core.scheduler import Scheduler, SchedulerConfig, WorkerLimits
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
+from scheduler_svc.core.worker import WorkerLimits
 
 EOS = 0
 

@@ -8,8 +8,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, FinishReason
 from penstock.domain.plan import Logprobs, StepResult
 from scheduler_svc.core.rows import token_rows
-from scheduler_svc.core.scheduler import WorkerLimits
-from scheduler_svc.core.worker import StepError
+from scheduler_svc.core.worker import StepError, WorkerLimits
 
 SECOND = 10**9
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from scheduling import Scheduling, make_request, request_id
 
 from penstock.domain.finish import FinishReason
-from scheduler_svc.core.scheduler import SchedulerConfig, WorkerLimits
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.settings import load
 

@@ -5,7 +5,7 @@ from scheduling import Scheduling, make_request, request_id
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason
 from scheduler_svc.core.isolation import Tolerance
-from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.core.worker import WorkerLimits
 
 
 def limits(max_num_seqs: int = 8, max_model_len: int = 128) -> WorkerLimits:

@@ -5,7 +5,7 @@ import pytest
 from scheduling import Scheduling, make_request, request_id
 
 from penstock.domain.finish import CancelReason
-from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.core.worker import WorkerLimits
 
 SIZE = 4
 

@@ -11,7 +11,7 @@ from paged_worker import VOCAB
 from scheduling import EOS, Scheduling, make_request
 
 from penstock.domain.finish import CancelReason
-from scheduler_svc.core.scheduler import WorkerLimits
+from scheduler_svc.core.worker import WorkerLimits
 
 WORKERS = ("a", "b")
 REASONS = (CancelReason.CLIENT, CancelReason.STOP, CancelReason.DEADLINE, CancelReason.SHUTDOWN)

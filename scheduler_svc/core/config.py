@@ -1,0 +1,33 @@
+"""How to schedule."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler_svc.core.isolation import Tolerance
+from scheduler_svc.core.policy import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How to schedule; what a worker can hold is in its `WorkerLimits`."""
+
+    policy: str = "fcfs"  # a name in `POLICIES`
+    window: int = 2  # plans in flight per worker
+    short_step_us: int = 0  # one more is in flight while steps take less, microseconds
+    max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
+    enable_prefix_caching: bool = True
+    max_waiting: int = 1024  # sequences; above it `has_room` is false
+    admit_every: int = 3  # of a nearly full worker's plans, at most one in so many begins prompts
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
+    tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        for name in ("window", "max_num_batched_tokens", "max_waiting", "admit_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")

@@ -1,0 +1,65 @@
+"""A plan in the making."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan
+from scheduler_svc.core.sequence import SequenceState
+from scheduler_svc.core.worker import I64, Reused
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a plan does beside decoding."""
+
+    admissions: list[Admission] = field(default_factory=list)
+    appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
+    chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
+    has_preempted: bool = False
+
+    def admit(self, sequence: SequenceState, reused: Reused) -> None:
+        """Tell the worker of a sequence that was placed, with the KV that it has of it."""
+        request = sequence.request
+        if reused.copy_source is not None:
+            self.copied.append((reused.copy_source, sequence.blocks[len(reused.blocks)]))
+        self.admissions.append(
+            Admission(
+                slot=sequence.slot,
+                token_ids=sequence.token_ids(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=reused.num_tokens,
+                block_ids=np.array(sequence.blocks, np.uint32),
+                sampling=request.queued.sampling,
+                seed=sequence.seed,
+                min_output_tokens=request.queued.stopping.min_tokens,
+                stop_token_ids=request.stop_token_ids,
+                request_id=request.request_id,
+            )
+        )
+
+    def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
+        """The plan: the slots `decoding` i64[num_decoding], a token each, and behind them those of the chunks."""
+        appended, copied = _columns(self.appended), _columns(self.copied)
+        chunk_slots = [sequence.slot for sequence, _ in self.chunks]
+        num_tokens = np.concatenate((np.ones(len(decoding)), [num for _, num in self.chunks]))
+        return StepPlan(
+            step=step,
+            released_slots=np.array(released_slots, np.uint32),
+            admissions=tuple(self.admissions),
+            append_slots=appended[0],
+            append_blocks=appended[1],
+            copy_sources=copied[0],
+            copy_targets=copied[1],
+            slots=np.concatenate((decoding, chunk_slots)).astype(np.uint32),
+            num_tokens=num_tokens.astype(np.uint32),
+        )
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[U32, U32]:
+    """Pairs as two columns."""
+    if not pairs:
+        return NO_TOKENS, NO_TOKENS
+    table = np.array(pairs, np.uint32)
+    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

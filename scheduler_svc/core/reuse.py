@@ -1,0 +1,41 @@
+"""What of a sequence's KV is on a worker already, and whether to wait for the worker that has more of it."""
+
+from collections.abc import Iterable
+
+from scheduler_svc.core.sequence import SequenceState
+from scheduler_svc.core.worker import Reused, WorkerState
+
+_MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has more of its prefix
+
+
+def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -> Reused:
+    """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
+
+    The last known token is always computed, since its logits give the next one.
+    """
+    size = worker.limits.block_size
+    found: list[int] = []
+    if has_cache:
+        found = worker.blocks.find(sequence.hashes(size)[: (sequence.num_tokens - 1) // size])
+    num_shared = sequence.request.num_prompt_tokens - 1
+    if num_shared > len(found) * size:
+        for sibling in sequence.request.sequences:
+            if sibling.worker_id == worker.worker_id and sibling.prompt_issued:
+                whole, rest = divmod(num_shared, size)
+                # The block that the sample goes on writing in is copied: nobody writes into a shared block.
+                return Reused(sibling.blocks[:whole], num_shared, sibling.blocks[whole] if rest else None)
+    return Reused(found, len(found) * size)
+
+
+def belongs_elsewhere(
+    worker: WorkerState, workers: Iterable[WorkerState], sequence: SequenceState, *, has_cache: bool
+) -> bool:
+    """Whether another worker with a free slot has more of the sequence; it is waited for, but not for long."""
+    others = [other for other in workers if other is not worker and other.has_slot and other.holds(sequence)]
+    if not others or sequence.num_deferrals >= _MAX_DEFERRALS:
+        return False
+    here = reusable(worker, sequence, has_cache=has_cache).num_tokens
+    if all(reusable(other, sequence, has_cache=has_cache).num_tokens <= here for other in others):
+        return False
+    sequence.num_deferrals += 1
+    return True
