@@ -2,9 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -12,15 +11,25 @@ import structlog
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
-from penstock.domain.rows import TokenRows
 from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.core.history import History, diverged_rows, restore
-from scheduler_svc.core.rows import cancel_error, finish_of, select_rows
+from scheduler_svc.core.rows import cancel_error, finish_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.metrics import Meters
-from scheduler_svc.pairing import Link, Pairings, dead_schedulers, gap_plan, has_died, is_bereft, is_waited_for
+from scheduler_svc.pairing import (
+    Link,
+    Pairings,
+    dead_schedulers,
+    gap_plan,
+    has_died,
+    is_bereft,
+    is_waited_for,
+    serves_elsewhere,
+)
+from scheduler_svc.pending import Pending
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.shards import Shards
 from scheduler_svc.wire import (
     PoisonMessageError,
     decode_request,
@@ -37,7 +46,6 @@ from servicekit.bus import keys
 from servicekit.bus.calls import (
     NOT_YET,
     Append,
-    Call,
     Claim,
     Claimed,
     Commit,
@@ -52,7 +60,6 @@ from servicekit.bus.calls import (
     Pair,
     Pairing,
     Reject,
-    Renew,
     SessionInfo,
     Settling,
     StoredRequest,
@@ -73,24 +80,6 @@ HAND_OVER_NS = 1_000_000_000  # without a worker that is paired, while another s
 MAX_HINTS = 4096
 
 
-class Pending(NamedTuple):
-    """A call to be written, and what is done with its answer."""
-
-    call: Call[Any]
-    answered: Callable[[Any], None] | None = None
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether its answer leads to no work, so that it may come after a blocking read."""
-        return isinstance(self.call, Commit | Renew | Append | Strike)
-
-    def is_fenced(self, answer: Any) -> bool:
-        """Whether an answer says that the session is active no more."""
-        if isinstance(self.call, Commit | Renew | Strike):
-            return not answer
-        return isinstance(self.call, Claim | Owned | Load) and answer is None
-
-
 class Dispatcher:
     """All that belongs to one session: it is begun anew when the session is lost."""
 
@@ -101,25 +90,22 @@ class Dispatcher:
         self.outbox: list[Pending] = []
         self.is_leaving = False  # the requests are to be handed to others
         self.is_filling = False  # more plans may follow those that were just made
-        self._num_shards = settings.num_shards
         self._window = settings.window
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
         self._meters = meters
-        self._shards: dict[bytes, int] = {}  # of the log, by request
-        self._rows: list[tuple[int, bytes]] = []  # (shard, TokenBatch) for the next commit
+        self._shards = Shards(sid, settings.num_shards)
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
         self._is_claim_due = True
         self._must_look = False  # for what is owned and was not loaded
         self._survey_ns = self._sweep_ns = self._linked_ns = 0
-        self._next_shard = 0
         self._is_draining = False
 
     @property
     def is_done(self) -> bool:
         """Whether no request is held and everything was told."""
-        return not self.scheduler.requests and not self.outbox and not self._rows
+        return not self.scheduler.requests and not self.outbox and not self._shards.has_rows
 
     def send_again(self) -> None:
         """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
@@ -133,7 +119,7 @@ class Dispatcher:
         """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
         now_ns = time.time_ns()
         sid = self.sid
-        self._log_rows(self.scheduler.expire(now_ns))
+        self._shards.log(self.scheduler.expire(now_ns))
         plans = []
         self.is_filling = False
         for name, link in self.pairings.links.items():
@@ -151,7 +137,7 @@ class Dispatcher:
                 plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns()), started))
                 # A device that has nothing to do gets its first plan before others are made.
                 self.is_filling = is_idle and self._window > 1
-        rows, self._rows = tuple(self._rows), []
+        rows = self._shards.take_rows()
         if rows or plans:
             first, *others = plans or [("", b"", b"")]
             self.outbox.append(Pending(Commit(sid, rows, *first)))
@@ -171,11 +157,11 @@ class Dispatcher:
             self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
             self.outbox.append(Pending(Overdue(CLAIM_COUNT), self._reject_overdue))
         if self._backlogs.is_due(now_ns):
-            shards = tuple(sorted({*self._shards.values(), *self._homes()}))
+            shards = tuple(sorted({*self._shards.in_use(), *self._homes()}))
             self.outbox.append(Pending(LogBacklogs(shards), partial(self._note_backlogs, shards)))
         if now_ns >= self._sweep_ns:
             self._sweep_ns, self._is_claim_due = now_ns + SWEEP_NS, True
-            self._forget_shards()
+            self._shards.forget_ended(self.scheduler.requests)
         # Without any living worker requests are claimed too, so that their deadlines and cancels count.
         can_serve = bool(self.pairings.links) or not self.pairings.is_worker_alive
         if self._is_claim_due and can_serve and not is_draining and self.scheduler.has_room():
@@ -228,7 +214,7 @@ class Dispatcher:
             self._end_epoch(link.worker)
             return False
         link.heard_ns = time.monotonic_ns()
-        self._log_rows(rows, link.incarnation, received.result.step)
+        self._shards.log(rows, link.incarnation, received.result.step)
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True
 
@@ -242,7 +228,7 @@ class Dispatcher:
             self._bury("cancels", entry.fields, f"not a cancel: {error!r}")
             return
         rows = self.scheduler.cancel(request_id, reason, now_ns, sequence if sequence >= 0 else None)
-        self._log_rows(rows)
+        self._shards.log(rows)
         self._meters.cancels.observe(_number(entry, keys.SENT_NS), now_ns, time.perf_counter() - start_s)
 
     def _end_epoch(self, worker: str) -> None:
@@ -255,7 +241,7 @@ class Dispatcher:
         """What the worker was computing may be the reason why it is lost."""
         struck, rows = self.scheduler.strike(link.worker)
         self._meters.recoveries.lose("worker", link.heard_ns, struck)
-        self._log_rows(rows)
+        self._shards.log(rows)
         if struck:
             self.outbox.append(Pending(Strike(self.sid, link.incarnation, struck)))
 
@@ -313,22 +299,22 @@ class Dispatcher:
         """Hand a request to the core, behind what is known of it: by the log, and by its gateway if that is more."""
         now_ns, start_s = time.time_ns(), time.perf_counter()
         request_id = stored.request_id
-        self._shards[request_id] = stored.shard or 0
+        self._shards.open(request_id, stored.shard or 0)
         try:
             request = decode_request(request_id, stored.header, stored.body, stored.meta)
             witness = decode_witness(stored.witness)
         except PoisonMessageError as error:
             self._bury("requests", {keys.REQUEST: request_id}, str(error))
             failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
-            self._log_rows(unstarted_rows(request_id, num_samples(stored.body), failure))
+            self._shards.log(unstarted_rows(request_id, num_samples(stored.body), failure))
             return
         histories = histories or [History() for _ in range(request.n)]
         lacking = restore(request_id, histories, witness, partial(finish_of, request))
         if lacking is None:
             _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
-            self._log_rows(diverged_rows(request_id, histories))
+            self._shards.log(diverged_rows(request_id, histories))
             return
-        self._log_rows(lacking)
+        self._shards.log(lacking)
         self._meters.num_restored_tokens += len(lacking.token_ids)
         if any(history.token_ids or history.has_ended for history in histories):
             request = dataclasses.replace(
@@ -337,9 +323,9 @@ class Dispatcher:
                 ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
             )
         request = dataclasses.replace(request, num_strikes=stored.strikes)
-        self._log_rows(self.scheduler.add(request, now_ns))
+        self._shards.log(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
-            self._log_rows(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
+            self._shards.log(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
         _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=len(request.prompt_token_ids))
         sent_ns = self._hints.pop(request_id, now_ns)
         self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
@@ -363,7 +349,7 @@ class Dispatcher:
             self.outbox.append(Pending(Pair(sid, name), partial(self._paired, name)))
         if self.pairings.has_one_for_another(workers, sessions):
             self._give_back(min(self.pairings.links, key=lambda name: self.scheduler.workers[name].num_running), now_ns)
-        if self.pairings.links or not _serves_elsewhere(workers, sid):
+        if self.pairings.links or not serves_elsewhere(workers, sid):
             self._linked_ns = now_ns
             for dead in () if self._is_draining else dead_schedulers(sessions, sid):
                 since_ns = now_ns - dead.silent_ms * 1_000_000
@@ -389,48 +375,26 @@ class Dispatcher:
             self.pairings.refuse(pairing.incarnation)
             return
         self.pairings.begin(Link(worker, pairing.incarnation, offer, pairing.results_after))
-        self._log_rows(self.scheduler.add_worker(worker, offer.limits))
+        self._shards.log(self.scheduler.add_worker(worker, offer.limits))
         self._is_claim_due = True
         _log.info("paired", worker=worker, model=offer.model, num_blocks=offer.limits.num_blocks)
 
     # The log.
 
-    def _log_rows(self, rows: TokenRows, incarnation: bytes = b"", step: int = 0) -> None:
-        """Put rows into the next commit, each into the shard that its request was opened in."""
-        if not len(rows):
-            return
-        shards = [self._shards.get(request_id, 0) for request_id in rows.request_ids]
-        distinct = set(shards)
-        for shard in distinct:
-            part = rows if len(distinct) == 1 else select_rows(rows, np.array(shards) == shard)
-            payload = encode_rows(part, self.sid, incarnation, step, time.time_ns())
-            self._rows.append((shard, payload))
-
     def _shard(self) -> int:
-        """The shard for the next requests: a worker's home, so that a step writes one shard, not all."""
-        self._next_shard += 1
-        homes = self._homes() or range(self._num_shards)
-        open_ones = [shard for shard in homes if shard not in self._backlogs.behind] or homes
-        return open_ones[self._next_shard % len(open_ones)]
+        return self._shards.choose(self._homes(), self._backlogs.behind)
 
     def _note_backlogs(self, shards: tuple[int, ...], lengths: list[int]) -> None:
         self._backlogs.note(shards, lengths)
         self._meters.log_backlogs = self._backlogs.lengths
 
     def _homes(self) -> list[int]:
-        return [link.offer.home_shard % self._num_shards for link in self.pairings.links.values()]
+        return [self._shards.home(link.offer) for link in self.pairings.links.values()]
 
     def _written_by(self, link: Link) -> set[int]:
         """The shards that a worker's next steps write."""
         running = self.scheduler.workers[link.worker].running()
-        shards = {self._shards.get(sequence.request.request_id, 0) for sequence in running}
-        return shards | {link.offer.home_shard % self._num_shards}
-
-    def _forget_shards(self) -> None:
-        """Of requests that have ended."""
-        if len(self._shards) > 2 * len(self.scheduler.requests) + MAX_HINTS:
-            held = self.scheduler.requests
-            self._shards = {request_id: shard for request_id, shard in self._shards.items() if request_id in held}
+        return self._shards.of(sequence.request.request_id for sequence in running) | {self._shards.home(link.offer)}
 
     def _bury(self, stream: str, fields: Mapping[bytes, bytes], why: str) -> None:
         """Keep what cannot be read, for the operator."""
@@ -444,7 +408,3 @@ def _number(entry: Entry, name: bytes) -> int:
     """A decimal field that only measures; 0 if it is missing or malformed."""
     text = entry.fields.get(name, b"")
     return int(text) if text.isdigit() else 0
-
-
-def _serves_elsewhere(workers: list[WorkerEntry], sid: bytes) -> bool:
-    return any(entry.alive and entry.owner not in (None, sid) for entry in workers)

@@ -111,6 +111,11 @@ def is_bereft(workers: Iterable[WorkerEntry], sid: bytes) -> bool:
     return bool(living) and all(entry.owner not in (None, sid) for entry in living)
 
 
+def serves_elsewhere(workers: Iterable[WorkerEntry], sid: bytes) -> bool:
+    """Whether another scheduler has a worker that lives."""
+    return any(entry.alive and entry.owner not in (None, sid) for entry in workers)
+
+
 def is_waited_for(workers: Iterable[WorkerEntry], sessions: Iterable[SessionInfo], sid: bytes) -> bool:
     """Whether somebody could go on at once with what a draining scheduler holds, and only lacks its workers."""
     successors = staying_schedulers(sessions) - {sid}

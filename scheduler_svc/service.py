@@ -11,8 +11,9 @@ from penstock import __version__
 from penstock.v1 import status_pb2
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
-from scheduler_svc.dispatch import Dispatcher, Pending
+from scheduler_svc.dispatch import Dispatcher
 from scheduler_svc.metrics import Meters, SchedulerCollector
+from scheduler_svc.pending import Pending
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Read, SessionKind

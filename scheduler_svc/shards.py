@@ -1,0 +1,71 @@
+"""The log as one scheduler writes it: which shard a request's rows go to, and the rows of the next commit."""
+
+import time
+from collections.abc import Collection, Container, Iterable, Sequence
+
+import numpy as np
+
+from penstock.domain.rows import TokenRows
+from scheduler_svc.core.rows import select_rows
+from scheduler_svc.wire import WorkerOffer, encode_rows
+
+_MAX_ENDED = 4096  # requests that may be remembered in any case
+
+
+class Shards:
+    """Every request has the shard that it was opened in; its rows go there, whoever computes it."""
+
+    def __init__(self, sid: bytes, num_shards: int) -> None:
+        self._sid = sid
+        self._num_shards = num_shards
+        self._by_request: dict[bytes, int] = {}
+        self._rows: list[tuple[int, bytes]] = []  # (shard, TokenBatch)
+        self._turn = 0
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows wait for a commit."""
+        return bool(self._rows)
+
+    def open(self, request_id: bytes, shard: int) -> None:
+        """A request was opened in a shard."""
+        self._by_request[request_id] = shard
+
+    def forget_ended(self, held: Collection[bytes]) -> None:
+        """Let go of the requests that are not held any more, once these are the larger part."""
+        if len(self._by_request) > 2 * len(held) + _MAX_ENDED:
+            self._by_request = {key: shard for key, shard in self._by_request.items() if key in held}
+
+    def of(self, request_ids: Iterable[bytes]) -> set[int]:
+        """The shards of requests."""
+        return {self._by_request.get(request_id, 0) for request_id in request_ids}
+
+    def in_use(self) -> set[int]:
+        """The shards that requests were opened in."""
+        return set(self._by_request.values())
+
+    def home(self, worker: WorkerOffer) -> int:
+        """The shard in which requests for a worker are opened, so that a step writes one shard, not all."""
+        return worker.home_shard % self._num_shards
+
+    def choose(self, homes: Sequence[int], behind: Container[int]) -> int:
+        """The shard for the next requests: homes take turns, without those that are `behind` if others are there."""
+        self._turn += 1
+        homes = homes or range(self._num_shards)
+        open_ones = [shard for shard in homes if shard not in behind] or homes
+        return open_ones[self._turn % len(open_ones)]
+
+    def log(self, rows: TokenRows, incarnation: bytes = b"", step: int = 0) -> None:
+        """Put rows into the next commit, each into its request's shard; of a result also who computed it, and when."""
+        if not len(rows):
+            return
+        shards = [self._by_request.get(request_id, 0) for request_id in rows.request_ids]
+        distinct = set(shards)
+        for shard in distinct:
+            part = rows if len(distinct) == 1 else select_rows(rows, np.array(shards) == shard)
+            self._rows.append((shard, encode_rows(part, self._sid, incarnation, step, time.time_ns())))
+
+    def take_rows(self) -> tuple[tuple[int, bytes], ...]:
+        """The rows for a commit, as (shard, penstock.v1.TokenBatch); none wait any more."""
+        rows, self._rows = tuple(self._rows), []
+        return rows
