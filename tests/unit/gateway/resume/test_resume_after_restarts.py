@@ -1,0 +1,80 @@
+"""Clients that come back while the server is away or has forgotten their requests."""
+
+import hashlib
+import threading
+
+import numpy as np
+from returning_clients import Heard, begun, events, hear
+from running_gateway import RunningGateway, eventually
+from scripted_pipeline import Incoming
+
+from servicekit.bus.calls import Attach, Fetch, Hello, Recall, Recalled, Revalidate, SessionKind, Submit, SubmitOutcome
+
+
+def test_who_comes_back_while_the_server_is_away_waits_for_it(gateway: RunningGateway, other: RunningGateway) -> None:
+    first = begun(gateway, "a")
+    (request,) = gateway.pipeline.incoming
+    request.afterwards.append(lambda: request.say("b"))
+    gateway.bus.stop()
+    eventually(lambda: not other.service.is_ready())
+    threading.Timer(0.3, gateway.bus.start).start()
+    with events(other, first) as (heard, lines):
+        hear(heard, lines)
+    assert (heard.texts, heard.is_done) == (["b"], True)
+
+
+def lose(gateway: RunningGateway, request: Incoming) -> Submit:
+    """The server is restarted without a request; the submit with which it can be made again."""
+    stored = gateway.pipeline.call(Fetch(request.request_id))
+    recalled = gateway.pipeline.call(Recall(request.request_id, ""))
+    assert stored is not None
+    assert isinstance(recalled, Recalled)
+    gateway.bus.stop()
+    del gateway.bus._pool._requests[request.request_id]
+    gateway.bus.start()
+    digest = hashlib.blake2b(b"1:" + stored.body, digest_size=16).digest()
+    reply, tokens = recalled.reply, np.array(request.spoken[0].token_ids, "<u4").tobytes()
+    return Submit(
+        *(request.request_id, "", stored.header, stored.body, digest, stored.route, 1, reply), witness=(tokens,)
+    )
+
+
+def test_the_gateway_to_which_a_client_came_tells_a_restarted_server_what_it_has(
+    gateway: RunningGateway, second: RunningGateway
+) -> None:
+    first = begun(gateway, "a", "b")
+    (request,) = gateway.pipeline.incoming
+    request.afterwards.append(lambda: request.say("c", finish=0))
+    with events(second, first) as (heard, lines):
+        hear(heard, lines, lambda: heard.texts == ["c"])
+        lost = lose(gateway, request)
+        eventually(lambda: gateway.pipeline.call(Fetch(request.request_id)) is not None)
+        found = gateway.pipeline.call(Fetch(request.request_id))
+        assert found is not None
+        assert len(request.spoken[0].token_ids) == 3
+        assert (found.witness, found.header, found.body) == (lost.witness, lost.header, lost.body)
+
+
+def test_who_comes_back_before_the_server_knows_the_request_again_waits(gateway: RunningGateway) -> None:
+    first = begun(gateway, "a")
+    (request,) = gateway.pipeline.incoming
+    # Another gateway has it, and takes its time.
+    ghost = Hello(b"g" * 16, SessionKind.GATEWAY, "ghost", "", 600_000)
+    assert gateway.pipeline.call(ghost).active
+    gateway.pipeline.call(Attach(request.request_id, "", ghost.sid, b""))
+    eventually(lambda: gateway.service.stats.num_streams == 0)
+    again = lose(gateway, request)
+    request.afterwards.append(lambda: request.say("b"))
+    answers: list[Heard] = []
+
+    def come_back() -> None:
+        with events(gateway, first) as (heard, lines):
+            answers.append(hear(heard, lines))
+
+    client = threading.Thread(target=come_back)
+    client.start()
+    eventually(gateway.service.is_ready)
+    assert gateway.pipeline.call(again) is SubmitOutcome.CREATED
+    assert gateway.pipeline.call(Revalidate(ghost.sid, 600_000))
+    client.join()
+    assert [(heard.status, heard.texts, heard.is_done) for heard in answers] == [(200, ["b"], True)]
