@@ -1,6 +1,7 @@
 """Requests being served: submitted once, their text handed to clients exactly once, cancelled when nobody listens."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,6 +44,7 @@ class Delivery:
         self._resume_grace_s = resume_grace_s
         self._detached: set[Call] = set()
         self._served: dict[bytes, Served] = {}
+        self._tenants: Counter[str] = Counter()  # how many of them are whose; a tenant without any is not there
         self._witness = Witness()
         self.outbox = Outbox(link, bounds, self._attached, self._witness, outage_patience_s)
         link.testimony = lambda: self._witness.testimony(self._served.values(), link.sid)
@@ -58,9 +60,15 @@ class Delivery:
                 served.stream.remember(before.stream)
                 served.submission = served.submission or before.submission
                 self._let_go(before.call)
+            if not self._is_served(served):
+                self._tenants[served.call.tenant] += 1
             self._served[served.request_id] = served
         self._stats.num_streams = len(self._served)
         self._idle.clear()
+
+    def num_tenants_beside(self, tenant: str) -> int:
+        """For how many others requests are being served."""
+        return len(self._tenants) - (tenant in self._tenants)
 
     def find(self, request_id: bytes) -> Served | None:
         """The request, if it is served here."""
@@ -316,6 +324,10 @@ class Delivery:
     def _drop(self, served: Served) -> None:
         if self._is_served(served):
             del self._served[served.request_id]
+            tenant = served.call.tenant
+            self._tenants[tenant] -= 1
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
             self._witness.end(served)
             _logger.debug(
                 "served",

@@ -66,7 +66,7 @@ class Reception:
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
         try:
-            self._admit(len(requests))
+            self._admit(len(requests), call.tenant)
             delivery.register(new)
             submitted = await self._outbox.submit(requests, form)
         except BaseException as error:
@@ -96,7 +96,7 @@ class Reception:
         Raises:
             PenstockError: UNAVAILABLE, OVERLOADED: not now.
         """
-        self._admit(len(form.request_ids))
+        self._admit(len(form.request_ids), tenant)
         call = self._call(replace(form, is_resumable=True), tenant, sink, have)
         await self._take_over(call, range(len(call.served)))
         self._begin(call)
@@ -159,11 +159,12 @@ class Reception:
     def _outbox(self) -> Outbox:
         return self._delivery.outbox
 
-    def _admit(self, num_new: int) -> None:
+    def _admit(self, num_new: int, tenant: str) -> None:
         admit(
             self._limits,
             num_streams=self._stats.num_streams,
             num_new=num_new,
+            num_other_tenants=self._delivery.num_tenants_beside(tenant),
             draining=self._delivery.draining,
             connected=self._link.connected,
             mean_stream_s=self._stats.request.mean_s,

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from gateway_svc import wire
 from gateway_svc.core.admission import Limits
-from gateway_svc.core.auth import Door, KeyedDoor, OpenDoor
+from gateway_svc.core.auth import Door, KeyedDoor, OpenDoor, TrustingDoor
 from gateway_svc.core.models import Catalogue, catalogue
 from gateway_svc.core.stats import GatewayStats
 from gateway_svc.delivery import Delivery
@@ -62,7 +62,8 @@ class GatewayService:
         address = reachable_address(settings.grpc_address) if grpc_port else ""
         self._link = Link(bus, settings.name, address, settings.session_ttl_s, settings.stay_awake_ms / 1e3)
         self.stats = GatewayStats()
-        limits = Limits(max_streams=settings.max_streams)
+        max_tenants = settings.max_tenants if settings.trust_tenant_header else 0
+        limits = Limits(max_streams=settings.max_streams, max_tenants=max_tenants)
         self._delivery = Delivery(
             self._link,
             settings.bounds,
@@ -74,7 +75,7 @@ class GatewayService:
         self._link.rerouted = self._reroute
         self._intake = Intake(self._models, settings.default_timeout_s)
         self._keys_file: KeysFile | None = None
-        self._auth: Door = OpenDoor()
+        self._auth: Door = TrustingDoor() if settings.trust_tenant_header else OpenDoor()
         if settings.api_keys_file is not None:
             self._keys_file = KeysFile(settings.api_keys_file, self.stats)
             self._auth = KeyedDoor(self._keys_file.read())

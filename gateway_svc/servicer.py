@@ -165,4 +165,9 @@ def _request_id(text: str) -> bytes:
 
 
 def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    """What came with a call; several values of one name as the list that they would be in HTTP."""
+    found: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found[key] = f"{found[key]}, {value}" if key in found else value
+    return found

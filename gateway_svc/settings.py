@@ -28,6 +28,17 @@ class GatewaySettings(ServiceSettings):
             "none: everybody may call"
         },
     )
+    trust_tenant_header: bool = field(
+        default=False,
+        metadata={
+            "help": "without API keys, serve a call for the tenant that its header X-Penstock-Tenant names; right only "
+            "behind a proxy that knows its callers and sets the header itself"
+        },
+    )
+    max_tenants: Annotated[int, msgspec.Meta(ge=0)] = field(
+        default=1000,
+        metadata={"help": "tenants named by headers for which this gateway serves at once, 429 beyond; 0: no bound"},
+    )
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
         default=8 * 1024 * 1024, metadata={"help": "largest request body, of HTTP and of gRPC"}
     )
@@ -43,7 +54,9 @@ class GatewaySettings(ServiceSettings):
     )
     max_waiting_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=1000,
-        metadata={"help": "requests of one tenant that may wait; 0: no bound; without API keys there are no tenants"},
+        metadata={
+            "help": "requests of one tenant that may wait; 0: no bound; a call without a tenant has only the pool's"
+        },
     )
     max_waiting_tokens_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "tokens of one tenant's prompts that may wait; 0: no bound"}

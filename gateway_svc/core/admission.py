@@ -13,6 +13,7 @@ class Limits:
     """Bounds of one gateway process; 0: none."""
 
     max_streams: int = 0  # requests being served at once
+    max_tenants: int = 0  # for which they are
 
 
 def retry_after_s(expected_s: float) -> float:
@@ -21,12 +22,19 @@ def retry_after_s(expected_s: float) -> float:
 
 
 def admit(
-    limits: Limits, *, num_streams: int, num_new: int, draining: bool, connected: bool, mean_stream_s: float = 0.0
+    limits: Limits,
+    *,
+    num_streams: int,
+    num_new: int,
+    num_other_tenants: int = 0,
+    draining: bool,
+    connected: bool,
+    mean_stream_s: float = 0.0,
 ) -> None:
     """Lets `num_new` requests in beside the `num_streams` that are being served, each for `mean_stream_s` of late.
 
     Raises:
-        PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond the bound.
+        PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond a bound.
     """
     if draining:
         raise PenstockError(ErrorCode.UNAVAILABLE, "this gateway is shutting down; send the request to another")
@@ -39,4 +47,11 @@ def admit(
             ErrorCode.OVERLOADED,
             f"this gateway serves {num_streams} requests and takes at most {limits.max_streams}; send it again later",
             retry_after_s=retry_after_s(mean_stream_s * num_new / max(num_streams, 1)),
+        )
+    if limits.max_tenants and num_other_tenants >= limits.max_tenants:
+        raise PenstockError(
+            ErrorCode.OVERLOADED,
+            f"this gateway serves {num_other_tenants} other tenants and takes at most {limits.max_tenants}; send it "
+            "again later",
+            retry_after_s=retry_after_s(mean_stream_s / num_other_tenants),
         )

@@ -7,8 +7,8 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from penstock.domain.api_keys import TENANT_PATTERN, hash_api_key
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.api_keys import TENANT_HEADER, TENANT_PATTERN, hash_api_key, is_tenant
+from penstock.domain.errors import ErrorCode, PenstockError, invalid
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 _NOT_AN_ENTRY = (
@@ -37,7 +37,7 @@ class Door(Protocol):
         """Who calls with these headers, whose names are in lower case.
 
         Raises:
-            PenstockError: UNAUTHENTICATED; it says nothing of what was sent.
+            PenstockError: UNAUTHENTICATED, INVALID_ARGUMENT; it says nothing of what was sent.
         """
         ...
 
@@ -48,6 +48,25 @@ class OpenDoor:
     def authenticate(self, headers: Mapping[str, str]) -> Caller:  # noqa: ARG002  (the keyed one reads them)
         """See `Door`."""
         return Caller()
+
+
+class TrustingDoor:
+    """Lets everybody in as the tenant that a header names, without one as the default tenant.
+
+    Right only behind a proxy that knows its callers, sets the header and lets no caller of its own set it.
+    """
+
+    def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        """See `Door`."""
+        # Of HTTP there may be several of one name: then a caller's stands beside the proxy's.
+        given = [value for name, value in headers.items() if name == TENANT_HEADER]
+        if not given:
+            return Caller()
+        if len(given) > 1 or not is_tenant(given[0]):
+            raise invalid(
+                f"{TENANT_HEADER} must be given once, as 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'", TENANT_HEADER
+            )
+        return Caller(given[0])
 
 
 class KeyedDoor:

@@ -31,13 +31,18 @@ class AsyncClient:
     """Calls one gateway from the running event loop. Methods and errors are those of `Client`."""
 
     def __init__(
-        self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None, api_key: str | None = None
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        timeout_s: float | None = None,
+        api_key: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         """As `Client`; must be made while the loop runs."""
         self._channel = aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
-        self._metadata = call_metadata(api_key)
+        self._metadata = call_metadata(api_key, tenant)
 
     async def __aenter__(self) -> Self:
         return self

@@ -32,7 +32,12 @@ class Client:
     """
 
     def __init__(
-        self, address: str = "127.0.0.1:50051", *, timeout_s: float | None = None, api_key: str | None = None
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        timeout_s: float | None = None,
+        api_key: str | None = None,
+        tenant: str | None = None,
     ) -> None:
         """Connects on first use.
 
@@ -41,14 +46,15 @@ class Client:
                 calls end, and the next ones go to another.
             timeout_s: for every call that does not say otherwise; None: none.
             api_key: sent with every call; on a network that others can listen on, mind that nothing is encrypted.
+            tenant: for whom every call is, where the gateway trusts who says so.
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: the key cannot be one.
+            PenstockError: INVALID_ARGUMENT: the key or the tenant cannot be one.
         """
         self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
-        self._metadata = call_metadata(api_key)
+        self._metadata = call_metadata(api_key, tenant)
 
     def __enter__(self) -> Self:
         return self

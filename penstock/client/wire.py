@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from penstock.domain.api_keys import TENANT_HEADER, is_tenant
 from penstock.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
 from penstock.domain.finish import FinishReason, Usage
 from penstock.domain.params import SamplingParams
@@ -109,18 +110,23 @@ class Generation:
         return generation
 
 
-def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+def call_metadata(api_key: str | None, tenant: str | None = None) -> tuple[tuple[str, str], ...]:
     """What is sent along with every call.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: the key cannot be one; it is not quoted.
+        PenstockError: INVALID_ARGUMENT: the key or the tenant cannot be one; the key is not quoted.
     """
-    if api_key is None:
-        return ()
-    if not api_key or not all("!" <= character <= "~" for character in api_key):
-        # gRPC would refuse it too, and quote it.
-        raise invalid("an API key is made of visible ASCII characters without spaces", "api_key")
-    return (("authorization", f"Bearer {api_key}"),)
+    metadata: list[tuple[str, str]] = []
+    if api_key is not None:
+        if not api_key or not all("!" <= character <= "~" for character in api_key):
+            # gRPC would refuse it too, and quote it.
+            raise invalid("an API key is made of visible ASCII characters without spaces", "api_key")
+        metadata.append(("authorization", f"Bearer {api_key}"))
+    if tenant is not None:
+        if not is_tenant(tenant):
+            raise invalid("a tenant's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'", "tenant")
+        metadata.append((TENANT_HEADER, tenant))
+    return tuple(metadata)
 
 
 def target(address: str) -> str:

@@ -1,16 +1,17 @@
-"""API keys, as who makes them, who sends them and who checks them agree on."""
+"""API keys and tenants' names, as who makes them, who sends them and who checks them agree on."""
 
 import hashlib
 import re
 
 API_KEY_VARIABLE = "PENSTOCK_API_KEY"  # from which commands that call a gateway take their key
 API_KEY_BYTES = 32  # of randomness in a key
+TENANT_HEADER = "x-penstock-tenant"  # HTTP header or gRPC metadata, where a gateway is told to trust it
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}\Z"
 _TENANT = re.compile(TENANT_PATTERN)
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a key may be for a tenant of this name."""
+    """Whether a tenant may have this name."""
     return _TENANT.fullmatch(name) is not None
 
 
