@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from paged_worker import PagedWorker
+from paged_worker import PagedWorker, reference
 
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason, RequestError
@@ -27,6 +27,7 @@ from servicekit.bus.calls import (
     Hello,
     LeaseShard,
     Leave,
+    ListSessions,
     Read,
     RegisterWorker,
     Revalidate,
@@ -94,6 +95,23 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, f"waited in vain for: {what}"
         time.sleep(0.002)
+
+
+def prompt(number: int, length: int = 9) -> list[int]:
+    """A prompt that its number tells apart."""
+    return [(number + position) % 11 for position in range(length)]
+
+
+def expected(number: int, prompt: list[int], max_tokens: int = 8, sequence: int = 0) -> list[int]:
+    """What a worker generates for the request `number` with this prompt."""
+    seed = chain.sequence_seed(number, sequence)
+    return reference(prompt, seed, (), 0, min(LIMITS.capacity, len(prompt) + max_tokens))[0]
+
+
+def session_of(bus: MemoryBus, name: str) -> bytes:
+    """The living session of the process with this name."""
+    sessions = bus.connect().call(ListSessions())
+    return next(session.sid for session in sessions if session.name == name and session.alive)
 
 
 @contextmanager
