@@ -1,0 +1,114 @@
+"""What can be asked of the bus: each call is a value, with the type of its answer.
+
+A connection carries out any number of calls in one write (`Connection.execute`), in order. Every call that changes
+state is one atomic server-side function (docs/recovery.md says why) and may be sent again: it says what it
+found instead of doing its work twice. Sessions, not connections, own things: a call that needs an active session and
+finds it fenced, suspended or expired *and taken over* says so in its answer and changes nothing.
+
+A session is alive while its `until` lies ahead of the server's clock. One whose `until` has passed may still renew, as
+long as nobody took what it held. Times that decide anything are the server's; `*_ns` fields only measure.
+"""
+
+from servicekit.bus.calls.call import NOT_YET, Call, Settling
+from servicekit.bus.calls.ownership import Claim, Claimed, Commit, Load, Loaded, Owned, Strike, Take
+from servicekit.bus.calls.requests import (
+    Attach,
+    Attachment,
+    Cancel,
+    Fetch,
+    Overdue,
+    Recall,
+    Recalled,
+    Reject,
+    RequestState,
+    Retire,
+    StoredRequest,
+    Submit,
+    SubmitOutcome,
+    Tokenized,
+)
+from servicekit.bus.calls.sessions import (
+    Greeting,
+    Hello,
+    Leave,
+    ListSessions,
+    Renew,
+    Revalidate,
+    SessionInfo,
+    SessionKind,
+)
+from servicekit.bus.calls.shards import Checkpoint, Compact, LeaseShard, LogBacklogs, ReadCheckpoints, ReleaseShard
+from servicekit.bus.calls.streams import (
+    Acknowledge,
+    Append,
+    DropStream,
+    Entry,
+    LastId,
+    Length,
+    Read,
+    ReadGroup,
+    Reclaim,
+)
+from servicekit.bus.calls.waiting import Bounds, CountWaiting, Overload, Waiting
+from servicekit.bus.calls.workers import ListWorkers, Pair, Pairing, RegisterWorker, Unpair, WorkerEntry
+
+__all__ = [
+    "NOT_YET",
+    "Acknowledge",
+    "Append",
+    "Attach",
+    "Attachment",
+    "Bounds",
+    "Call",
+    "Cancel",
+    "Checkpoint",
+    "Claim",
+    "Claimed",
+    "Commit",
+    "Compact",
+    "CountWaiting",
+    "DropStream",
+    "Entry",
+    "Fetch",
+    "Greeting",
+    "Hello",
+    "LastId",
+    "LeaseShard",
+    "Leave",
+    "Length",
+    "ListSessions",
+    "ListWorkers",
+    "Load",
+    "Loaded",
+    "LogBacklogs",
+    "Overdue",
+    "Overload",
+    "Owned",
+    "Pair",
+    "Pairing",
+    "Read",
+    "ReadCheckpoints",
+    "ReadGroup",
+    "Recall",
+    "Recalled",
+    "Reclaim",
+    "RegisterWorker",
+    "Reject",
+    "ReleaseShard",
+    "Renew",
+    "RequestState",
+    "Retire",
+    "Revalidate",
+    "SessionInfo",
+    "SessionKind",
+    "Settling",
+    "StoredRequest",
+    "Strike",
+    "Submit",
+    "SubmitOutcome",
+    "Take",
+    "Tokenized",
+    "Unpair",
+    "Waiting",
+    "WorkerEntry",
+]

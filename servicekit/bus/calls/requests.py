@@ -1,0 +1,192 @@
+"""A request's way, from its submit to its end."""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from servicekit.bus.calls.call import Call, Settling
+from servicekit.bus.calls.waiting import NO_BOUNDS, Bounds, Overload
+
+
+class RequestState(Enum):
+    """Where a request is; it only moves downwards."""
+
+    PROMPT = "PROMPT"  # submitted, has no tokens yet
+    READY = "READY"  # has tokens, waits for a scheduler
+    RUNNING = "RUNNING"  # owned by a scheduler, or rejected and waiting for its detokenizer to end it
+    ENDED = "ENDED"  # retired; the result is readable for its TTL
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """The hash `req` as a service reads it."""
+
+    request_id: bytes
+    tenant: str
+    state: RequestState
+    header: bytes
+    body: bytes
+    meta: bytes  # penstock.v1.TokenizedPrompt, empty before it was tokenized
+    route: bytes
+    shard: int | None
+    owner: bytes | None
+    cancel_reason: int  # CancelReason; 0: not cancelled
+    strikes: int  # workers that died while they computed it, see `Strike`
+    witness: tuple[bytes, ...] = ()  # as in `Submit`; (): none was needed
+
+
+class SubmitOutcome(IntEnum):
+    """What `submit` found."""
+
+    CREATED = 0
+    EXISTS = 1  # the same id with the same digest: this is a retry
+    CONFLICT = 2  # the same id with another digest
+    OUT_OF_MEMORY = 3  # the server is at 80 % of its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Submit(Call[SubmitOutcome | Overload]):
+    """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over.
+
+    The request waits, and counts as waiting, until a `Commit` says that it got its first slot or it ends.
+
+    With a witness it confirms, after a restart of the server, a request that was accepted before; no bound refuses it.
+    If the request is there, only what the witness adds to the one stored changes, per sequence: an older one shortens
+    nothing, one of another history is not taken. Its hint is written again (PROMPT: `prompts`, READY: `requests`); a
+    request that has ended stays so. The first gateway that confirms a request in a server run gets its route, since an
+    attachment may be among the writes that were lost; one that comes later, or after an `Attach`, does not: it may have
+    slept while its client went elsewhere.
+    """
+
+    request_id: bytes
+    tenant: str
+    header: bytes
+    body: bytes
+    digest: bytes  # of what makes two submits the same request
+    route: bytes  # the gateway session that gets the text
+    sent_ns: int
+    reply: bytes = b""  # penstock.v1.ReplyForm: what another gateway must know to go on; kept as long as the result
+    num_tokens: int = 0  # of its prompt, as far as can be said before it is tokenized
+    deadline_ns: int = 0  # Unix time by the server's clock, after which it is `Overdue`; 0: none
+    bounds: Bounds = NO_BOUNDS
+    witness: tuple[bytes, ...] = ()  # per sequence: u32 little-endian per token that its client has; (): a new request
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Call[StoredRequest | None]):
+    """Reads one request; None if there is none (any more)."""
+
+    request_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized(Call[bool]):
+    """PROMPT → READY: stores the tokens, hints `requests`, deletes the hint. False: it was not PROMPT."""
+
+    request_id: bytes
+    entry_id: bytes  # of the `prompts` hint
+    meta: bytes  # penstock.v1.TokenizedPrompt
+    sent_ns: int
+    num_tokens: int = 0  # of its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue(Call[list[StoredRequest]]):
+    """Up to `count` requests in state PROMPT or READY that are cancelled or past their deadline: for `Reject`.
+
+    Those with a witness are left out: their end comes behind what their clients have, from a scheduler.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Call[bool]):
+    """PROMPT or READY → RUNNING without owner: opens the request in the log and writes the row that ends it.
+
+    False: the request is gone or further already. `entry_id` acknowledges the `prompts` hint; empty: there is none.
+    """
+
+    request_id: bytes
+    entry_id: bytes
+    shard: int
+    row: bytes  # penstock.v1.TokenBatch with one finish row for every sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Call[bool]):
+    """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
+
+    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway. A
+    gateway that was attached meanwhile finds an entry with REQUEST in its `text`, as one that lost the request does.
+    """
+
+    sid: bytes
+    shard: int
+    request_id: bytes
+    result: bytes  # penstock.v1.FinishedRequest
+    ttl_ms: int
+    route: bytes = b""  # gateway session of the last text; empty: none
+    text: bytes = b""  # penstock.v1.TextBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a gateway can tell of a request that it did not submit."""
+
+    state: RequestState
+    reply: bytes  # penstock.v1.ReplyForm
+    result: bytes | None = None  # penstock.v1.FinishedRequest, once it has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Recall(Call[Recalled | Settling | None]):
+    """Reads how a request is answered and, if it has ended, its result. None: unknown, or another tenant's.
+
+    NOT_YET: unknown in a pool that settles; its gateway may have yet to tell of it.
+    """
+
+    request_id: bytes
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What `attach` found. Neither `known` nor a `result`: the request never was, or its result expired."""
+
+    known: bool
+    state: RequestState | None = None
+    result: bytes | None = None  # penstock.v1.FinishedRequest
+    is_elsewhere: bool = False  # it has another route than `held`: nothing was changed
+    is_settling: bool = False  # not known so far, but the pool settles: its gateway may have yet to tell of it
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Call[Attachment]):
+    """Routes a request's text to a gateway session, from the given offsets on.
+
+    A request of another tenant is not known. An ended one answers with its result. The session that had the route, if
+    it is active, finds an entry with REQUEST in its `text` and asks again: that is how it learns that it lost it.
+    """
+
+    request_id: bytes
+    tenant: str
+    route: bytes
+    offsets: bytes  # penstock.v1.AttachOffsets
+    held: bytes = b""  # only if the route is this one, or `route` already; empty: whatever it is
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Call[bool]):
+    """Sets the cancel flag (sequence −1) and hints `cancels`. False: not known (a mark stays for a minute).
+
+    A cancel for one sequence only hints: its sender decides the same again after a crash. With a tenant, a request of
+    another tenant is not known and gets no mark. With a route, nothing happens if the request has another one: who
+    lost a client must not end what that client follows through another gateway. Nor does it leave a mark.
+    """
+
+    request_id: bytes
+    reason: int  # CancelReason
+    sent_ns: int
+    tenant: str | None = None
+    sequence: int = -1
+    route: bytes = b""  # empty: whatever it is

@@ -1,0 +1,45 @@
+"""What waits for its first slot, and how much may."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from servicekit.bus.calls.call import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may wait for its first slot; 0: no bound. A request beyond a bound on tokens may still wait alone."""
+
+    requests: int = 0
+    tokens: int = 0  # of prompts
+    tenant_requests: int = 0  # of one tenant
+    tenant_tokens: int = 0
+
+
+NO_BOUNDS: Final = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Refused by `submit`: as much waits as its bounds allow."""
+
+    of_tenant: bool  # the tenant's bound, else the pool's
+    of_tokens: bool  # the bound on tokens, else the one on requests
+    wait_ms: int  # in which all that waits there would start, at the rate of late; 0: nothing has started lately
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for its first slot."""
+
+    num_requests: int
+    num_tokens: int  # of prompts; those of text are estimated until it is tokenized
+    num_tenant_requests: int
+    num_tenant_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CountWaiting(Call[Waiting]):
+    """What waits in the pool, and of it what is a tenant's."""
+
+    tenant: str = ""
