@@ -22,6 +22,10 @@ class Gateways:
         self._gone: set[bytes] = set()
         self._told: set[bytes] = set()  # orphans that were cancelled
 
+    def forget(self) -> None:
+        """What was said does not count any more: the pool has lost it, or this session was lost to the pool."""
+        self._missing_s, self._gone, self._told = {}, set(), set()
+
     def note(self, sessions: Iterable[SessionInfo], routes: Iterable[bytes], now_s: float) -> None:
         """Takes over a survey; `routes` are those of requests that were opened before it was made."""
         gateways = {session.sid: session.alive for session in sessions if session.kind is SessionKind.GATEWAY}

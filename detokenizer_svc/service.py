@@ -14,24 +14,20 @@ from prometheus_client.registry import Collector
 from tokenizers import Tokenizer
 
 from detokenizer_svc import leases, wire
-from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.extent import LogLimits
-from detokenizer_svc.core.request import Retirement
 from detokenizer_svc.core.sequence import Offset
-from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
+from detokenizer_svc.outbox import Outbox
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
-from penstock.domain.request import format_request_id
 from servicekit.bus import Bus, BusFull, BusUnavailable
-from servicekit.bus import keys as k
 from servicekit.bus.calls import (
-    Append,
     Call,
     Cancel,
     Entry,
@@ -67,7 +63,6 @@ class DetokenizerService:
         self._bus = bus
         self._core = Detokenizer(tokenizer)  # has no requests; every shard has a sibling of it
         self._shards: dict[int, Shard] = {}
-        self._out: list[Call[Any]] = []  # effects, to go with the next read; all may be sent again
         self._limits = LogLimits(settings.compact_entries, settings.compact_bytes)
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
@@ -78,6 +73,7 @@ class DetokenizerService:
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
+        self._outbox = Outbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats)
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._ready = False
@@ -142,7 +138,7 @@ class DetokenizerService:
                 self._turn(session, stop)
             self._flush(session)
         except Stopped:
-            _logger.warning("ended without the bus", unsent=len(self._out))
+            _logger.warning("ended without the bus", unsent=len(self._outbox.calls))
         finally:
             for shard in list(self._shards.values()):
                 self._forget(shard)
@@ -157,10 +153,10 @@ class DetokenizerService:
 
     def _flush(self, session: Session) -> None:
         try:
-            session.connection.execute(self._out)
+            session.connection.execute(self._outbox.calls)
         except (BusUnavailable, BusFull) as error:
             # A successor finds the same in the log and sends it.
-            _logger.warning("left unsent", calls=len(self._out), reason=str(error))
+            _logger.warning("left unsent", calls=len(self._outbox.calls), reason=str(error))
 
     def _turn(self, session: Session, stop: Stop) -> None:
         self._progress_ns = time.monotonic_ns()
@@ -173,8 +169,7 @@ class DetokenizerService:
         except BusUnavailable:
             self._recover(session)
         except BusFull:
-            # Results are written even then, and text can be asked for again; only room helps.
-            self._out = [call for call in self._out if not isinstance(call, Append)]
+            self._outbox.drop_text()
             _logger.error("the Redis server is out of memory: text is held up")  # noqa: TRY400  no trace needed
             time.sleep(FULL_PAUSE_S)
 
@@ -183,8 +178,8 @@ class DetokenizerService:
         self._keep_at_s = 0.0
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
-            self._out.clear()
-            self._gateways = Gateways(self._settings.session_ttl_s, self._settings.orphan_grace_s)
+            self._outbox.calls.clear()
+            self._gateways.forget()
             for shard in list(self._shards.values()):
                 self._forget(shard)
 
@@ -192,7 +187,7 @@ class DetokenizerService:
 
     def _exchange(self, session: Session, stop: Stop) -> None:
         """One write: effects and the next read."""
-        calls = self._out
+        calls = self._outbox.calls
         positions: dict[bytes, bytes] = {}
         for shard in self._shards.values():
             positions[shard.log_stream] = shard.log_position
@@ -203,7 +198,7 @@ class DetokenizerService:
         answers = session.connection.execute(
             [*calls, Read(positions, READ_COUNT, self._bell.block_ms(READ_BLOCK_MS))] if positions else calls
         )
-        self._out = []
+        self._outbox.calls = []
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
         if not positions:
@@ -226,57 +221,18 @@ class DetokenizerService:
 
     def _perform(self, sid: bytes, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
         if taken.poison:
-            self._bury(entry, stream, taken.poison)
+            self._outbox.put_letter(entry, stream, taken.poison)
         effects = taken.effects
-        sent_ns = time.time_ns()
         for route, rows in effects.texts.items():
-            self._send_text(sid, route, rows, sent_ns)
-        self._cancel(effects, sent_ns)
+            self._outbox.put_text(sid, route, rows)
+        self._outbox.put_cancels(effects)
         for retirement in effects.retirements:
-            self._retire(sid, shard, retirement, retirement.rows)
+            self._outbox.put_retirement(sid, shard, retirement, retirement.rows)
         if self.followers:
             for row in effects.rows():
                 self.followers.deliver(row)
             for retirement in effects.retirements:
                 self.followers.end(retirement.request_id)
-
-    def _send_text(self, sid: bytes, route: bytes, rows: TextRows, sent_ns: int) -> None:
-        if route and not self._gateways.is_gone(route) and len(rows):
-            payload = wire.encode_text(rows, sid, sent_ns)
-            self._out.append(Append(self._bus.keys.text(route), {k.PAYLOAD: payload}, k.TEXT_CAP))
-
-    def _cancel(self, effects: Effects, sent_ns: int) -> None:
-        for cancel in effects.cancels:
-            self._out.append(Cancel(cancel.request_id, int(cancel.reason), sent_ns, sequence=cancel.sequence))
-            self._stats.num_stop_cancels += 1
-
-    def _retire(self, sid: bytes, shard: Shard, retirement: Retirement, rows: TextRows) -> None:
-        """Ends a request; `rows` are its last for who gets its text."""
-        has_reader = bool(retirement.route) and not self._gateways.is_gone(retirement.route)
-        self._out.append(
-            Retire(
-                sid,
-                shard.number,
-                retirement.request_id,
-                wire.encode_finished(retirement.result),
-                int(self._settings.result_ttl_s * 1000),
-                retirement.route if has_reader else b"",
-                wire.encode_text(rows, sid, time.time_ns()) if has_reader else b"",
-            )
-        )
-        self._stats.num_retired += 1
-        _logger.debug(
-            "retired",
-            request_id=format_request_id(retirement.request_id),
-            finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
-            num_tokens=retirement.result.usage.num_output_tokens,
-        )
-
-    def _bury(self, entry: Entry, stream: str, why: str) -> None:
-        _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
-        self._stats.dead_letters[stream] += 1
-        letter = {**entry.fields, k.STREAM: stream.encode(), k.WHY: why.encode()}
-        self._out.append(Append(self._bus.keys.dead, letter, k.DEAD_CAP))
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -285,7 +241,7 @@ class DetokenizerService:
         self._keep_at_s = time.monotonic() + self._ttl_ms / 1000 / RENEWALS
         held = list(self._shards)
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
-        calls: list[Call[Any]] = [*self._out, *([renewal] if renewal else [])]
+        calls: list[Call[Any]] = [*self._outbox.calls, *([renewal] if renewal else [])]
         num_before = len(calls)
         calls += [
             LeaseShard(session.sid, number, held=True, num_read=self._shards[number].extent.num_entries)
@@ -293,10 +249,10 @@ class DetokenizerService:
         ]
         calls.append(ListSessions())
         answers = session.connection.execute(calls)
-        if renewal and not answers[len(self._out)]:
+        if renewal and not answers[len(self._outbox.calls)]:
             self._recover(session)
             return
-        self._out = []
+        self._outbox.calls = []
         for number, has_lease in zip(held, answers[num_before:], strict=False):
             if not has_lease:
                 _logger.warning("lost a shard", shard=number)
@@ -319,7 +275,7 @@ class DetokenizerService:
         self._gateways.note(sessions, {route for _, route in requests}, now_s)
         for request_id, route in self._gateways.orphans(requests, now_s):
             # Unless its client comes back through another gateway at this moment.
-            self._out.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns(), route=route))
+            self._outbox.calls.append(Cancel(request_id, int(CancelReason.CLIENT), time.time_ns(), route=route))
             self._stats.num_orphans += 1
 
     def _compact(self, session: Session) -> None:
@@ -368,12 +324,12 @@ class DetokenizerService:
         shard = Shard(number, self._bus.keys, self._core.sibling())
         for entry, taken in rebuild(lambda calls: self._execute(session, calls), session.sid, shard):
             if taken.poison:
-                self._bury(entry, "tokens", taken.poison)
-            self._cancel(taken.effects, time.time_ns())
+                self._outbox.put_letter(entry, "tokens", taken.poison)
+            self._outbox.put_cancels(taken.effects)
             for retirement in taken.effects.retirements:
-                self._retire(session.sid, shard, retirement, retirement.result.rows())
+                self._outbox.put_retirement(session.sid, shard, retirement, retirement.result.rows())
         for route, rows in shard.detokenizer.snapshots():
-            self._send_text(session.sid, route, rows, time.time_ns())
+            self._outbox.put_text(session.sid, route, rows)
         self._shards[number] = shard
         self._stats.num_rebuilds += 1
         num_entries, num_bytes = shard.extent.num_entries, shard.extent.num_bytes

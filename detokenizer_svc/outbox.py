@@ -1,0 +1,76 @@
+"""What the loop writes together with its next read."""
+
+import time
+from typing import Any
+
+import structlog
+
+from detokenizer_svc import wire
+from detokenizer_svc.core.detokenizer import Effects
+from detokenizer_svc.core.request import Retirement
+from detokenizer_svc.core.textrows import TextRows
+from detokenizer_svc.gateways import Gateways
+from detokenizer_svc.metrics import ServiceStats
+from detokenizer_svc.shard import Shard
+from penstock.domain.request import format_request_id
+from servicekit.bus import keys as k
+from servicekit.bus.calls import Append, Call, Cancel, Entry, Retire
+from servicekit.bus.keys import Keys
+
+_logger = structlog.stdlib.get_logger(__name__)
+
+
+class Outbox:
+    """Effects as calls to the bus, in their order; all of them may be sent again."""
+
+    def __init__(self, names: Keys, gateways: Gateways, result_ttl_s: float, stats: ServiceStats) -> None:
+        self.calls: list[Call[Any]] = []
+        self._keys = names
+        self._gateways = gateways
+        self._result_ttl_ms = int(result_ttl_s * 1000)
+        self._stats = stats
+
+    def put_text(self, sid: bytes, route: bytes, rows: TextRows) -> None:
+        """Rows for the gateway session `route`, unless nobody is there who would read them."""
+        if route and not self._gateways.is_gone(route) and len(rows):
+            payload = wire.encode_text(rows, sid, time.time_ns())
+            self.calls.append(Append(self._keys.text(route), {k.PAYLOAD: payload}, k.TEXT_CAP))
+
+    def put_cancels(self, effects: Effects) -> None:
+        """The schedulers need not go on with sequences that a stop string has ended."""
+        for cancel in effects.cancels:
+            self.calls.append(Cancel(cancel.request_id, int(cancel.reason), time.time_ns(), sequence=cancel.sequence))
+            self._stats.num_stop_cancels += 1
+
+    def put_retirement(self, sid: bytes, shard: Shard, retirement: Retirement, rows: TextRows) -> None:
+        """Ends a request; `rows` are its last for who gets its text."""
+        has_reader = bool(retirement.route) and not self._gateways.is_gone(retirement.route)
+        self.calls.append(
+            Retire(
+                sid,
+                shard.number,
+                retirement.request_id,
+                wire.encode_finished(retirement.result),
+                self._result_ttl_ms,
+                retirement.route if has_reader else b"",
+                wire.encode_text(rows, sid, time.time_ns()) if has_reader else b"",
+            )
+        )
+        self._stats.num_retired += 1
+        _logger.debug(
+            "retired",
+            request_id=format_request_id(retirement.request_id),
+            finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
+            num_tokens=retirement.result.usage.num_output_tokens,
+        )
+
+    def put_letter(self, entry: Entry, stream: str, why: str) -> None:
+        """Keeps what cannot be read, for the operator."""
+        _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
+        self._stats.dead_letters[stream] += 1
+        letter = {**entry.fields, k.STREAM: stream.encode(), k.WHY: why.encode()}
+        self.calls.append(Append(self._keys.dead, letter, k.DEAD_CAP))
+
+    def drop_text(self) -> None:
+        """For a server that is full: it takes results even then, and text can be asked for again."""
+        self.calls = [call for call in self.calls if not isinstance(call, Append)]
