@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from detokenizer_svc.service import DetokenizerService
 from detokenizer_svc.settings import DetokenizerSettings
 from gateway_svc import wire as gateway_wire
+from gateway_svc.core.streams import ClientStream, Refusal
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason
 from penstock.domain.params import SamplingParams
@@ -47,6 +48,7 @@ T = TypeVar("T")
 GATEWAY, SCHEDULER = b"G" * 16, b"S" * 16
 TTL_MS = 600_000
 PATIENCE_S = 20.0
+ANSWER = "the old mill by the brook 日本"
 
 
 def write_model(path: Path) -> Path:
@@ -232,6 +234,24 @@ class Pool:
 
     def entries(self, stream: bytes) -> list[Entry]:
         return self.connection.call(Read({stream: b"0-0"}, 1000)).get(stream, [])
+
+
+class Client:
+    """A gateway's client: takes what extends what it has."""
+
+    def __init__(self, pool: Pool, request_id: bytes, n: int = 1) -> None:
+        self._pool, self._request_id = pool, request_id
+        self.stream = ClientStream(n)
+        self.text = ""
+
+    def take(self, rows: list[TextRow]) -> None:
+        for row in rows:
+            if row.request_id == self._request_id and not isinstance(new := self.stream.accept(row), Refusal):
+                self.text += new.text if row.sequence == 0 else ""
+
+    def has_ended(self) -> bool:
+        self.take(self._pool.read_text())
+        return self.stream.ended
 
 
 def text_of(rows: list[TextRow], sequence: int = 0) -> str:

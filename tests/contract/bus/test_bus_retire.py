@@ -1,0 +1,103 @@
+"""A request's end, once, by the holder of its shard."""
+
+from bus_flow import AWKWARD, LONG_MS, Flow, id_of, sid_of, submit
+
+from servicekit.bus import keys as k
+from servicekit.bus.calls import (
+    Attach,
+    Attachment,
+    Fetch,
+    LeaseShard,
+    Length,
+    Owned,
+    Reject,
+    ReleaseShard,
+    RequestState,
+    Retire,
+    SessionKind,
+    SubmitOutcome,
+    Take,
+)
+
+
+def test_retire_ends_a_request_once_and_delivers_its_last_text(flow: Flow) -> None:
+    scheduler, detokenizer, gateway = flow.session(), flow.session(SessionKind.DETOKENIZER), sid_of(77)
+    request_id = flow.running(scheduler, shard=4)
+    flow.connection.call(LeaseShard(detokenizer, 4))
+    retire = Retire(detokenizer, 4, request_id, b"result" + AWKWARD, LONG_MS, gateway, b"text" + AWKWARD)
+    assert flow.connection.execute([retire, retire]) == [True, False]
+    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text" + AWKWARD}]
+    assert flow.connection.call(Owned(scheduler)) == []
+    stored = flow.connection.call(Fetch(request_id))
+    assert stored is not None
+    assert (stored.state, stored.owner, stored.body, stored.header, stored.meta) == (
+        RequestState.ENDED,
+        None,
+        b"",
+        b"",
+        b"",
+    )
+    assert flow.connection.call(Attach(request_id, "tenant", gateway, b"")) == Attachment(
+        known=True, state=RequestState.ENDED, result=b"result" + AWKWARD
+    )
+
+
+def test_retire_tells_a_gateway_that_was_attached_while_it_was_decided(flow: Flow) -> None:
+    before, now = flow.session(SessionKind.GATEWAY), flow.session(SessionKind.GATEWAY)
+    detokenizer, request_id = flow.session(SessionKind.DETOKENIZER), flow.running(flow.session())
+    flow.connection.execute([Attach(request_id, "tenant", now, b""), LeaseShard(detokenizer, 0)])
+    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS, before, b"text"))
+    assert flow.fields(flow.bus.keys.text(before)) == [{k.PAYLOAD: b"text"}]
+    assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: request_id}]
+
+
+def test_a_result_is_gone_after_its_time(flow: Flow) -> None:
+    request_id = flow.ended(ttl_ms=0)
+    assert flow.connection.call(Fetch(request_id)) is None
+    assert flow.connection.call(Attach(request_id, "tenant", sid_of(77), b"")) == Attachment(known=False)
+    assert flow.connection.call(submit(request_id)) is SubmitOutcome.CREATED
+
+
+def test_only_the_holder_of_the_shard_retires(flow: Flow) -> None:
+    scheduler, holder, other = flow.session(), flow.session(), flow.session()
+    request_id = flow.running(scheduler, shard=0)
+    waiting = flow.ready()
+    assert flow.connection.execute(
+        [
+            LeaseShard(holder, 0),
+            LeaseShard(other, 1),
+            Retire(other, 0, request_id, b"r", LONG_MS),
+            Retire(other, 1, request_id, b"r", LONG_MS),
+            Retire(holder, 0, waiting, b"r", LONG_MS),
+            Retire(holder, 0, id_of(250), b"r", LONG_MS),
+            ReleaseShard(holder, 0),
+            Retire(holder, 0, request_id, b"r", LONG_MS, sid_of(77), b"text"),
+        ]
+    ) == [True, True, False, False, False, False, None, False]
+    assert flow.connection.call(Length(flow.bus.keys.text(sid_of(77)))) == 0
+
+
+def test_a_detokenizer_whose_shard_went_to_another_cannot_retire(flow: Flow) -> None:
+    scheduler, late, holder = flow.session(), flow.session(), flow.session()
+    request_id = flow.running(scheduler)
+    flow.connection.call(LeaseShard(late, 0))
+    flow.expire(late)
+    assert flow.connection.call(LeaseShard(holder, 0))
+    assert not flow.connection.call(Retire(late, 0, request_id, b"late", LONG_MS))
+    assert flow.connection.call(Retire(holder, 0, request_id, b"result", LONG_MS))
+
+
+def test_a_rejected_request_is_retired_like_any_other(flow: Flow) -> None:
+    detokenizer = flow.session()
+    request_id = flow.submitted()
+    flow.connection.execute([Reject(request_id, b"", 0, b"finish"), LeaseShard(detokenizer, 0)])
+    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS))
+
+
+def test_an_ended_request_is_not_taken_over(flow: Flow) -> None:
+    dead, living, detokenizer = flow.session(), flow.session(), flow.session()
+    request_id = flow.running(dead)
+    flow.connection.call(LeaseShard(detokenizer, 0))
+    flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS))
+    flow.expire(dead)
+    assert flow.connection.call(Take(living, dead)) == []
