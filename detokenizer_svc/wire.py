@@ -13,11 +13,12 @@ from detokenizer_svc.core.textrows import SequenceEnd, TextRows
 from penstock import __version__
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.params import MAX_N, TextOptions
+from penstock.domain.params import MAX_N
 from penstock.domain.plan import U32, Logprobs
 from penstock.domain.request import Header
 from penstock.domain.rows import REQUEST_ID_BYTES, TextRow, TokenLogprob, TokenRows
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2, status_pb2, text_pb2, tokens_pb2
+from penstock.wire import decode_header, decode_text_options, encode_header, num_samples
 from servicekit.bus import keys as k
 
 ServiceStatus = status_pb2.ServiceStatus
@@ -47,26 +48,21 @@ def decode_opening(fields: Mapping[bytes, bytes]) -> OpenRequest:
     try:
         body = requests_pb2.GenerateRequest.FromString(fields[k.BODY])
         meta = requests_pb2.TokenizedPrompt.FromString(fields[k.META])
-        header = _header(common_pb2.Header.FromString(fields[k.HEADER]))
+        header = decode_header(common_pb2.Header.FromString(fields[k.HEADER]))
         eos = np.frombuffer(meta.eos_token_ids, "<u4").tolist()
         stop_token_ids = np.frombuffer(body.stopping.stop_token_ids, "<u4").tolist()
     except (DecodeError, ValueError, KeyError) as error:
         raise PoisonMessageError(f"a request's opening cannot be read: {error}", [request_id]) from error
     if header.request_id != request_id:
         raise PoisonMessageError("a request's opening has the header of another request", [request_id])
-    n = body.n if body.HasField("n") else 1
+    n = num_samples(body)
     if not 1 <= n <= MAX_N:
         raise PoisonMessageError(f"a request for {n} samples was opened", [request_id])
-    text = body.text_options
     return OpenRequest(
         header=header,
         n=n,
         num_prompt_tokens=len(meta.token_ids) // 4,
-        text=TextOptions(
-            stop=tuple(text.stop),
-            include_stop_str_in_output=text.include_stop_str_in_output,
-            skip_special_tokens=text.skip_special_tokens if text.HasField("skip_special_tokens") else True,
-        ),
+        text=decode_text_options(body.text_options),
         min_tokens=body.stopping.min_tokens,
         stop_token_ids=tuple(stop_token_ids),
         eos_token_ids=() if body.stopping.ignore_eos else tuple(eos),
@@ -77,18 +73,6 @@ def decode_opening(fields: Mapping[bytes, bytes]) -> OpenRequest:
 def unreadable_request(request_id: bytes) -> OpenRequest:
     """Stands in for a request whose opening cannot be read, so that it can be ended."""
     return OpenRequest(Header(request_id, "", 0, 0, 0, "", 0), n=1, num_prompt_tokens=0)
-
-
-def _header(message: common_pb2.Header) -> Header:
-    return Header(
-        request_id=message.request_id,
-        tenant=message.tenant,
-        priority=message.priority,
-        arrival_ns=message.arrival_unix_ns,
-        deadline_ns=message.deadline_unix_ns,
-        traceparent=message.traceparent,
-        seed=message.seed,
-    )
 
 
 def decode_tokens(payload: bytes) -> tuple[int, TokenRows]:
@@ -233,17 +217,8 @@ def encode_text(rows: TextRows, session: bytes, sent_ns: int) -> bytes:
 
 def encode_finished(request: FinishedRequest) -> bytes:
     """A penstock.v1.FinishedRequest."""
-    header = request.header
     message = text_pb2.FinishedRequest(
-        header=common_pb2.Header(
-            request_id=header.request_id,
-            tenant=header.tenant,
-            priority=header.priority,
-            arrival_unix_ns=header.arrival_ns,
-            deadline_unix_ns=header.deadline_ns,
-            traceparent=header.traceparent,
-            seed=header.seed,
-        ),
+        header=encode_header(request.header),
         usage=_usage(request.usage),
     )
     for sequence in request.sequences:

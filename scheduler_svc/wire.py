@@ -1,5 +1,6 @@
 """Protobuf to domain and back: requests, plans, results and the rows of the log."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -8,20 +9,17 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.params import MAX_N, Sampling, Stopping
+from penstock.domain.params import MAX_N
 from penstock.domain.plan import F32, U32, Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.rows import REQUEST_ID_BYTES, TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2, tokens_pb2
+from penstock.wire import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 
-_SAMPLING_FIELDS = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "num_logprobs"),
-)
 _CODES = frozenset(ErrorCode)
 
 
@@ -50,18 +48,13 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
         head = common_pb2.Header.FromString(header)
         generate = requests_pb2.GenerateRequest.FromString(body)
         prompt = requests_pb2.TokenizedPrompt.FromString(meta)
-        stopping = generate.stopping
+        stopping = decode_stopping(generate.stopping)
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=_u32(prompt.token_ids),
             n=_checked_samples(generate.n),
-            sampling=_sampling(generate.sampling),
-            stopping=Stopping(
-                max_tokens=prompt.max_tokens or (stopping.max_tokens if stopping.HasField("max_tokens") else None),
-                min_tokens=stopping.min_tokens,
-                stop_token_ids=tuple(_u32(stopping.stop_token_ids).tolist()),
-                ignore_eos=stopping.ignore_eos,
-            ),
+            sampling=decode_sampling(generate.sampling),
+            stopping=dataclasses.replace(stopping, max_tokens=prompt.max_tokens or stopping.max_tokens),
             seed=head.seed,
             eos_token_ids=tuple(_u32(prompt.eos_token_ids).tolist()),
             priority=head.priority,
@@ -69,7 +62,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
             arrival_ns=head.arrival_unix_ns,
             deadline_ns=head.deadline_unix_ns,
         )
-    except (DecodeError, ValueError) as error:
+    except (DecodeError, ValueError, PenstockError) as error:
         raise PoisonMessageError(f"not a tokenized request: {error}") from error
 
 
@@ -86,12 +79,6 @@ def _checked_samples(number: int) -> int:
     if number > MAX_N:
         raise ValueError(f"{number} samples")
     return max(1, number)
-
-
-def _sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    given = {field.name: value for field, value in message.ListFields() if field.name in _SAMPLING_FIELDS}
-    biases = zip(_u32(message.logit_bias_ids).tolist(), _f32(message.logit_bias_values).tolist(), strict=True)
-    return Sampling(logit_bias=tuple(biases), **given)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -150,19 +137,6 @@ def encode_plan(plan: StepPlan, session: bytes, incarnation: bytes, sent_ns: int
 
 
 def _admission(admission: Admission) -> steps_pb2.Admission:
-    sampling = admission.sampling
-    parameters = requests_pb2.SamplingParameters(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias_ids=_packed(np.array([token_id for token_id, _ in sampling.logit_bias], np.uint32)),
-        logit_bias_values=np.array([bias for _, bias in sampling.logit_bias], "<f4").tobytes(),
-        num_logprobs=sampling.num_logprobs,
-    )
     masked = admission.stop_token_ids if admission.min_output_tokens else ()
     return steps_pb2.Admission(
         slot=admission.slot,
@@ -170,7 +144,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         num_prompt_tokens=admission.num_prompt_tokens,
         num_computed_tokens=admission.num_computed_tokens,
         block_ids=_packed(admission.block_ids),
-        sampling=parameters,
+        sampling=encode_sampling(admission.sampling),
         seed=admission.seed,
         min_output_tokens=admission.min_output_tokens,
         stop_token_ids=_packed(np.array(masked, np.uint32)),

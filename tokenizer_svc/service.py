@@ -319,7 +319,7 @@ class TokenizerService:
             num_tokens = len(prompt.token_ids)
             call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, time.time_ns(), num_tokens)
         except PenstockError as error:
-            call = self._reject(sid, job, wire.num_sequences(message), error)
+            call = self._reject(sid, job, wire.num_samples(message), error)
         except BaseException as error:
             # A panic inside the tokenizer library is no Exception, and must not take this process along.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -328,7 +328,7 @@ class TokenizerService:
             internal = PenstockError(
                 ErrorCode.INTERNAL, f"the prompt could not be tokenized ({type(error).__name__}); see the service's log"
             )
-            call = self._reject(sid, job, wire.num_sequences(message), internal)
+            call = self._reject(sid, job, wire.num_samples(message), internal)
         return _Outcome(call, num_tokens, time.perf_counter() - began_s)
 
     def _reject(self, sid: bytes, job: _Job, n: int, error: PenstockError) -> Reject:

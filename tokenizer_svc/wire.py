@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock import __version__
+from penstock import __version__, wire
 from penstock.domain.chain import CHAIN_START
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.params import SamplingParams
 from penstock.domain.plan import U32
 from penstock.domain.request import Header, Message, Prompt, Request
 from penstock.v1 import common_pb2, requests_pb2, status_pb2, tokenizer_pb2, tokens_pb2
@@ -22,6 +21,7 @@ _U64 = 2**64
 
 ServiceStatus = status_pb2.ServiceStatus
 GenerateRequest = requests_pb2.GenerateRequest
+num_samples = wire.num_samples
 
 
 class PoisonMessageError(Exception):
@@ -38,15 +38,7 @@ def decode_header(payload: bytes) -> Header:
         message = common_pb2.Header.FromString(payload)
     except DecodeError as error:
         raise PoisonMessageError(f"the request's header is not a Header: {error}") from error
-    return Header(
-        request_id=message.request_id,
-        tenant=message.tenant,
-        priority=message.priority,
-        arrival_ns=message.arrival_unix_ns,
-        deadline_ns=message.deadline_unix_ns,
-        traceparent=message.traceparent,
-        seed=message.seed,
-    )
+    return wire.decode_header(message)
 
 
 def decode_body(payload: bytes) -> requests_pb2.GenerateRequest:
@@ -59,11 +51,6 @@ def decode_body(payload: bytes) -> requests_pb2.GenerateRequest:
         return requests_pb2.GenerateRequest.FromString(payload)
     except DecodeError as error:
         raise PoisonMessageError(f"the request's body is not a GenerateRequest: {error}") from error
-
-
-def num_sequences(message: requests_pb2.GenerateRequest) -> int:
-    """How many samples a request wants."""
-    return message.n if message.HasField("n") else 1
 
 
 def num_chars(message: requests_pb2.GenerateRequest) -> int:
@@ -80,7 +67,7 @@ def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Req
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is to blame.
     """
-    return Request(header, message.model, _prompt(message), _params(message))
+    return Request(header, message.model, _prompt(message), wire.decode_params(message))
 
 
 def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
@@ -88,7 +75,7 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
         case "text":
             return Prompt(text=message.text)
         case "token_ids":
-            return Prompt(token_ids=tuple(_unpack("token_ids", message.token_ids.ids)))
+            return Prompt(token_ids=tuple(wire.unpack_u32("token_ids", message.token_ids.ids)))
         case "messages":
             return chat_prompt(message.messages)
         case _:
@@ -109,33 +96,6 @@ def chat_prompt(chat: requests_pb2.ChatMessages) -> Prompt:
     return Prompt(messages=messages, chat_template_kwargs=kwargs)
 
 
-def _params(message: requests_pb2.GenerateRequest) -> SamplingParams:
-    sampling, stopping, text = message.sampling, message.stopping, message.text_options
-    bias_ids = _unpack("logit_bias", sampling.logit_bias_ids)
-    if len(sampling.logit_bias_values) != 4 * len(bias_ids):
-        raise invalid("logit_bias must have a value for each token id", "logit_bias")
-    fields = (
-        *("temperature", "top_k", "top_p", "min_p"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    )
-    given: dict[str, Any] = {field.name: value for field, value in sampling.ListFields() if field.name in fields}
-    return SamplingParams(
-        n=num_sequences(message),
-        logit_bias=dict(
-            zip(bias_ids, np.frombuffer(sampling.logit_bias_values, "<f4").astype(float).tolist(), strict=True)
-        ),
-        logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
-        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
-        min_tokens=stopping.min_tokens,
-        stop_token_ids=tuple(_unpack("stop_token_ids", stopping.stop_token_ids)),
-        ignore_eos=stopping.ignore_eos,
-        stop=tuple(text.stop),
-        include_stop_str_in_output=text.include_stop_str_in_output,
-        skip_special_tokens=text.skip_special_tokens if text.HasField("skip_special_tokens") else True,
-        **given,
-    )
-
-
 def _json_object(param: str, text: str) -> dict[str, Any] | None:
     if not text:
         return None
@@ -143,13 +103,6 @@ def _json_object(param: str, text: str) -> dict[str, Any] | None:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(f"{param} must hold a JSON object: {error}", param) from error
-
-
-def _unpack(param: str, packed: bytes) -> list[int]:
-    if len(packed) % 4:
-        raise invalid(f"{param} must hold 4 bytes for each value, got {len(packed)} bytes", param)
-    values: list[int] = np.frombuffer(packed, "<u4").tolist()
-    return values
 
 
 def pack(values: U32 | Iterable[int]) -> bytes:
@@ -193,7 +146,7 @@ def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
     Raises:
         PenstockError: INVALID_ARGUMENT: not packed u32.
     """
-    return _unpack("token_ids", call.token_ids)
+    return wire.unpack_u32("token_ids", call.token_ids)
 
 
 def unreadable(why: str) -> PenstockError:

@@ -7,16 +7,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.domain.errors import PenstockError
-from penstock.domain.params import Sampling
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2, worker_pb2
+from penstock.v1 import common_pb2, results_pb2, status_pb2, steps_pb2, worker_pb2
+from penstock.wire import decode_sampling
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
 
 WorkerInfo: TypeAlias = results_pb2.WorkerInfo  # what a worker registers
 
 _ID_BYTES = 16
-_ABSENT = Sampling()
 
 
 class PoisonMessageError(Exception):
@@ -138,36 +137,21 @@ def _answer(step: int, session: bytes, incarnation: bytes, now_unix_ns: int) -> 
 
 
 def _admission(message: steps_pb2.Admission) -> Admission:
+    try:
+        sampling = decode_sampling(message.sampling)
+    except PenstockError as error:
+        raise PoisonMessageError(error.message) from error
     return Admission(
         slot=message.slot,
         token_ids=_column("token_ids", message.token_ids),
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=_column("block_ids", message.block_ids),
-        sampling=_sampling(message.sampling),
+        sampling=sampling,
         seed=message.seed,
         min_output_tokens=message.min_output_tokens,
         stop_token_ids=tuple(_column("stop_token_ids", message.stop_token_ids).tolist()),
         request_id=message.request_id,
-    )
-
-
-def _sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    bias_ids, bias_values = _columns("logit_bias", message.logit_bias_ids, message.logit_bias_values)
-
-    def given(field: str, absent: float) -> float:
-        return float(getattr(message, field)) if message.HasField(field) else absent  # type: ignore[arg-type]
-
-    return Sampling(
-        temperature=given("temperature", _ABSENT.temperature),
-        top_k=message.top_k,
-        top_p=given("top_p", _ABSENT.top_p),
-        min_p=message.min_p,
-        repetition_penalty=given("repetition_penalty", _ABSENT.repetition_penalty),
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple(zip(bias_ids.tolist(), bias_values.view("<f4").tolist(), strict=True)),
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
     )
 
 

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
 from gateway_svc.core.openai import Form
 from gateway_svc.core.streams import SequenceState, split
-from gateway_svc.wire.columns import u32
 from penstock.domain import chain
 from penstock.domain.errors import invalid
 from penstock.domain.finish import FinishReason
@@ -18,6 +16,7 @@ from penstock.domain.params import SamplingParams
 from penstock.domain.request import Message, Prompt
 from penstock.domain.rows import TextRow, TokenLogprob
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
+from penstock.wire import decode_params, pack_u32, unpack_u32
 
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
@@ -52,7 +51,7 @@ def decode_generate(call: inference_pb2.GenerateCall) -> GrpcAsk:
     return GrpcAsk(
         message.model,
         _prompt(message),
-        _sampling_params(message),
+        decode_params(message, _signed(message.seed) if message.HasField("seed") else None),
         message.priority,
         is_resumable=call.resumable,
         idempotency_key=check_key(key) if key else None,
@@ -86,7 +85,7 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
     if form == "text":
         return Prompt(text=message.text)
     if form == "token_ids":
-        ids = tuple(_unpack("token_ids.ids", message.token_ids.ids))
+        ids = tuple(unpack_u32("token_ids.ids", message.token_ids.ids))
         if not ids:
             raise invalid("a prompt must have at least one token id", "token_ids")
         return Prompt(token_ids=ids)
@@ -102,37 +101,9 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
     return Prompt(messages=messages, chat_template_kwargs=kwargs)
 
 
-def _sampling_params(message: requests_pb2.GenerateRequest) -> SamplingParams:
-    sampling, stopping, text = message.sampling, message.stopping, message.text_options
-    given: dict[str, Any] = {
-        name: getattr(sampling, name)
-        for name in (
-            *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-            *("presence_penalty", "frequency_penalty"),
-        )
-        if sampling.HasField(name)
-    }
-    bias_ids = _unpack("sampling.logit_bias_ids", sampling.logit_bias_ids)
-    if len(sampling.logit_bias_values) != 4 * len(bias_ids):
-        raise invalid("logit_bias_values must have a value for each of logit_bias_ids", "logit_bias_values")
-    given["logit_bias"] = dict(
-        zip(bias_ids, np.frombuffer(sampling.logit_bias_values, "<f4").astype(float).tolist(), strict=True)
-    )
-    if sampling.HasField("num_logprobs"):
-        given["logprobs"] = sampling.num_logprobs
-    if message.HasField("seed"):
-        given["seed"] = message.seed if message.seed < _U64 // 2 else message.seed - _U64
-    return SamplingParams(
-        n=message.n if message.HasField("n") else 1,
-        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
-        min_tokens=stopping.min_tokens,
-        stop_token_ids=tuple(_unpack("stopping.stop_token_ids", stopping.stop_token_ids)),
-        ignore_eos=stopping.ignore_eos,
-        stop=tuple(text.stop),
-        include_stop_str_in_output=text.include_stop_str_in_output,
-        skip_special_tokens=text.skip_special_tokens if text.HasField("skip_special_tokens") else True,
-        **given,
-    )
+def _signed(seed: int) -> int:
+    """An unsigned seed as the parameters have it: in [-2**63, 2**63)."""
+    return seed if seed < _U64 // 2 else seed - _U64
 
 
 def _object(where: str, text: str) -> dict[str, Any] | None:
@@ -144,13 +115,6 @@ def _object(where: str, text: str) -> dict[str, Any] | None:
         raise invalid(f"{where} must be a JSON object: {error}", where) from error
     check_depth(where, found)
     return found
-
-
-def _unpack(where: str, packed: bytes) -> list[int]:
-    if len(packed) % 4:
-        raise invalid(f"{where} must hold 4 bytes for each value, got {len(packed)} bytes", where)
-    values: list[int] = np.frombuffer(packed, "<u4").tolist()
-    return values
 
 
 def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:
@@ -165,7 +129,7 @@ def _delta(choice: int, row: TextRow) -> inference_pb2.GenerateEvent:
         sequence=choice,
         token_offset=row.token_offset,
         text_offset=row.text_offset,
-        token_ids=u32(row.token_ids),
+        token_ids=pack_u32(row.token_ids),
         text=row.text,
         logprobs=[_token_logprob(entry) for entry in row.logprobs],
         finish_reason=common_pb2.FinishReason.ValueType(row.finish),

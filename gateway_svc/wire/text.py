@@ -8,12 +8,12 @@ from google.protobuf.message import DecodeError
 
 from gateway_svc.core.logprob_columns import LogprobColumns
 from gateway_svc.core.streams import SequenceState
-from gateway_svc.wire.columns import u32
 from penstock.domain.chain import CHAIN_START
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.rows import REQUEST_ID_BYTES, TextRow
 from penstock.v1 import common_pb2, text_pb2
+from penstock.wire import pack_u32
 
 _REASONS = tuple(FinishReason)
 
@@ -113,8 +113,8 @@ def _logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> LogprobCol
 def encode_offsets(sequences: Sequence[SequenceState]) -> bytes:
     """A penstock.v1.AttachOffsets: what the client has of each sample."""
     return text_pb2.AttachOffsets(
-        token_offsets=u32(each.num_tokens for each in sequences),
-        text_offsets=u32(each.num_chars for each in sequences),
+        token_offsets=pack_u32(each.num_tokens for each in sequences),
+        text_offsets=pack_u32(each.num_chars for each in sequences),
         chains=np.fromiter((each.chain for each in sequences), "<u8").tobytes(),
     ).SerializeToString()
 

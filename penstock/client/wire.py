@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
-import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
@@ -19,6 +18,7 @@ from penstock.domain.request import Message
 from penstock.domain.rows import TokenLogprob
 from penstock.outputs import CompletionOutput
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
+from penstock.wire import encode_message, encode_params
 
 _TOO_LARGE = "message larger than max"
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
@@ -32,7 +32,6 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _MESSAGE_KEYS = ("role", "content")
-_SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _U64 = 2**64
 # The first code of each status: the most general one.
 _CODES = {kind.grpc_status: code for code, kind in reversed(ERROR_KINDS.items())}
@@ -151,36 +150,10 @@ def encode_call(
     """
     if (prompt is None) == (messages is None):
         raise invalid("give either a prompt or messages", "prompt")
-    sampling, stopping, text = params.sampling, params.stopping, params.text
-    request = requests_pb2.GenerateRequest(
-        model=model,
-        n=params.n,
-        sampling=requests_pb2.SamplingParameters(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=max(sampling.top_p, _SMALLEST),
-            min_p=sampling.min_p,
-            repetition_penalty=max(sampling.repetition_penalty, _SMALLEST),
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            logit_bias_ids=_u32([token_id for token_id, _ in sampling.logit_bias]),
-            logit_bias_values=np.array([bias for _, bias in sampling.logit_bias], "<f4").tobytes(),
-            num_logprobs=sampling.num_logprobs,
-        ),
-        stopping=requests_pb2.StoppingParameters(
-            max_tokens=stopping.max_tokens,
-            min_tokens=stopping.min_tokens,
-            stop_token_ids=_u32(stopping.stop_token_ids),
-            ignore_eos=stopping.ignore_eos,
-        ),
-        text_options=requests_pb2.TextParameters(
-            stop=text.stop,
-            include_stop_str_in_output=text.include_stop_str_in_output,
-            skip_special_tokens=text.skip_special_tokens,
-        ),
-        priority=priority,
-        seed=None if params.seed is None else params.seed % _U64,
-    )
+    request = encode_params(params)
+    request.model, request.priority = model, priority
+    if params.seed is not None:
+        request.seed = params.seed % _U64
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt is not None:
@@ -230,8 +203,7 @@ def _encode_message(message: Message | Mapping[str, Any]) -> requests_pb2.ChatMe
         if not isinstance(role, str) or not isinstance(content, str):
             raise invalid(f"a message has a text as role and as content, got {message!r:.80}", "messages")
         message = Message(role, content, given or None)
-    extra = msgspec.json.encode(message.extra).decode() if message.extra else ""
-    return requests_pb2.ChatMessage(role=message.role, content=message.content, extra_json=extra)
+    return encode_message(message)
 
 
 def _decode_delta(delta: inference_pb2.Delta) -> Delta:

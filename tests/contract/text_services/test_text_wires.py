@@ -70,7 +70,7 @@ def test_the_tokenizer_reads_what_the_gateway_wrote(prompt: Prompt, params: Samp
     assert read.params.sampling == expected.params.sampling
     assert read.params.stopping == expected.params.stopping
     assert read.params.text == expected.params.text
-    assert read.params.n == tokenizer_wire.num_sequences(message) == params.n
+    assert read.params.n == tokenizer_wire.num_samples(message) == params.n
 
 
 @pytest.mark.parametrize(
