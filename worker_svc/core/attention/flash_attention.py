@@ -41,7 +41,7 @@ class FlashAttention:
 
 def find_flash_attention(block_size: int) -> FlashAttention | None:
     """The first of FlashAttention-4, -3 and -2 that is installed and reads blocks of `block_size` tokens."""
-    for name, module, function, adapt in _PACKAGES:
+    for name, module, function, arguments in _PACKAGES:
         if name == "flash-attn" and block_size % _V2_BLOCK_TOKENS:
             continue
         try:
@@ -49,65 +49,45 @@ def find_flash_attention(block_size: int) -> FlashAttention | None:
         # A package that is there but was built for another machine raises whatever it likes.
         except Exception:  # noqa: BLE001
             continue
-        return FlashAttention(name, adapt(found))
+        return FlashAttention(name, _attention(found, arguments))
     return None
 
 
-def _fourth(function: Callable[..., Any]) -> PagedAttention:
+def _attention(function: Callable[..., Any], arguments: Callable[[Chunks], dict[str, Any]]) -> PagedAttention:
     def attend(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
-        out = function(
-            query,
-            keys,
-            values,
-            cu_seqlens_q=chunks.starts,
-            seqused_k=chunks.contexts,
-            max_seqlen_q=chunks.longest_query,
-            max_seqlen_k=chunks.longest_context,
-            page_table=chunks.tables,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=True,
-        )
-        return _first(out)
+        scale = query.shape[-1] ** -0.5
+        return _first(function(query, keys, values, **arguments(chunks), softmax_scale=scale, causal=True))
 
     return attend
 
 
-def _third(function: Callable[..., Any]) -> PagedAttention:
-    def attend(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
-        out = function(
-            query,
-            keys,
-            values,
-            cache_seqlens=chunks.contexts,
-            page_table=chunks.tables,
-            cu_seqlens_q=chunks.starts,
-            max_seqlen_q=chunks.longest_query,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=True,
-        )
-        return _first(out)
-
-    return attend
+def _fourth(chunks: Chunks) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": chunks.starts,
+        "seqused_k": chunks.contexts,
+        "max_seqlen_q": chunks.longest_query,
+        "max_seqlen_k": chunks.longest_context,
+        "page_table": chunks.tables,
+    }
 
 
-def _second(function: Callable[..., Any]) -> PagedAttention:
-    def attend(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
-        ends = torch.nn.functional.pad(chunks.contexts.cumsum(0, dtype=torch.int32), (1, 0))
-        out = function(
-            query,
-            keys,
-            values,
-            cu_seqlens_q=chunks.starts,
-            cu_seqlens_k=ends,
-            max_seqlen_q=chunks.longest_query,
-            max_seqlen_k=chunks.longest_context,
-            softmax_scale=query.shape[-1] ** -0.5,
-            causal=True,
-            block_table=chunks.tables,
-        )
-        return _first(out)
+def _third(chunks: Chunks) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": chunks.starts,
+        "cache_seqlens": chunks.contexts,
+        "max_seqlen_q": chunks.longest_query,
+        "page_table": chunks.tables,
+    }
 
-    return attend
+
+def _second(chunks: Chunks) -> dict[str, Any]:
+    return {
+        "cu_seqlens_q": chunks.starts,
+        "cu_seqlens_k": torch.nn.functional.pad(chunks.contexts.cumsum(0, dtype=torch.int32), (1, 0)),
+        "max_seqlen_q": chunks.longest_query,
+        "max_seqlen_k": chunks.longest_context,
+        "block_table": chunks.tables,
+    }
 
 
 def _first(out: Any) -> Tensor:
@@ -117,7 +97,8 @@ def _first(out: Any) -> Tensor:
     return attended
 
 
-_PACKAGES: tuple[tuple[str, str, str, Callable[[Callable[..., Any]], PagedAttention]], ...] = (
+# Name, module, function, and what it calls the arguments.
+_PACKAGES: tuple[tuple[str, str, str, Callable[[Chunks], dict[str, Any]]], ...] = (
     ("flash-attn-4", "flash_attn.cute", "flash_attn_varlen_func", _fourth),
     ("flash-attn-3", "flash_attn_interface", "flash_attn_with_kvcache", _third),
     ("flash-attn", "flash_attn", "flash_attn_varlen_func", _second),
