@@ -15,7 +15,7 @@ from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.finish import FinishReason
 
 LAST_EVENT_ID = "last-event-id"
-MAX_CHOICES = 32  # of a call whose events have ids; they grow by 23 characters a choice
+MAX_CHOICES_WITH_IDS = 32  # of a call whose events have ids; they grow by 23 characters a choice
 _VERSION = "1"
 _HAVE = struct.Struct("<IIQB")
 _SUM = struct.Struct("<I")
@@ -28,7 +28,7 @@ class EventIds:
     __slots__ = ("_haves", "_start")
 
     def __init__(self, request_id: bytes, have: Sequence[SequenceState]) -> None:
-        """From what the client has: its choices in order, at most `MAX_CHOICES`; the request is the call's first."""
+        """From what the client has of each choice (`MAX_CHOICES_WITH_IDS` at most), and the call's first request."""
         self._start = crc32(request_id)
         self._haves = [_HAVE.pack(each.num_tokens, each.num_chars, each.chain, each.finish) for each in have]
 

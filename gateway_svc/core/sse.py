@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway_svc.core.event_ids import MAX_CHOICES, EventIds
+from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import FINISH_REASONS, ReplyHead, encode, error_fields, usage_fields
@@ -24,7 +24,7 @@ class SseFormat:
         """Begins, or goes on, behind what the client has of each choice; the request is the call's first."""
         self._head = head
         self._chat = head.form is Form.CHAT
-        self._ids = EventIds(request_id, have) if head.num_choices <= MAX_CHOICES else None
+        self._ids = EventIds(request_id, have) if head.num_choices <= MAX_CHOICES_WITH_IDS else None
         # Of the next token, for a completion's logprobs. Inside a character, a client that comes back is some off.
         self._text_offsets = [each.num_chars for each in have]
         kind = b"chat.completion.chunk" if self._chat else b"text_completion"
