@@ -1,6 +1,5 @@
 """`penstock serve` as a process of its own, as users start it."""
 
-import json
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 
-from byte_tokenizer import write_tokenizer
+from byte_tokenizer import write_byte_model
 
 from penstock.client import Client
 from penstock.domain.params import SamplingParams
@@ -25,24 +24,10 @@ VOCAB_SIZE = 300
 EOS = 256
 SERVER = "server"  # what the launcher calls the embedded Valkey
 
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 4096,
-    "eos_token_id": EOS,
-}
-CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-
 
 def write_checkpoint(directory: Path) -> None:
     """A model for the simulated runner: a token for each byte, and a chat template."""
-    write_tokenizer(directory)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "<eos>"}))
+    write_byte_model(directory, vocab_size=VOCAB_SIZE, max_model_len=4096, chats=True)
 
 
 def expected(prompt_ids: list[int], count: int) -> list[int]:

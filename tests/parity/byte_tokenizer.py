@@ -1,5 +1,6 @@
-"""A tokenizer for checkpoints that have none."""
+"""A tokenizer for checkpoints that have none, and checkpoints that have nothing else."""
 
+import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -13,3 +14,25 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
     tokenizer.save(str(directory / "tokenizer.json"))
+
+
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def write_byte_model(directory: Path, *, vocab_size: int = 257, max_model_len: int = 512, chats: bool = False) -> None:
+    """A checkpoint for the simulated runner: a token for each byte, `<eos>`, and a chat template if it `chats`."""
+    write_tokenizer(directory)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": max_model_len,
+        "eos_token_id": 256,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    if chats:
+        template = {"chat_template": CHAT_TEMPLATE, "eos_token": "<eos>"}
+        (directory / "tokenizer_config.json").write_text(json.dumps(template))

@@ -3,22 +3,19 @@
 import json
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from byte_tokenizer import write_tokenizer
-from conftest import CONFIG
+from byte_tokenizer import write_byte_model
 from in_memory import Pipeline, wait_until
+from watched_bus import WatchedBus
 
 from gateway_svc.core.backlog import LOGPROB_BYTES, ROW_BYTES
 from penstock.domain.params import SamplingParams
-from servicekit.bus import MemoryBus
-from servicekit.bus.calls import Call, Length, LogBacklogs
+from servicekit.bus.calls import Length, LogBacklogs
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
@@ -31,8 +28,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("long")
-    write_tokenizer(directory)
-    (directory / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
+    write_byte_model(directory, max_model_len=4096)
     return directory
 
 
@@ -106,18 +102,6 @@ def test_a_client_that_does_not_read_costs_nobody_anything_and_gets_all_of_it_la
         prompt = Reader(gateway.http_port).read()
         assert read == prompt
         assert [len(tokens) for _, tokens in read] == [NUM_TOKENS] * NUM_CHOICES
-
-
-class WatchedBus(MemoryBus):
-    """Counts the calls that are carried out, by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[type] = Counter()
-
-    def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
-        self.counts.update(map(type, calls))
-        return super().apply(calls, wake)
 
 
 def test_a_detokenizer_that_stands_still_stops_the_steps_and_loses_nothing(

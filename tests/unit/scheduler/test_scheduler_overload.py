@@ -1,19 +1,16 @@
 """What a scheduler does when it has no room, and when nobody reads what it writes."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from paged_worker import reference
 from scheduler_pool import LIMITS, Client, Worker, scheduler, until
+from watched_bus import WatchedBus
 
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import CancelReason, FinishReason
 from servicekit.bus import MemoryBus
 from servicekit.bus.calls import (
-    Call,
     Commit,
     CountWaiting,
     Hello,
@@ -25,18 +22,6 @@ from servicekit.bus.calls import (
 )
 
 HOME = 1
-
-
-class WatchedBus(MemoryBus):
-    """Counts the calls that are carried out, by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[type] = Counter()
-
-    def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
-        self.counts.update(map(type, calls))
-        return super().apply(calls, wake)
 
 
 def expected(number: int, prompt: list[int], max_tokens: int) -> list[int]:
