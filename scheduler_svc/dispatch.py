@@ -64,6 +64,7 @@ from servicekit.bus.calls import (
     Settling,
     StoredRequest,
     Strike,
+    Struck,
     Take,
     Unpair,
     WorkerEntry,
@@ -240,10 +241,11 @@ class Dispatcher:
     def _strike(self, link: Link) -> None:
         """What the worker was computing may be the reason why it is lost."""
         struck, rows = self.scheduler.strike(link.worker)
-        self._meters.recoveries.lose("worker", link.heard_ns, struck)
+        self._meters.recoveries.lose("worker", link.heard_ns, [each.request_id for each in struck])
         self._shards.log(rows)
         if struck:
-            self.outbox.append(Pending(Strike(self.sid, link.incarnation, struck)))
+            told = tuple(Struck(each.request_id, each.num_strikes, each.struck_at) for each in struck)
+            self.outbox.append(Pending(Strike(self.sid, told)))
 
     # Requests.
 
@@ -322,7 +324,7 @@ class Dispatcher:
                 output_token_ids=tuple(np.array(history.token_ids, np.uint32) for history in histories),
                 ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
             )
-        request = dataclasses.replace(request, num_strikes=stored.strikes)
+        request = dataclasses.replace(request, num_strikes=stored.strikes, struck_at=stored.struck_at)
         self._shards.log(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
             self._shards.log(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))

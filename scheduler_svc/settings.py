@@ -55,6 +55,10 @@ class SchedulerSettings(ServiceSettings):
     max_strikes_alone: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=2, metadata={"help": "workers that may die while it runs alone: then it ends with an error"}
     )
+    forgiven_after_tokens: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default=128,
+        metadata={"help": "output tokens of each sequence since the last such death after which none counts any more"},
+    )
     max_log_backlog: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=16_384,
         metadata={"help": "entries that a detokenizer may be behind; beyond it no steps are planned that write more"},
@@ -77,5 +81,5 @@ class SchedulerSettings(ServiceSettings):
             max_waiting=self.max_waiting_seqs,
             admit_every=self.admit_every,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
-            tolerance=Tolerance(self.max_strikes, self.max_strikes_alone),
+            tolerance=Tolerance(self.max_strikes, self.max_strikes_alone, self.forgiven_after_tokens),
         )

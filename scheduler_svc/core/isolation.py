@@ -4,6 +4,10 @@ Among many requests it cannot be told which one killed a worker. So each that wa
 with too many runs alone: there the innocent finish, and the guilty one can take nobody along. A worker is set aside for
 one suspect at a time, takes in nothing until what runs on it has ended, and is given back when the suspect has ended.
 One worker always stays for all others, if there are several.
+
+Strikes are forgiven to a request that goes on well: what kills a worker does it again at the same place, so each death
+that counts follows closely, in tokens, on the one before. Workers that die for other reasons in a long life do not add
+up, and a request that kills one now and then can do so only as often as it makes that much progress.
 """
 
 from collections.abc import Mapping
@@ -21,10 +25,20 @@ class Tolerance:
 
     num_strikes: int = 2  # together with others; then it runs alone
     num_strikes_alone: int = 2  # while it runs alone; then it ends with an error
+    num_tokens: int = 128  # of output for each sequence, behind the last strike, after which none counts any more
+
+    def strike(self, request: RequestState) -> None:
+        """One more worker has died."""
+        request.num_strikes = 1 if self.is_forgiven(request) else request.num_strikes + 1
+        request.struck_at = request.num_output_tokens
+
+    def is_forgiven(self, request: RequestState) -> bool:
+        """Whether the next strike is its first again."""
+        return request.num_output_tokens - request.struck_at >= self.num_tokens * request.queued.n
 
     def is_suspect(self, request: RequestState) -> bool:
         """Whether it must run alone."""
-        return request.num_strikes >= self.num_strikes
+        return request.num_strikes >= self.num_strikes and not self.is_forgiven(request)
 
     def is_guilty(self, request: RequestState) -> bool:
         """Whether it is not tried again."""
@@ -73,7 +87,11 @@ class IsolatingQueue:
 
     def for_worker(self, worker: WorkerState, workers: Mapping[str, WorkerState]) -> WaitingQueue:
         """Those that may join this worker now."""
-        room = self._rooms.get(worker.worker_id) or self._set_aside(worker, len(workers))
+        room = self._rooms.get(worker.worker_id)
+        if room is not None and self.tolerance.is_forgiven(room.request):
+            self.remove_worker(worker.worker_id)
+            room = None
+        room = room or self._set_aside(worker, len(workers))
         if room is None:
             return self._others
         is_alone = all(sequence.request is room.request for sequence in worker.running())
@@ -84,11 +102,10 @@ class IsolatingQueue:
         self._rooms = {worker: room for worker, room in self._rooms.items() if room.request is not request}
 
     def remove_worker(self, worker_id: str) -> None:
-        """A worker is gone: what waited for it waits for another."""
+        """A worker is gone, or set aside no longer: what waited for it waits where it belongs."""
         room = self._rooms.pop(worker_id, None)
-        while room is not None and (first := room.waiting.peek()) is not None:
-            room.waiting.discard(first[1])
-            self._suspects.push(*first)
+        while room is not None and (item := room.waiting.pop()) is not None:
+            self.push(item)
 
     def _set_aside(self, worker: WorkerState, num_workers: int) -> _Room | None:
         """The worker becomes the next suspect's, if it is its turn."""

@@ -72,17 +72,17 @@ class Scheduler:
             worker.vacate(sequence)
             self._wait(sequence)
 
-    def strike(self, worker_id: str) -> tuple[tuple[bytes, ...], TokenRows]:
+    def strike(self, worker_id: str) -> tuple[list[RequestState], TokenRows]:
         """Before `remove_worker`, for one that has died: what it was computing may be the reason.
 
-        Returns the ids of the requests that got a strike, and the ends of those that are not tried again.
+        Returns the requests that got a strike, and the ends of those that are not tried again.
         """
         worker = self.workers[worker_id]
         struck = list(dict.fromkeys(sequence.request for sequence in worker.running())) if worker.in_flight else []
         for request in struck:
-            request.num_strikes += 1
+            self.config.tolerance.strike(request)
         ends = [end for request in struck for end in self._sentence(request)]
-        return tuple(request.request_id for request in struck), self._end(ends)
+        return struck, self._end(ends)
 
     # Requests.
 

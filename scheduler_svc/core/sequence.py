@@ -31,7 +31,8 @@ class QueuedRequest:
     # Of a request that another scheduler began: what each sequence has generated, and which of them have ended.
     output_token_ids: tuple[U32, ...] = ()
     ended_sequences: frozenset[int] = frozenset()
-    num_strikes: int = 0  # workers that died while they computed it
+    num_strikes: int = 0  # workers that died while they computed it, as far as they count
+    struck_at: int = 0  # output tokens that it had when the last of them died
 
     @property
     def all_stop_ids(self) -> tuple[int, ...]:
@@ -63,6 +64,7 @@ class RequestState:
         self.num_live = queued.n
         self.num_preemptions = 0
         self.num_strikes = queued.num_strikes
+        self.struck_at = queued.struck_at
 
     @property
     def request_id(self) -> bytes:
@@ -73,6 +75,11 @@ class RequestState:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that its sequences have been given, together."""
+        return sum(len(sequence.output) for sequence in self.sequences)
 
     def max_num_tokens(self, capacity: int) -> int:
         """Prompt and output tokens at which a sequence ends by count on a worker that can hold `capacity` tokens."""

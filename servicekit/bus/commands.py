@@ -36,7 +36,7 @@ def _ids(reply: Reply) -> list[bytes] | None:
 
 
 def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, witness = reply
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, witness = reply
     return c.StoredRequest(
         request_id,
         tenant.decode(),
@@ -49,6 +49,7 @@ def _stored(reply: Reply) -> c.StoredRequest:
         None if owner is None else bytes.fromhex(owner.decode()),
         int(cancel),
         int(strikes),
+        int(struck_at),
         tuple(witness),
     )
 
@@ -239,7 +240,7 @@ class Commands:
         add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), _waiting)
         add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
         add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _taken)
-        add(c.Strike, "strike", lambda q: (q.sid.hex(), q.incarnation.hex(), *q.request_ids), bool)
+        add(c.Strike, "strike", lambda q: (q.sid.hex(), *(each for s in q.struck for each in _struck(s))), bool)
         add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
         self._add(c.Commit, self._commit, bool)
@@ -314,6 +315,10 @@ def _submit(call: c.Submit) -> Command:
         *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
         *call.witness,
     )
+
+
+def _struck(struck: c.Struck) -> Command:
+    return struck.request_id, struck.strikes, struck.struck_at
 
 
 def _append(call: c.Append) -> Command:

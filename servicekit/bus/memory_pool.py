@@ -32,7 +32,7 @@ class _Request:
     shard: int | None = None
     owner: bytes | None = None
     strikes: int = 0
-    striker: bytes = b""  # incarnation of the last strike
+    struck_at: int = 0  # output tokens
     checkpoint: bytes | None = None
     witness: tuple[bytes, ...] = ()
     routed: str = ""  # the server run in which `route` was set
@@ -212,11 +212,10 @@ class MemoryPool:
     def _strike(self, call: c.Strike) -> bool:
         if not self._sessions.is_active(call.sid):
             return False
-        for request_id in call.request_ids:
-            request = self._requests.get(request_id)
-            if request is not None and request.owner == call.sid and request.striker != call.incarnation:
-                request.strikes += 1
-                request.striker = bytes(call.incarnation)
+        for struck in call.struck:
+            request = self._requests.get(struck.request_id)
+            if request is not None and request.owner == call.sid:
+                request.strikes, request.struck_at = struck.strikes, struck.struck_at
         return True
 
     def _owned(self, call: c.Owned) -> list[bytes] | None:
@@ -365,6 +364,7 @@ class MemoryPool:
             request.owner,
             request.cancel_reason,
             request.strikes,
+            request.struck_at,
             request.witness,
         )
 

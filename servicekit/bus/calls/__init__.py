@@ -10,7 +10,7 @@ long as nobody took what it held. Times that decide anything are the server's; `
 """
 
 from servicekit.bus.calls.call import NOT_YET, Call, Settling
-from servicekit.bus.calls.ownership import Claim, Claimed, Commit, Load, Loaded, Owned, Strike, Take
+from servicekit.bus.calls.ownership import Claim, Claimed, Commit, Load, Loaded, Owned, Strike, Struck, Take
 from servicekit.bus.calls.requests import (
     Attach,
     Attachment,
@@ -104,6 +104,7 @@ __all__ = [
     "Settling",
     "StoredRequest",
     "Strike",
+    "Struck",
     "Submit",
     "SubmitOutcome",
     "Take",

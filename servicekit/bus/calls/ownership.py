@@ -41,15 +41,20 @@ class Take(Call[list[bytes] | Settling | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Strike(Call[bool]):
-    """A worker died while it computed these requests of `sid`: each gets a strike. False: fenced.
+class Struck:
+    """A request that got a strike, and what its owner makes of all that it got."""
 
-    An incarnation counts once for a request that it is told of again right away.
-    """
+    request_id: bytes
+    strikes: int  # that count
+    struck_at: int  # output tokens that it has
+
+
+@dataclass(frozen=True, slots=True)
+class Strike(Call[bool]):
+    """A worker died while it computed these requests of `sid`: kept for whoever owns them next. False: fenced."""
 
     sid: bytes
-    incarnation: bytes  # the worker's session
-    request_ids: tuple[bytes, ...]
+    struck: tuple[Struck, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class StoredRequest:
     shard: int | None
     owner: bytes | None
     cancel_reason: int  # CancelReason; 0: not cancelled
-    strikes: int  # workers that died while they computed it, see `Strike`
+    strikes: int  # see `Strike`
+    struck_at: int  # output tokens that it had at the last strike
     witness: tuple[bytes, ...] = ()  # as in `Submit`; (): none was needed
 
 

@@ -27,9 +27,9 @@ end
 local function stored(key, id)
   local request =
     redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes',
-      'witness')
+      'struck_at', 'witness')
   table.insert(request, 1, id)
-  request[12] = request[12] and cmsgpack.unpack(request[12]) or {}
+  request[13] = request[13] and cmsgpack.unpack(request[13]) or {}
   return request
 end
 
@@ -131,7 +131,8 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0')
+    'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
+    '0')
   begin_waiting(prefix, key, id, tenant, tokens, reason == '0' and due_ms or AT_ONCE)
   keep_witness(key, witness)
   hint_prompt(prefix, id, sent_ns, header, body)
@@ -253,18 +254,15 @@ local function take(keys, args)
   return moved
 end
 
--- Each incarnation counts once for a request, however often it is told.
 local function strike(keys, args)
-  local prefix, sid, incarnation = keys[1], args[1], args[2]
+  local prefix, sid = keys[1], args[1]
   if not is_active(prefix, sid) then
     return 0
   end
-  for i = 3, #args do
+  for i = 2, #args, 3 do
     local key = request_key(prefix, args[i])
-    local request = redis.call('HMGET', key, 'owner', 'striker')
-    if request[1] == sid and request[2] ~= incarnation then
-      redis.call('HINCRBY', key, 'strikes', 1)
-      redis.call('HSET', key, 'striker', incarnation)
+    if redis.call('HGET', key, 'owner') == sid then
+      redis.call('HSET', key, 'strikes', args[i + 1], 'struck_at', args[i + 2])
     end
   end
   return 1

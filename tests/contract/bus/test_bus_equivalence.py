@@ -236,7 +236,11 @@ steps: st.SearchStrategy[Step] = st.one_of(
     ),
     _simple(c.Claim, sids, st.integers(1, 3), shards),
     _simple(c.Take, sids, sids),
-    _simple(c.Strike, sids, sids, st.lists(request_ids, max_size=3).map(tuple)),
+    _simple(
+        c.Strike,
+        sids,
+        st.lists(st.builds(c.Struck, request_ids, st.integers(0, 9), st.integers(0, 2**32)), max_size=3).map(tuple),
+    ),
     _simple(c.Owned, sids),
     _simple(c.Load, sids, st.lists(request_ids, max_size=3).map(tuple)),
     _simple(c.Commit, sids, st.lists(st.tuples(shards, payloads), max_size=3).map(tuple), workers, payloads, started),

@@ -18,6 +18,7 @@ from servicekit.bus.calls import (
     SessionKind,
     StoredRequest,
     Strike,
+    Struck,
     Take,
 )
 
@@ -38,6 +39,7 @@ def test_claim_takes_the_oldest_and_opens_them_in_the_log(flow: Flow) -> None:
         sid_of(200),
         5,
         scheduler,
+        0,
         0,
         0,
     )
@@ -115,39 +117,42 @@ def test_load_leaves_out_what_ended(flow: Flow) -> None:
     assert (loaded.requests, loaded.log) == ([], {})
 
 
-def strikes(flow: Flow, request_id: bytes) -> int:
+def strikes(flow: Flow, request_id: bytes) -> tuple[int, int]:
     stored = flow.connection.call(Fetch(request_id))
     assert stored is not None
-    return stored.strikes
+    return stored.strikes, stored.struck_at
 
 
-def test_a_strike_counts_once_for_each_incarnation_of_a_worker(flow: Flow) -> None:
+def test_what_counts_of_the_strikes_is_kept_however_often_it_is_told(flow: Flow) -> None:
     scheduler = flow.session()
-    struck, spared = flow.running(scheduler), flow.running(scheduler)
-    for incarnation in (sid_of(101), sid_of(101), sid_of(102)):
-        assert flow.connection.call(Strike(scheduler, incarnation, (struck,)))
-    assert (strikes(flow, struck), strikes(flow, spared)) == (2, 0)
+    once, twice, spared = (flow.running(scheduler) for _ in range(3))
+    told = Strike(scheduler, (Struck(once, 1, 7), Struck(twice, 2, 2**40)))
+    assert flow.connection.call(told)
+    assert flow.connection.call(told)
+    assert [strikes(flow, each) for each in (once, twice, spared)] == [(1, 7), (2, 2**40), (0, 0)]
+    assert flow.connection.call(Strike(scheduler, (Struck(twice, 1, 9),)))
+    assert strikes(flow, twice) == (1, 9)
 
 
 def test_strikes_outlive_their_scheduler(flow: Flow) -> None:
     dead, living = flow.session(), flow.session()
     request_id = flow.running(dead)
-    flow.connection.call(Strike(dead, sid_of(101), (request_id,)))
+    flow.connection.call(Strike(dead, (Struck(request_id, 3, 5),)))
     flow.expire(dead)
     flow.connection.call(Take(living, dead))
     loaded = flow.connection.call(Load(living, (request_id,)))
     assert loaded is not None
-    assert loaded.requests[0].strikes == 1
+    assert (loaded.requests[0].strikes, loaded.requests[0].struck_at) == (3, 5)
 
 
 def test_only_the_owner_strikes(flow: Flow) -> None:
     owner, other, dead = flow.session(), flow.session(), flow.session()
     request_id = flow.running(owner)
-    assert flow.connection.call(Strike(other, sid_of(101), (request_id, id_of(99))))
+    assert flow.connection.call(Strike(other, (Struck(request_id, 1, 1), Struck(id_of(99), 1, 1))))
     flow.expire(dead)
     flow.connection.call(Take(owner, dead))
-    assert not flow.connection.call(Strike(dead, sid_of(101), (request_id,)))
-    assert strikes(flow, request_id) == 0
+    assert not flow.connection.call(Strike(dead, (Struck(request_id, 1, 1),)))
+    assert strikes(flow, request_id) == (0, 0)
     assert flow.connection.call(Fetch(id_of(99))) is None
 
 

@@ -31,6 +31,7 @@ def test_submit_stores_the_request_and_hints_the_tokenizers(flow: Flow) -> None:
         owner=None,
         cancel_reason=0,
         strikes=0,
+        struck_at=0,
     )
     copy = {k.HEADER: b"header" + AWKWARD, k.BODY: b"body" + AWKWARD}
     assert flow.fields(flow.bus.keys.prompts) == [{k.REQUEST: id_of(1), k.SENT_NS: b"1"} | copy]

@@ -80,7 +80,7 @@ class Scheduling:
         struck, rows = self.scheduler.strike(worker_id)
         self._write(rows)
         self.remove_worker(worker_id)
-        return [int.from_bytes(identifier, "big") for identifier in struck]
+        return [int.from_bytes(request.request_id, "big") for request in struck]
 
     def add(self, request: QueuedRequest) -> None:
         self.requests.setdefault(request.request_id, request)

@@ -1,5 +1,7 @@
 """Requests that were there when workers died run alone; one that goes on killing them ends with an error."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduling import Scheduling, make_request, request_id
 
 from penstock.domain.errors import ErrorCode
@@ -190,5 +192,91 @@ def test_a_cancelled_suspect_gives_its_worker_back() -> None:
     scheduling.cancel(1)
     scheduling.schedule()
     assert running(scheduling) == {2}
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
+# --- what is forgiven -------------------------------------------------------------------------------------------------
+
+TOLERANCE = Tolerance(num_tokens=5)
+
+
+def generate(scheduling: Scheduling, num_tokens: int, number: int = 1) -> None:
+    """Until a request has so many tokens more, and computes the next."""
+    enough = len(scheduling.output(number)) + num_tokens
+    while len(scheduling.output(number)) < enough:
+        scheduling.step()
+    scheduling.schedule()
+
+
+def test_deaths_for_other_reasons_do_not_add_up_in_a_long_life() -> None:
+    scheduling = Scheduling({"a": limits(max_model_len=256)}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), max_tokens=200))
+    for _ in range(30):
+        generate(scheduling, 5)
+        assert die(scheduling) == [1]
+        assert scheduling.scheduler.requests[request_id(1)].num_strikes == 1
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
+@settings(deadline=None, max_examples=30)
+@given(gaps=st.lists(st.integers(0, 9), max_size=9), n=st.integers(1, 2))
+def test_only_strikes_that_follow_closely_on_each_other_count(gaps: list[int], n: int) -> None:
+    scheduling = Scheduling({"a": limits(max_model_len=256)}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), n=n, max_tokens=90))
+    strikes = struck_at = 0
+    for gap in gaps:
+        generate(scheduling, gap)
+        die(scheduling)
+        num_tokens = sum(len(scheduling.output(1, sequence)) for sequence in range(n))
+        strikes, struck_at = 1 if num_tokens - struck_at >= 5 * n else strikes + 1, num_tokens
+        if strikes == 4:
+            break
+        request = scheduling.scheduler.requests[request_id(1)]
+        assert (request.num_strikes, request.struck_at) == (strikes, struck_at)
+        assert TOLERANCE.is_suspect(request) == (strikes >= 2)
+    scheduling.run()
+    assert scheduling.finish(1) is (FinishReason.ERROR if strikes == 4 else FinishReason.LENGTH)
+    scheduling.assert_nothing_is_left()
+
+
+def test_the_guilty_is_found_however_long_it_went_on_well() -> None:
+    scheduling = Scheduling({"a": limits(max_model_len=256)}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), max_tokens=200))
+    generate(scheduling, 100)
+    for num_deaths in range(1, 5):
+        assert scheduling.finish(1) is FinishReason.UNSPECIFIED
+        assert die(scheduling) == [1], num_deaths
+        scheduling.schedule()
+    assert scheduling.finish(1) is FinishReason.ERROR
+    scheduling.assert_nothing_is_left()
+
+
+def test_a_suspect_that_goes_on_well_runs_among_others_again() -> None:
+    scheduling = Scheduling({"a": limits()}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), n=2, max_tokens=60, num_strikes=2))
+    scheduling.add(make_request(2, prompt(2), max_tokens=60))
+    scheduling.schedule()
+    assert running(scheduling) == {1}
+    while running(scheduling) == {1}:
+        scheduling.step()
+    assert running(scheduling) == {1, 2}
+    assert 10 <= sum(len(scheduling.output(1, sequence)) for sequence in range(2)) <= 14
+    assert die(scheduling) == [1, 2]
+    scheduling.schedule()
+    assert running(scheduling) == {1, 2}
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
+def test_what_waits_beside_a_forgiven_suspect_belongs_to_all_again() -> None:
+    """A worker with a slot for one of two samples: the other waited for that worker alone."""
+    scheduling = Scheduling({"a": limits(max_num_seqs=1), "b": limits()}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), n=2, max_tokens=60, num_strikes=2))
+    while not running(scheduling, "b"):
+        scheduling.step("a")
+        scheduling.schedule("b")
+    assert running(scheduling, "a") == running(scheduling, "b") == {1}
     scheduling.run()
     scheduling.assert_nothing_is_left()

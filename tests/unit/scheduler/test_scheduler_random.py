@@ -11,6 +11,7 @@ from paged_worker import VOCAB
 from scheduling import EOS, Scheduling, make_request
 
 from penstock.domain.finish import CancelReason
+from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
 WORKERS = ("a", "b")
@@ -28,8 +29,9 @@ class Machine(RuleBasedStateMachine):
         num_blocks=st.lists(st.integers(1, 12), min_size=2, max_size=2),
         block_size=st.lists(st.integers(1, 4), min_size=2, max_size=2),
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+        forgiven_after=st.integers(1, 8),
     )
-    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs):  # noqa: PLR0917
+    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after):  # noqa: PLR0917
         limits = {
             worker_id: WorkerLimits(num_blocks[i], block_size[i], max_num_seqs[i], max_model_len=30)
             for i, worker_id in enumerate(WORKERS)
@@ -38,7 +40,12 @@ class Machine(RuleBasedStateMachine):
         capacity = min(limit.capacity for limit in limits.values())
         limits = {w: WorkerLimits(x.num_blocks, x.block_size, x.max_num_seqs, capacity) for w, x in limits.items()}
         self.scheduling = Scheduling(
-            limits, window=window, max_num_batched_tokens=budget, enable_prefix_caching=caching, policy=policy
+            limits,
+            window=window,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+            policy=policy,
+            tolerance=Tolerance(num_tokens=forgiven_after),
         )
         self.num_requests = 0
 
@@ -134,7 +141,13 @@ TestAnyOrder.settings = settings(
 def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, caching: bool) -> None:
     dice = random.Random(seed)
     limits = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
-    scheduling = Scheduling(limits, window=window, max_num_batched_tokens=16, enable_prefix_caching=caching)
+    scheduling = Scheduling(
+        limits,
+        window=window,
+        max_num_batched_tokens=16,
+        enable_prefix_caching=caching,
+        tolerance=Tolerance(num_tokens=4),
+    )
     num_requests = 0
     for _ in range(10_000):
         worker_id = dice.choice(WORKERS)
