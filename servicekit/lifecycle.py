@@ -1,7 +1,8 @@
 """From start-up to exit status: what is the same for every service.
 
 The main thread runs an asyncio loop (uvloop) with the gRPC server; the metrics endpoint has a thread; the service's
-`run` has a thread of its own, or is a coroutine in the loop. SIGTERM or SIGINT: readiness fails at once and `draining`
+`run` has a thread of its own, or is a coroutine in the loop. Another thread watches the main loop, which could not say
+that it is stuck; then the metrics endpoint does. SIGTERM or SIGINT: readiness fails at once and `draining`
 is set; `run` returns when it has drained, and is told `now` when `drain_timeout_s` is over. Then everything closes in
 order. A second signal ends the process at once.
 """
@@ -34,7 +35,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1  # a defect: the log has a traceback
 EXIT_CANNOT_START = 2  # the installation or the settings are wrong: the log has a sentence
 
-STALLED_AFTER_S = 8.0  # a health check every other second finds it within 10 s
+STALLED_AFTER_S = 7.5  # a health check every other second finds it within 10 s
 WATCH_INTERVAL_S = 0.25
 NOW_GRACE_S = 5.0  # how long `run` may take to return once `now` is set
 RPC_GRACE_S = 2.0
@@ -160,10 +161,23 @@ class _Process:
         self._servicers = servicers
         self._collectors = collectors
         self._stop = Stop()
-        self.is_ready = False  # what health checks are told
-        self.is_alive = True
+        self._is_ready = False
+        self._is_progressing = True  # the service
+        self._turned_s = 0.0  # when the main loop last looked, monotonic
+        self._is_stuck = False  # the main loop, as a thread sees it
+        self._has_ended = threading.Event()
         self._was_ready = False
         self._error: Exception | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        return self._is_ready and self.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its loops make progress."""
+        return self._is_progressing and not self._is_stuck
 
     async def run(self) -> int:
         endpoint: MetricsEndpoint | None = None
@@ -177,11 +191,12 @@ class _Process:
             port = await server.start(self._settings.grpc_address)
             _logger.info("started", grpc_port=port, metrics_port=endpoint.port if endpoint else None, pid=os.getpid())
             await self._run_watched(server)
-            self.is_ready = False
+            self._is_ready = False
             await server.set_health(ready=False, alive=True)
         except Exception as error:  # noqa: BLE001
             self._error = error
         finally:
+            self._has_ended.set()
             await server.stop(RPC_GRACE_S)
             if endpoint:
                 await asyncio.to_thread(endpoint.close)
@@ -230,14 +245,16 @@ class _Process:
         """Keeps the health service true: at once when draining begins, otherwise a few times a second."""
         known: tuple[bool, bool] | None = None
         watch = StallWatch(STALLED_AFTER_S)
+        self._turned_s = time.monotonic()
+        threading.Thread(target=self._watch_main_loop, name="watch", daemon=True).start()
         while True:
             ready = self._service.is_ready() and not self._stop.draining.is_set()
             progress_ns = self._service.last_progress_ns()
-            now_s = time.monotonic()
+            now_s = self._turned_s = time.monotonic()
             alive = not watch.is_stalled(progress_ns / 1e9 or now_s, now_s)
-            self.is_ready, self.is_alive = ready and alive, alive
+            self._is_ready, self._is_progressing = ready, alive
             if (ready, alive) != known:
-                await server.set_health(ready=self.is_ready, alive=self.is_alive)
+                await server.set_health(ready=ready and alive, alive=alive)
                 if known and known[1] and not alive:
                     _logger.error("stalled: the loop made no progress", seconds=STALLED_AFTER_S)
                 if ready and not self._was_ready:
@@ -246,6 +263,14 @@ class _Process:
                 known = (ready, alive)
             if await self._stop.wait_async(WATCH_INTERVAL_S) and self._stop.now.is_set():
                 await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def _watch_main_loop(self) -> None:
+        watch = StallWatch(STALLED_AFTER_S)
+        while not self._has_ended.wait(WATCH_INTERVAL_S):
+            is_stuck = watch.is_stalled(self._turned_s, time.monotonic())
+            if is_stuck and not self._is_stuck:
+                _logger.error("stalled: the main loop made no progress", seconds=STALLED_AFTER_S)
+            self._is_stuck = is_stuck
 
     async def _bound_draining(self) -> None:
         while not self._stop.draining.is_set():

@@ -7,20 +7,17 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-import grpc
-from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.launcher.layout import Child, callable_address, python_command
+from penstock.launcher.layout import Child, python_command
 from penstock.launcher.output import Output
-from servicekit.rpc import LIVENESS
+from servicekit.settings import split_address
 
 CANNOT_START = 2  # a service's exit status that no restart will change
 MAX_FIRST_TRIES = 5
 FIRST_PAUSE_S = 0.5
 HEALTHY_AFTER_S = 30.0  # having lived so long, a death is an accident and no pattern
 PROBE_INTERVAL_S = 2.0  # between two questions whether a child makes progress
+ANSWER_S = 1.0  # for which its answer is waited for
 SILENT_AFTER_S = 15.0  # without an answer it hangs, too; short of cores, one may be slow to answer
 KILL_AFTER_S = 10.0  # beyond the service's own drain timeout
 _CHUNK_BYTES = 64 * 1024
@@ -77,32 +74,42 @@ class Replica:
                 pause_s = min(2 * pause_s, self._max_pause_s)
 
     async def is_ready(self) -> bool:
-        """Asks its gRPC health service."""
-        ready = await self._ask_health("") is True
+        """Asks whether it takes new work."""
+        ready = await self._ask("/ready") is True
         self.was_ready |= ready
         return ready
 
-    async def _ask_health(self, service: str) -> bool | None:
-        """What its health service says; None: nothing."""
-        async with aio.insecure_channel(callable_address(self.child.grpc_address)) as channel:
-            request = health_pb2.HealthCheckRequest(service=service)
-            try:
-                reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=1.0)
-            except grpc.RpcError:
-                return None
-        good: bool = reply.status == health_pb2.HealthCheckResponse.SERVING
-        return good
+    async def _ask(self, path: str) -> bool | None:
+        """What it says beside its metrics, from a thread of its own, so that one whose loops are stuck answers too.
+
+        None: it says nothing.
+        """
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_connection(*split_address(self.child.metrics_address))
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                words = (await reader.readline()).split()
+        except (OSError, TimeoutError):
+            return None
+        finally:
+            if writer is not None:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+        return words[1] == b"200" if len(words) > 1 else None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kills a process that makes no progress any more. One that has not been ready yet may take its time."""
         heard_s = time.monotonic()
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            is_alive = await self._ask_health(LIVENESS)
+            is_alive = await self._ask("/health")
             if is_alive or not self.was_ready or self._stopping.is_set():
                 heard_s = time.monotonic()
             elif is_alive is False or time.monotonic() - heard_s > SILENT_AFTER_S:
-                self._output.say(f"{self.child.name} hangs: killing it")
+                why = "it makes no progress" if is_alive is False else "it does not answer"
+                self._output.say(f"{self.child.name} hangs, {why}: killing it")
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 return

@@ -4,11 +4,19 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import pytest
-from served import SIMULATED, Served, wait_until
+from served import SIMULATED, Served, expected, wait_until
+
+from penstock.client import Delta
+from penstock.domain.params import SamplingParams
+
+KINDS = {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
+PROMPT, NUM_TOKENS = [1, 2, 3], 400
 
 
 @pytest.fixture
@@ -32,8 +40,46 @@ def check(port: int, path: str) -> int:
 
 def test_every_service_is_alive_and_ready_and_no_longer_ready_once_it_drains(served: Served) -> None:
     ports = metrics_ports(served)
-    assert ports.keys() == {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
+    assert ports.keys() == KINDS
     for port in ports.values():
         wait_until(lambda port=port: (check(port, "/health"), check(port, "/ready")) == (200, 200), 20, "ready")
     os.kill(served.pids()["scheduler-0"], signal.SIGTERM)
     wait_until(lambda: check(ports["scheduler"], "/ready") != 200, 20, "not ready")
+
+
+@pytest.fixture
+def sticky(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
+    """A pipeline whose loops hang at a signal."""
+    patience = ("--orphan-grace-s=60", "--max-restart-pause-s=0.2")
+    flags = (f"--model={checkpoint}", "--log-format=json", "--step-ms=10", *patience, *SIMULATED)
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH"))))
+    with Served(tmp_path, *flags, environ={"PYTHONPATH": path}) as served:
+        yield served.wait_ready()
+
+
+def test_a_loop_that_is_stuck_is_found_in_each_service_though_its_health_port_answers(sticky: Served) -> None:
+    """All at once, so that nobody else can be the reason; a client's stream goes on behind what it has."""
+    began = Event()
+
+    def generate() -> list[int]:
+        token_ids: list[int] = []
+        params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        with sticky.client() as client:
+            for event in client.generate(PROMPT, params, resumable=True):
+                if isinstance(event, Delta):
+                    assert event.token_offset == len(token_ids)
+                    token_ids.extend(event.token_ids)
+                    began.set()
+        return token_ids
+
+    pids = sticky.pids()
+    with ThreadPoolExecutor(1) as pool:
+        generation = pool.submit(generate)
+        assert began.wait(60)
+        for kind in KINDS:
+            os.kill(pids[f"{kind}-0"], signal.SIGUSR1)
+        for kind in KINDS:
+            wait_until(lambda kind=kind: f"{kind}-0 hangs, it makes no progress: killing it" in sticky.err, 60, kind)
+        wait_until(lambda: all(sticky.pids()[f"{kind}-0"] != pids[f"{kind}-0"] for kind in KINDS), 60, "replaced")
+        assert generation.result() == expected(PROMPT, NUM_TOKENS)
+    assert "it does not answer" not in sticky.err

@@ -1,6 +1,7 @@
 """One child of the launcher, with small programs in place of services."""
 
 import asyncio
+import dataclasses
 import io
 import os
 import signal
@@ -17,7 +18,7 @@ from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus.calls import SessionKind
 
-CHILD = Child(SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "", "host-1-worker-0", "redis://h")
+CHILD = Child(SessionKind.WORKER, "worker-0", (), "", "", "127.0.0.1:1", "host-1-worker-0", "redis://h")
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
@@ -88,16 +89,17 @@ def test_a_child_that_hangs_is_killed_and_started_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.1)
     answers: list[bool | None] = [True, True]
 
-    async def ask(service: str) -> bool | None:
+    async def ask(path: str) -> bool | None:
         return answers.pop() if answers else answer
 
-    monkeypatch.setattr(fixture.replica, "_ask_health", ask)
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
 
     async def test() -> None:
         life = asyncio.create_task(fixture.replica.run())
         assert await fixture.replica.is_ready()
         await fixture.until("| up", times=2)
-        assert "worker-0 hangs: killing it" in fixture.said
+        why = "it does not answer" if answer is None else "it makes no progress"
+        assert f"worker-0 hangs, {why}: killing it" in fixture.said
         fixture.replica.kill()
         await asyncio.wait_for(life, 20)
 
@@ -110,10 +112,10 @@ def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.0)
     asked = []
 
-    async def ask(service: str) -> None:
-        asked.append(service)
+    async def ask(path: str) -> None:
+        asked.append(path)
 
-    monkeypatch.setattr(fixture.replica, "_ask_health", ask)
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
 
     async def test() -> None:
         life = asyncio.create_task(fixture.replica.run())
@@ -183,6 +185,43 @@ def is_running(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [(b"HTTP/1.0 200 OK\r\n\r\n", True), (b"HTTP/1.0 503 No\r\n\r\n", False), (b"", None), (None, None)],
+    ids=["yes", "no", "hung up", "silent"],
+)
+def test_a_child_is_asked_over_http(
+    monkeypatch: pytest.MonkeyPatch, reply: bytes | None, expected: bool | None
+) -> None:
+    asked = []
+    ended = asyncio.Event()
+    monkeypatch.setattr(replicas, "ANSWER_S", 20.0 if reply is not None else 0.1)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if reply is None:
+            await reader.read()  # until the other side gives up
+        writer.write(reply or b"")
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def test() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            child = dataclasses.replace(CHILD, metrics_address=f"127.0.0.1:{port}")
+
+            async def mourn(_child: Child) -> None:
+                pass
+
+            replica = Replica(child, Output(stream=io.StringIO()), 0.02, mourn)
+            assert await replica._ask("/health") is expected
+            await ended.wait()
+        assert asked == [b"GET /health HTTP/1.0\r\n\r\n"]
+
+    run(test())
 
 
 def test_nobody_is_ready_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
+import httpx
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.launcher.layout import free_ports
 from penstock.v1 import status_pb2
+from servicekit import lifecycle
 from servicekit.bus.calls import SessionKind
 from servicekit.lifecycle import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Stop, serve, start
 from servicekit.rpc import LIVENESS
@@ -167,6 +169,36 @@ def test_a_loop_that_stands_still_is_not_alive() -> None:
         assert not healthy(port)
 
     assert serve(Scripted(body), settings(grpc_address=f"127.0.0.1:{port}")) == EXIT_OK
+
+
+def test_a_main_loop_that_is_stuck_is_told_by_a_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setattr(lifecycle, "STALLED_AFTER_S", 0.3)
+    seen = []
+
+    class Stuck(Scripted):
+        async def run(self, stop: Stop) -> None:  # type: ignore[override]
+            self.ready = True
+            while not await asyncio.to_thread(answers, 200):
+                await asyncio.sleep(0.02)
+            until(lambda: answers(503))  # blocks the loop that it runs in
+            seen.append(healthy_over_http("/ready"))
+            while not await asyncio.to_thread(answers, 200):
+                await asyncio.sleep(0.02)
+            seen.append(200)
+
+    def answers(status: int) -> bool:
+        return healthy_over_http("/health") == status
+
+    def healthy_over_http(path: str) -> int:
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=20).status_code
+
+    given = settings(metrics_address=f"127.0.0.1:{port}")
+    assert serve(Stuck(lambda _service, _stop: None), given) == EXIT_OK
+    assert seen == [503, 200]
+    assert "stalled: the main loop made no progress" in capsys.readouterr().err
 
 
 def test_a_service_that_cannot_say_how_it_is_is_told_to_end_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
