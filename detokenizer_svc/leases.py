@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
-from detokenizer_svc import wire
 from servicekit.bus.calls import SessionInfo, SessionKind
+from servicekit.status import is_draining
 
 _REMEMBERED_S = 10.0  # a death after which nobody took anything was that of one without shards
 
@@ -54,6 +54,6 @@ def candidates(held: Collection[int], num_shards: int, sid: bytes) -> list[int]:
 def has_successor(sessions: Iterable[SessionInfo], sid: bytes) -> bool:
     """Whether another detokenizer is there that stays."""
     return any(
-        each.alive and each.kind is SessionKind.DETOKENIZER and each.sid != sid and not wire.is_draining(each.status)
+        each.alive and each.kind is SessionKind.DETOKENIZER and each.sid != sid and not is_draining(each.status)
         for each in sessions
     )

@@ -13,7 +13,7 @@ import structlog
 from prometheus_client.registry import Collector
 from tokenizers import Tokenizer
 
-from detokenizer_svc import leases, wire
+from detokenizer_svc import leases
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.sequence import Offset
@@ -45,6 +45,7 @@ from servicekit.lifecycle import Stop
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
+from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
 READ_BLOCK_MS = 200
@@ -102,10 +103,10 @@ class DetokenizerService:
         }
         return self._stats
 
-    def status(self) -> wire.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
         stats = self.stats()
-        return wire.service_status(
+        return service_status(
             ready=self.is_ready(),
             draining=self._draining,
             started_ns=self._started_ns,
@@ -114,7 +115,7 @@ class DetokenizerService:
                 "leased_shards": float(stats.num_shards),
                 "detokenized_tokens_total": float(stats.core.num_tokens),
             },
-            hop=self._hop.status(time.time_ns()),
+            hops=[self._hop],
         )
 
     def collectors(self) -> list[Collector]:

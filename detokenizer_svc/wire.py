@@ -10,18 +10,15 @@ from detokenizer_svc.core.logprobs import LogprobLog
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import SequenceEnd, TextRows
-from penstock import __version__
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import MAX_N
 from penstock.domain.plan import U32, Logprobs
 from penstock.domain.request import Header
 from penstock.domain.rows import REQUEST_ID_BYTES, TextRow, TokenLogprob, TokenRows
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2, status_pb2, text_pb2, tokens_pb2
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2, tokens_pb2
 from penstock.wire import decode_header, decode_text_options, encode_header, num_samples
 from servicekit.bus import keys as k
-
-ServiceStatus = status_pb2.ServiceStatus
 
 
 class PoisonMessageError(Exception):
@@ -307,28 +304,3 @@ def _token_logprob(entry: TokenLogprob) -> inference_pb2.TokenLogprob:
 def _u32(values: tuple[int, ...]) -> bytes:
     packed: U32 = np.array(values, "<u4")
     return packed.tobytes()
-
-
-# --- what the service says of itself ----------------------------------------------------------------------------------
-
-
-def service_status(
-    *, ready: bool, draining: bool, started_ns: int, figures: dict[str, float], hop: status_pb2.HopStatus
-) -> ServiceStatus:
-    """A penstock.v1.ServiceStatus of this version."""
-    return ServiceStatus(
-        ready=ready,
-        draining=draining,
-        started_unix_ns=started_ns,
-        version=__version__,
-        figures=figures,
-        hops=[hop],
-    )
-
-
-def is_draining(status: bytes) -> bool:
-    """Whether a service says so of itself; one that says nothing readable stays."""
-    try:
-        return ServiceStatus.FromString(status).draining
-    except DecodeError:
-        return False

@@ -26,10 +26,8 @@ from gateway_svc.pipeline import PipelineReading, read_pipeline
 from gateway_svc.reception import Reception
 from gateway_svc.servicer import InferenceServicer
 from gateway_svc.settings import GatewaySettings
-from penstock import __version__
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
-from penstock.v1 import status_pb2
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, CountWaiting, Entry, LastId, Length, ListWorkers, Read, SessionKind
 from servicekit.bus.interface import Bus, BusFull, BusUnavailable
@@ -37,6 +35,7 @@ from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import STALLED_AFTER_S, Stop
 from servicekit.metrics import make_registry
 from servicekit.settings import reachable_address, split_address
+from servicekit.status import ServiceStatus, service_status
 
 READ_BLOCK_MS = 1000
 READ_COUNT = 64  # batches in one read
@@ -109,19 +108,18 @@ class GatewayService:
             return f"the text reader has not turned for {idle_s:.0f} s"
         return ""
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
         figures = {
             "open_streams": float(self.stats.num_streams),
             "delivered_tokens_total": float(self.stats.num_tokens),
         }
-        return status_pb2.ServiceStatus(
+        return service_status(
             ready=self.is_ready(),
             draining=self._draining,
-            started_unix_ns=self._started_ns,
-            version=__version__,
+            started_ns=self._started_ns,
             figures=figures,
-            hops=[self._hop.status(time.time_ns())],
+            hops=[self._hop],
         )
 
     def collectors(self) -> list[Collector]:

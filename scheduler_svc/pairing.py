@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.plan import StepPlan
-from scheduler_svc.wire import WorkerOffer, is_draining
+from scheduler_svc.wire import WorkerOffer
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
+from servicekit.status import is_draining
 
 GAP_STEP = 2**62  # no plan of an epoch gets here, so that a worker which reads it has missed one
 _REPEAT_NS = 2 * 10**9

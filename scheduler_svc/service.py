@@ -7,8 +7,6 @@ import time
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock import __version__
-from penstock.v1 import status_pb2
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
 from scheduler_svc.dispatch import Dispatcher
@@ -22,6 +20,7 @@ from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address, split_address
+from servicekit.status import ServiceStatus, service_status
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -99,15 +98,14 @@ class SchedulerService:
         with self._lock:
             return self._dispatcher.scheduler.list_requests()
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
-        stats, now_ns = self.stats(), time.time_ns()
+        stats = self.stats()
         workers = stats.workers.values()
-        return status_pb2.ServiceStatus(
+        return service_status(
             ready=self.is_ready(),
             draining=self._is_draining,
-            started_unix_ns=self._started_ns,
-            version=__version__,
+            started_ns=self._started_ns,
             figures={
                 "waiting": stats.num_waiting_seqs,
                 "running": stats.num_running_seqs,
@@ -121,7 +119,7 @@ class SchedulerService:
                 "generated_tokens_total": stats.counters.num_generated_tokens,
                 "cached_tokens_total": stats.counters.num_cached_tokens,
             },
-            hops=[hop.status(now_ns) for hop in self.meters.hops],
+            hops=self.meters.hops,
         )
 
     # The loop.

@@ -14,7 +14,7 @@ from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.params import MAX_N
 from penstock.domain.plan import F32, U32, Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.rows import REQUEST_ID_BYTES, TokenRows
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2, tokens_pb2
+from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, tokens_pb2
 from penstock.wire import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
@@ -25,14 +25,6 @@ _CODES = frozenset(ErrorCode)
 
 class PoisonMessageError(Exception):
     """A message that cannot be read; its text says why."""
-
-
-def is_draining(status: bytes) -> bool:
-    """Whether a service says so of itself; one that says nothing readable stays."""
-    try:
-        return status_pb2.ServiceStatus.FromString(status).draining
-    except DecodeError:
-        return False
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ import uvloop
 from prometheus_client.registry import Collector
 
 from penstock.domain.errors import PenstockError
-from penstock.v1 import status_pb2
 from servicekit import logs
 from servicekit.bus.calls import SessionKind
 from servicekit.metrics import MetricsEndpoint, make_registry
 from servicekit.rpc import RpcServer, RpcService
 from servicekit.settings import ServiceSettings
 from servicekit.stall import StallWatch
+from servicekit.status import ServiceStatus
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a defect: the log has a traceback
@@ -119,7 +119,7 @@ class Service(Protocol):
         """`time.monotonic_ns()` of the last turn of its loop, idle turns included; 0: the loop has not begun."""
         ...
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
         ...
 

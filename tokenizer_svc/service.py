@@ -36,6 +36,7 @@ from servicekit.lifecycle import Stop
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address, split_address
+from servicekit.status import ServiceStatus, service_status
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.core.vocabulary import Vocabulary
@@ -118,9 +119,9 @@ class TokenizerService:
         """Of the loop's last turn."""
         return self._progress_ns
 
-    def status(self) -> wire.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
-        return wire.service_status(
+        return service_status(
             ready=self.is_ready(),
             draining=self._draining,
             started_ns=self._started_ns,
@@ -129,7 +130,7 @@ class TokenizerService:
                 "tokenizer_tokens_total": float(self._stats.num_tokens),
                 "tokenizer_long_prompts": float(self._stats.num_long_prompts),
             },
-            hop=self._hop.status(time.time_ns()),
+            hops=[self._hop],
         )
 
     def collectors(self) -> list[Collector]:

@@ -7,19 +7,18 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock import __version__, wire
+from penstock import wire
 from penstock.domain.chain import CHAIN_START
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.plan import U32
 from penstock.domain.request import Header, Message, Prompt, Request
-from penstock.v1 import common_pb2, requests_pb2, status_pb2, tokenizer_pb2, tokens_pb2
+from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2, tokens_pb2
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 
 _U64 = 2**64
 
 
-ServiceStatus = status_pb2.ServiceStatus
 GenerateRequest = requests_pb2.GenerateRequest
 num_samples = wire.num_samples
 
@@ -152,17 +151,3 @@ def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
 def unreadable(why: str) -> PenstockError:
     """What the client of a request that cannot be read gets."""
     return PenstockError(ErrorCode.INTERNAL, f"the request was damaged on its way: {why}; send it again")
-
-
-def service_status(
-    *, ready: bool, draining: bool, started_ns: int, figures: dict[str, float], hop: status_pb2.HopStatus
-) -> ServiceStatus:
-    """A penstock.v1.ServiceStatus of this version."""
-    return ServiceStatus(
-        ready=ready,
-        draining=draining,
-        started_unix_ns=started_ns,
-        version=__version__,
-        figures=figures,
-        hops=[hop],
-    )

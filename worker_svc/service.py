@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client.registry import Collector
 
-import penstock
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import status_pb2
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
 from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
@@ -20,6 +18,7 @@ from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address, split_address
 from servicekit.stall import StallWatch
+from servicekit.status import ServiceStatus, service_status
 from worker_svc import wire
 from worker_svc.core.epoch import EpochTracker, Verdict
 from worker_svc.core.stats import WorkerStats
@@ -101,7 +100,7 @@ class WorkerService:
         launching_ns = self._execution.launching_since_ns if self._execution is not None else 0
         return now_ns if launching_ns and now_ns - launching_ns < _LAUNCH_PATIENCE_S * 1e9 else self._progress_ns
 
-    def status(self) -> status_pb2.ServiceStatus:
+    def status(self) -> ServiceStatus:
         """What it says of itself."""
         stats = self._stats
         figures = {
@@ -112,13 +111,12 @@ class WorkerService:
             "step_seconds": stats.step_sum_s / max(1, stats.num_steps),
             "dead_letters": float(stats.num_dead_letters),
         }
-        return status_pb2.ServiceStatus(
+        return service_status(
             ready=self.is_ready(),
             draining=self._is_draining(),
-            started_unix_ns=self._started_ns,
-            version=penstock.__version__,
+            started_ns=self._started_ns,
             figures=figures,
-            hops=[self._hop.status(time.time_ns())],
+            hops=[self._hop],
         )
 
     def worker_status(self) -> "worker_pb2.WorkerStatus":

@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError
 
 from penstock.domain.errors import PenstockError
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
-from penstock.v1 import common_pb2, results_pb2, status_pb2, steps_pb2, worker_pb2
+from penstock.v1 import common_pb2, results_pb2, steps_pb2, worker_pb2
 from penstock.wire import decode_sampling
+from servicekit.status import ServiceStatus
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
 
@@ -108,7 +109,7 @@ def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int,
 
 
 def worker_status(
-    service: status_pb2.ServiceStatus, info: WorkerInfo, *, incarnation: bytes, step: int, plans_queued: int
+    service: ServiceStatus, info: WorkerInfo, *, incarnation: bytes, step: int, plans_queued: int
 ) -> worker_pb2.WorkerStatus:
     """A penstock.v1.WorkerStatus."""
     return worker_pb2.WorkerStatus(
