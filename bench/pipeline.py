@@ -8,6 +8,10 @@ loop and pipeline take turns. CPU is what each process used for one step, in mic
     first-token  what an idle pipeline adds to the time to the first token, and where; wants 16 cores
 
     python -m bench.pipeline [--mode two-core] [--rounds 3]
+
+With --against, two-core alone, in this checkout and in that of another commit, turn by turn:
+
+    git worktree add ../before COMMIT; python -m bench.pipeline --against ../before
 """
 
 import argparse
@@ -23,11 +27,13 @@ from bench.rig.loop import WINDOW, measure_loop
 from bench.rig.machine import describe_machine, num_cores
 from bench.rig.services import Services
 from bench.rig.step_rate import SERVICES, Rate, measure_bus, measure_pipeline
+from bench.rig.two_trees import alternate, line
 
 MODES = ("two-core", "full", "first-token")
 FULL_CORES = 16
 FIRST_TOKEN_STEP_S = 0.002
 NUM_REQUESTS = 200
+HERE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,28 @@ def first_token() -> str:
     return "\n".join(lines)
 
 
+def compare_trees(other: Path, rounds: int, seconds: float) -> None:
+    """The case that leaves least time for the way to the worker and back, of another checkout and of this one."""
+    case = min(CASES["two-core"], key=lambda each: each.step_s)
+    num_steps = int(seconds / case.step_s)
+    print(f"\n{case.num_seqs} sequences, steps of {case.step_s * 1e3:g} ms, {num_steps} of them a round")
+    print("checkout        loop/s    pipeline/s  ratio  rounds       CPU µs a step", flush=True)
+    both = alternate((other, HERE), rounds, case.num_seqs, num_steps, case.step_s)
+    for name, turns in zip((other.name, "this"), both, strict=True):
+        print(line(name, turns), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=MODES, action="append", help=f"again for more; default: all, on {FULL_CORES}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="a checkout of another commit, to be compared with this one")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each loop, with --against")
     options = parser.parse_args()
+    if options.against is not None:
+        print(describe_machine(), flush=True)
+        compare_trees(options.against.resolve(), options.rounds, options.seconds)
+        return
     modes = options.mode or (MODES if num_cores() >= FULL_CORES else MODES[:1])
     print(describe_machine(), flush=True)
     compared = [mode for mode in modes if mode in CASES]

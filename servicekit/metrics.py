@@ -15,8 +15,15 @@ from servicekit.settings import split_address
 class Vitals(Protocol):
     """How a process is at the moment."""
 
-    is_ready: bool  # takes new work
-    is_alive: bool  # its loop makes progress
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its loops make progress."""
+        ...
 
 
 def make_registry(collectors: Iterable[Collector]) -> CollectorRegistry:
