@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 60.0
 
 def write_model(directory: Path) -> None:
     """A checkpoint for the simulated runner: every token is a word of its own, except the end of sequence."""
-    directory.mkdir(parents=True)
+    directory.mkdir()
     words = {f"Ġw{token_id:03}": token_id for token_id in range(NUM_WORDS)}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -60,15 +60,22 @@ class Gateway:
 
 
 class ServedPipeline:
-    """A running pipeline with `replicas` of each service; ends with the `with`."""
+    """A running pipeline with `replicas` of each service; ends with the `with`.
 
-    def __init__(self, directory: Path, replicas: int, flags: Sequence[str]) -> None:
+    Its workers are simulated unless a model is given; a flag counts for more than what stands before it.
+    """
+
+    def __init__(self, directory: Path, replicas: int, flags: Sequence[str], model: Path | None = None) -> None:
         self._directory = directory
-        write_model(directory / "model")
+        directory.mkdir(parents=True)
+        runner: tuple[str, ...] = ("--served-model-name=chaos",)
+        if model is None:
+            model = directory / "model"
+            write_model(model)
+            runner += ("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}")
         command = [
             *(sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0"),
-            *(f"--model={directory / 'model'}", f"--data-dir={self.data_dir}", "--served-model-name=chaos"),
-            *("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}"),
+            *(f"--model={model}", f"--data-dir={self.data_dir}", *runner),
             *(f"--{kind}s={replicas}" for kind in KINDS),
             *flags,
         ]
