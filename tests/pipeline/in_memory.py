@@ -126,11 +126,7 @@ class Pipeline:
     def __enter__(self) -> "Pipeline":
         for each in self.running:
             each.thread.start()
-        deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not all(each.service.is_ready() for each in self.running):
-            self._check()
-            assert time.monotonic() < deadline_s, [each.service.is_ready() for each in self.running]
-            time.sleep(0.01)
+        self.wait_ready()
         self.client = self._exits.enter_context(Client(f"127.0.0.1:{self.running[-1].grpc_port}"))
         return self
 
@@ -144,6 +140,14 @@ class Pipeline:
             each.thread.join(END_TIMEOUT_S)
             assert not each.thread.is_alive(), f"{each.service.kind.value} did not drain"
         self._check()
+
+    def wait_ready(self) -> None:
+        """Until every service takes work; a machine that is short of time may have let a session lapse."""
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while not all(each.service.is_ready() for each in self.running):
+            self._check()
+            assert time.monotonic() < deadline_s, [each.service.is_ready() for each in self.running]
+            time.sleep(0.01)
 
     def _check(self) -> None:
         for each in self.running:
