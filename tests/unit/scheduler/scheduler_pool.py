@@ -108,10 +108,18 @@ def expected(number: int, prompt: list[int], max_tokens: int = 8, sequence: int 
     return reference(prompt, seed, (), 0, min(LIMITS.capacity, len(prompt) + max_tokens))[0]
 
 
-def session_of(bus: MemoryBus, name: str) -> bytes:
-    """The living session of the process with this name."""
-    sessions = bus.connect().call(ListSessions())
-    return next(session.sid for session in sessions if session.name == name and session.alive)
+def session_of(bus: MemoryBus, name: str, *, after: bytes = b"") -> bytes:
+    """The living session of the process with this name, once there is one that comes after another."""
+    connection = bus.connect()
+    found: list[bytes] = []
+
+    def is_there() -> bool:
+        sessions = connection.call(ListSessions())
+        found.extend(each.sid for each in sessions if each.name == name and each.alive and each.sid != after)
+        return bool(found)
+
+    until(is_there, f"a session of {name}")
+    return found[0]
 
 
 @contextmanager
