@@ -7,7 +7,7 @@ from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
 from detokenizer_svc.core.extent import Compaction, LogExtent
 from detokenizer_svc.core.sequence import Offset
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, PoisonMessageError
 from penstock.domain.finish import RequestError
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Checkpoint, Compact, Entry
@@ -54,7 +54,7 @@ class Shard:
         if (payload := entry.fields.get(k.PAYLOAD)) is not None:
             try:
                 sent_ns, rows = wire.decode_tokens(payload)
-            except wire.PoisonMessageError as error:
+            except PoisonMessageError as error:
                 return self._poisoned(error)
             return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=routes is None)), sent_ns)
         request_id = entry.fields.get(k.REQUEST, b"")
@@ -81,8 +81,8 @@ class Shard:
             return opened
         try:
             _, rows = wire.decode_tokens(checkpoint.rows)
-        except wire.PoisonMessageError as error:
-            return self._poisoned(wire.PoisonMessageError(f"a checkpoint: {error}", [request_id]))
+        except PoisonMessageError as error:
+            return self._poisoned(PoisonMessageError(f"a checkpoint: {error}", [request_id]))
         return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=False)))
 
     def compact(self, compaction: Compaction, sid: bytes, sent_ns: int) -> list[Compact]:
@@ -107,7 +107,7 @@ class Shard:
             return Taken(Effects(), poison="an attachment without request or route")
         try:
             offsets = wire.decode_offsets(entry.fields.get(k.OFFSETS, b""))
-        except wire.PoisonMessageError as error:
+        except PoisonMessageError as error:
             return Taken(Effects(), poison=str(error))
         if not self.detokenizer.is_known(request_id):
             self._early[request_id] = (route, offsets)
@@ -121,12 +121,12 @@ class Shard:
             route, offsets = self._early.pop(request_id)
         try:
             self.detokenizer.open(wire.decode_opening(opening), route)
-        except wire.PoisonMessageError as error:
+        except PoisonMessageError as error:
             self.detokenizer.open(wire.unreadable_request(request_id), route)
             return self._poisoned(error)
         return Taken(self.detokenizer.attach(request_id, route, offsets) if offsets else Effects())
 
-    def _poisoned(self, error: wire.PoisonMessageError) -> Taken:
+    def _poisoned(self, error: PoisonMessageError) -> Taken:
         """The requests that an unreadable entry concerns cannot be continued: their log has a hole.
 
         Who they are may be unreadable as well; then it may be any that is live. A successor decides the same.

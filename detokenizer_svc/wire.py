@@ -1,7 +1,6 @@
 """Protobuf to domain and back: the log and attachments in, text rows and results out."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -10,27 +9,15 @@ from detokenizer_svc.core.logprobs import LogprobLog
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import SequenceEnd, TextRows
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason, RequestError, Usage
+from penstock.domain.errors import PoisonMessageError
 from penstock.domain.params import MAX_N
-from penstock.domain.plan import U32, Logprobs
 from penstock.domain.request import Header
-from penstock.domain.rows import REQUEST_ID_BYTES, TextRow, TokenLogprob, TokenRows
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2, tokens_pb2
-from penstock.wire import decode_header, decode_text_options, encode_header, num_samples
+from penstock.domain.rows import TextRow, TokenRows
+from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
+from penstock.wire import tokens
+from penstock.wire.deltas import encode_delta, encode_usage
+from penstock.wire.requests import decode_header, decode_text_options, encode_header, num_samples
 from servicekit.bus import keys as k
-
-
-class PoisonMessageError(Exception):
-    """A message that cannot be read; its text says why.
-
-    `request_ids` are those that it concerns; None if not even that can be told.
-    """
-
-    def __init__(self, why: str, request_ids: list[bytes] | None = None) -> None:
-        super().__init__(why)
-        self.request_ids = request_ids
-
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 
@@ -78,99 +65,12 @@ def decode_tokens(payload: bytes) -> tuple[int, TokenRows]:
     Raises:
         PoisonMessageError: not a TokenBatch, or its columns do not fit together.
     """
-    try:
-        batch = tokens_pb2.TokenBatch.FromString(payload)
-    except DecodeError as error:
-        raise PoisonMessageError(f"not a TokenBatch: {error}") from error
-    if len(batch.request_ids) % REQUEST_ID_BYTES:
-        raise PoisonMessageError(f"{len(batch.request_ids)} bytes of request ids")
-    request_ids = _split(batch.request_ids)
-    try:
-        rows = _rows(batch, request_ids)
-        _check(rows)
-    except ValueError as error:
-        raise PoisonMessageError(f"not a TokenBatch: {error}", request_ids) from error
-    return batch.origin.sent_unix_ns, rows
-
-
-def _rows(batch: tokens_pb2.TokenBatch, request_ids: list[bytes]) -> TokenRows:
-    cached = np.frombuffer(batch.cached_tokens, "<u4") if batch.cached_tokens else np.zeros(len(request_ids), "<u4")
-    error_rows = np.frombuffer(batch.error_rows, "<u4").tolist()
-    return TokenRows(
-        request_ids=request_ids,
-        sequences=np.frombuffer(batch.sequences, "<u4"),
-        positions=np.frombuffer(batch.positions, "<u4"),
-        chains=np.frombuffer(batch.chains, "<u8"),
-        counts=np.frombuffer(batch.counts, "<u4"),
-        token_ids=np.frombuffer(batch.token_ids, "<u4"),
-        finishes=np.frombuffer(batch.finishes, np.uint8),
-        cached_tokens=cached,
-        logprobs=_logprobs(batch.logprobs) if batch.HasField("logprobs") else None,
-        errors={row: _request_error(error) for row, error in zip(error_rows, batch.errors, strict=True)},
-    )
-
-
-def _check(rows: TokenRows) -> None:
-    num_rows, num_tokens = len(rows), len(rows.token_ids)
-    columns = (rows.sequences, rows.positions, rows.chains, rows.counts, rows.finishes, rows.cached_tokens)
-    lengths = [len(column) for column in columns]
-    if lengths != [num_rows] * len(columns):
-        raise ValueError(f"columns of {lengths} values for {num_rows} rows")
-    if int(rows.counts.sum(dtype=np.uint64)) != num_tokens:
-        raise ValueError(f"{num_tokens} token ids for counts that add up to {rows.counts.sum(dtype=np.uint64)}")
-    if num_rows and rows.finishes.max() > max(FinishReason):
-        raise ValueError(f"finish reason {rows.finishes.max()}")
-    logprobs = rows.logprobs
-    if logprobs is None:
-        return
-    num_top = int(logprobs.top_counts.sum(dtype=np.uint64))
-    found = (len(logprobs.sampled), len(logprobs.top_counts), len(logprobs.top_ids), len(logprobs.top_logprobs))
-    if found != (num_tokens, num_tokens, num_top, num_top):
-        raise ValueError(f"logprob columns of {found} values for {num_tokens} tokens")
-
-
-@lru_cache(maxsize=64)
-def _split(request_ids: bytes) -> list[bytes]:
-    """The ids of a column. Decoding steps have the same column one after the other."""
-    return [request_ids[start : start + REQUEST_ID_BYTES] for start in range(0, len(request_ids), REQUEST_ID_BYTES)]
-
-
-def _logprobs(columns: common_pb2.LogprobColumns) -> Logprobs:
-    return Logprobs(
-        sampled=np.frombuffer(columns.sampled, "<f4"),
-        top_counts=np.frombuffer(columns.top_counts, "<u4"),
-        top_ids=np.frombuffer(columns.top_ids, "<u4"),
-        top_logprobs=np.frombuffer(columns.top_logprobs, "<f4"),
-    )
-
-
-def _request_error(error: common_pb2.Error) -> RequestError:
-    # A code of a newer version is not known here.
-    code = ErrorCode(error.code) if error.code <= max(ErrorCode) else ErrorCode.UNSPECIFIED
-    return RequestError(code, error.message, error.param)
+    return tokens.decode_rows(payload)
 
 
 def encode_checkpoint(rows: TokenRows, session: bytes, sent_ns: int) -> bytes:
     """A penstock.v1.TokenBatch that was computed by nobody: what a log had of one request."""
-    batch = tokens_pb2.TokenBatch(
-        origin=common_pb2.Origin(session=session, sent_unix_ns=sent_ns),
-        request_ids=b"".join(rows.request_ids),
-        sequences=rows.sequences.tobytes(),
-        positions=rows.positions.tobytes(),
-        chains=rows.chains.tobytes(),
-        counts=rows.counts.tobytes(),
-        token_ids=rows.token_ids.tobytes(),
-        finishes=rows.finishes.tobytes(),
-        cached_tokens=rows.cached_tokens.tobytes() if rows.cached_tokens.any() else b"",
-        error_rows=np.fromiter(rows.errors, "<u4").tobytes(),
-        errors=[_error(error) for error in rows.errors.values()],
-    )
-    if rows.logprobs is not None:
-        batch.logprobs.sampled = rows.logprobs.sampled.tobytes()
-        batch.logprobs.top_counts = rows.logprobs.top_counts.tobytes()
-        batch.logprobs.top_ids = rows.logprobs.top_ids.tobytes()
-        batch.logprobs.top_logprobs = rows.logprobs.top_logprobs.tobytes()
-    return batch.SerializeToString()
+    return tokens.encode_rows(rows, session, b"", 0, sent_ns)
 
 
 def decode_offsets(payload: bytes) -> list[Offset]:
@@ -216,7 +116,7 @@ def encode_finished(request: FinishedRequest) -> bytes:
     """A penstock.v1.FinishedRequest."""
     message = text_pb2.FinishedRequest(
         header=encode_header(request.header),
-        usage=_usage(request.usage),
+        usage=encode_usage(request.usage),
     )
     for sequence in request.sequences:
         message.sequences.add(
@@ -235,34 +135,17 @@ def _end(end: SequenceEnd) -> text_pb2.SequenceEnd:
     elif end.stop_reason is not None:
         message.stop_token_id = end.stop_reason
     if end.error is not None:
-        message.error.CopyFrom(_error(end.error))
+        message.error.CopyFrom(tokens.encode_error(end.error))
     if end.usage is not None:
-        message.usage.CopyFrom(_usage(end.usage))
+        message.usage.CopyFrom(encode_usage(end.usage))
     return message
 
 
-def _error(error: RequestError) -> common_pb2.Error:
-    return common_pb2.Error(code=common_pb2.ErrorCode.ValueType(error.code), message=error.message, param=error.param)
-
-
-def _usage(usage: Usage) -> common_pb2.Usage:
-    return common_pb2.Usage(
-        prompt_tokens=usage.num_prompt_tokens,
-        output_tokens=usage.num_output_tokens,
-        cached_tokens=usage.num_cached_tokens,
-    )
-
-
 def _logprob_columns(log: LogprobLog) -> common_pb2.LogprobColumns:
-    columns, token_bytes = log.columns(), log.token_bytes()
-    return common_pb2.LogprobColumns(
-        sampled=columns.sampled.tobytes(),
-        top_counts=columns.top_counts.tobytes(),
-        top_ids=columns.top_ids.tobytes(),
-        top_logprobs=columns.top_logprobs.tobytes(),
-        byte_counts=np.array([len(each) for each in token_bytes], "<u4").tobytes(),
-        token_bytes=b"".join(token_bytes),
-    )
+    columns, token_bytes = tokens.encode_logprobs(log.columns()), log.token_bytes()
+    columns.byte_counts = np.array([len(each) for each in token_bytes], "<u4").tobytes()
+    columns.token_bytes = b"".join(token_bytes)
+    return columns
 
 
 # --- what gRPC clients see --------------------------------------------------------------------------------------------
@@ -270,37 +153,4 @@ def _logprob_columns(log: LogprobLog) -> common_pb2.LogprobColumns:
 
 def delta(row: TextRow) -> inference_pb2.Delta:
     """A row as a message of `Stream`."""
-    message = inference_pb2.Delta(
-        sequence=row.sequence,
-        token_offset=row.token_offset,
-        token_ids=_u32(row.token_ids),
-        text=row.text,
-        logprobs=[_token_logprob(entry) for entry in row.logprobs],
-        finish_reason=common_pb2.FinishReason.ValueType(row.finish),
-        usage=None if row.usage is None else _usage(row.usage),
-    )
-    if isinstance(row.stop_reason, str):
-        message.stop_string = row.stop_reason
-    elif row.stop_reason is not None:
-        message.stop_token_id = row.stop_reason
-    return message
-
-
-def _token_logprob(entry: TokenLogprob) -> inference_pb2.TokenLogprob:
-    return inference_pb2.TokenLogprob(
-        token_id=entry.token_id,
-        text=entry.token_bytes.decode("utf-8", "replace"),
-        utf8=entry.token_bytes,
-        logprob=entry.logprob,
-        top=[
-            inference_pb2.TokenLogprob(
-                token_id=token_id, text=data.decode("utf-8", "replace"), utf8=data, logprob=logprob
-            )
-            for (token_id, logprob), data in zip(entry.top, entry.top_bytes, strict=True)
-        ],
-    )
-
-
-def _u32(values: tuple[int, ...]) -> bytes:
-    packed: U32 = np.array(values, "<u4")
-    return packed.tobytes()
+    return encode_delta(row, row.sequence)

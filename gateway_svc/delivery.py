@@ -14,7 +14,7 @@ from gateway_svc.core.streams import ClientStream, Refusal, error_of
 from gateway_svc.link import Link
 from gateway_svc.outbox import RETRY_S, Outbox
 from gateway_svc.witness import Witness
-from penstock.domain.errors import ErrorCode, Fault, PenstockError
+from penstock.domain.errors import ErrorCode, Fault, PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason, FinishReason, Usage
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import TextRow
@@ -260,7 +260,7 @@ class Delivery:
         """The request had ended: the rest is in its result."""
         try:
             rows = wire.decode_finished(served.request_id, result)
-        except wire.PoisonMessageError as error:
+        except PoisonMessageError as error:
             self.fail(served.call, PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}"))
             return
         now_s = asyncio.get_running_loop().time()

@@ -14,7 +14,7 @@ from gateway_svc.core.streams import SequenceState
 from gateway_svc.delivery import Delivery
 from gateway_svc.link import Link
 from gateway_svc.outbox import Outbox
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request, format_request_id
 from penstock.domain.rows import TextRow
@@ -209,14 +209,14 @@ def _form(request_id: bytes, recalled: Recalled | None) -> ReplyForm:
         raise _unknown(request_id)
     try:
         return wire.decode_reply_form(recalled.reply)
-    except wire.PoisonMessageError as error:
+    except PoisonMessageError as error:
         raise PenstockError(ErrorCode.INTERNAL, f"the request was submitted by another version: {error}") from error
 
 
 def _rows(request_id: bytes, result: bytes) -> list[TextRow]:
     try:
         return wire.decode_finished(request_id, result)
-    except wire.PoisonMessageError as error:
+    except PoisonMessageError as error:
         raise PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}") from error
 
 

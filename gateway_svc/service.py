@@ -26,7 +26,7 @@ from gateway_svc.pipeline import PipelineReading, read_pipeline
 from gateway_svc.reception import Reception
 from gateway_svc.servicer import InferenceServicer
 from gateway_svc.settings import GatewaySettings
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, CountWaiting, Entry, LastId, Length, ListWorkers, Read, SessionKind
@@ -260,7 +260,7 @@ class GatewayService:
         received_ns, began_s = time.time_ns(), time.perf_counter()
         try:
             sent_ns, rows = wire.decode_text(entry.fields.get(k.PAYLOAD, b"\xff"))
-        except wire.PoisonMessageError as error:
+        except PoisonMessageError as error:
             await self._bury(entry, str(error))
             return
         self._delivery.deliver(rows, asyncio.get_running_loop().time())
@@ -296,7 +296,7 @@ class GatewayService:
     def _make_catalogue(self, infos: list[bytes]) -> Catalogue:
         workers = []
         for info in infos:
-            with contextlib.suppress(wire.PoisonMessageError):  # its scheduler says so
+            with contextlib.suppress(PoisonMessageError):  # its scheduler says so
                 workers.append(wire.decode_worker(info))
         return catalogue(self._settings.served_model_name, workers, self._started_ns // 10**9)
 

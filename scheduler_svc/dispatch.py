@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import structlog
 
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, PoisonMessageError
 from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
+from penstock.domain.rows import unstarted_rows
 from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.rows import cancel_error, finish_of
@@ -31,7 +32,6 @@ from scheduler_svc.pending import Pending
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.shards import Shards
 from scheduler_svc.wire import (
-    PoisonMessageError,
     decode_request,
     decode_result,
     decode_witness,
@@ -40,7 +40,6 @@ from scheduler_svc.wire import (
     encode_rows,
     num_samples,
     read_histories,
-    unstarted_rows,
 )
 from servicekit.bus import keys
 from servicekit.bus.calls import (

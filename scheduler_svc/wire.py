@@ -5,27 +5,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason, RequestError
+from penstock.domain.errors import PenstockError, PoisonMessageError
+from penstock.domain.finish import RequestError
 from penstock.domain.params import MAX_N
-from penstock.domain.plan import F32, U32, Admission, Logprobs, StepPlan, StepResult
-from penstock.domain.rows import REQUEST_ID_BYTES, TokenRows
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2, tokens_pb2
-from penstock.wire import decode_sampling, decode_stopping, encode_sampling
+from penstock.domain.plan import U32, Admission, StepPlan, StepResult
+from penstock.domain.rows import TokenRows
+from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
+from penstock.wire import tokens
+from penstock.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
-
-_CODES = frozenset(ErrorCode)
-
-
-class PoisonMessageError(Exception):
-    """A message that cannot be read; its text says why."""
-
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
@@ -166,25 +158,26 @@ def decode_result(payload: bytes) -> ReceivedResult:
     """
     try:
         message = results_pb2.StepResult.FromString(payload)
-        counts = _u32(message.counts)
+        counts, logprobs = _u32(message.counts), None
+        if message.HasField("logprobs"):
+            logprobs = tokens.decode_logprobs(message.logprobs, int(counts.sum()))
         result = StepResult(
             step=message.step,
             slots=_u32(message.slots),
             counts=counts,
             token_ids=_u32(message.token_ids),
-            logprobs=_logprobs(message.logprobs, int(counts.sum())) if message.HasField("logprobs") else None,
+            logprobs=logprobs,
             step_ns=message.step_ns,
             idle_ns=message.idle_ns,
         )
     except (DecodeError, ValueError) as error:
         raise PoisonMessageError(f"not a StepResult: {error}") from error
-    failure = RequestError(_code(message.error.code), message.error.message, message.error.param)
     return ReceivedResult(
         result,
         message.scheduler_session,
         message.origin.session,
         message.origin.sent_unix_ns,
-        failure if message.HasField("error") else None,
+        tokens.decode_error(message.error) if message.HasField("error") else None,
     )
 
 
@@ -193,23 +186,7 @@ def decode_result(payload: bytes) -> ReceivedResult:
 
 def encode_rows(rows: TokenRows, session: bytes, incarnation: bytes, step: int, sent_ns: int) -> bytes:
     """A TokenBatch; `incarnation` is empty and `step` 0 for rows outside a step."""
-    error_rows = list(rows.errors)
-    return tokens_pb2.TokenBatch(
-        origin=common_pb2.Origin(session=session, sent_unix_ns=sent_ns),
-        incarnation=incarnation,
-        step=step,
-        request_ids=b"".join(rows.request_ids),
-        sequences=_packed(rows.sequences),
-        positions=_packed(rows.positions),
-        chains=rows.chains.astype("<u8", copy=False).tobytes(),
-        counts=_packed(rows.counts),
-        token_ids=_packed(rows.token_ids),
-        finishes=rows.finishes.tobytes(),
-        cached_tokens=_packed(rows.cached_tokens) if rows.cached_tokens.any() else b"",
-        logprobs=None if rows.logprobs is None else _encode_logprobs(rows.logprobs),
-        error_rows=_packed(np.array(error_rows, np.uint32)),
-        errors=[_error(rows.errors[row]) for row in error_rows],
-    ).SerializeToString()
+    return tokens.encode_rows(rows, session, incarnation, step, sent_ns)
 
 
 def decode_rows(payload: bytes) -> TokenRows:
@@ -218,31 +195,7 @@ def decode_rows(payload: bytes) -> TokenRows:
     Raises:
         PoisonMessageError: it cannot be read, or its columns do not fit together.
     """
-    try:
-        message = tokens_pb2.TokenBatch.FromString(payload)
-        ids = message.request_ids
-        num_rows, rest = divmod(len(ids), REQUEST_ID_BYTES)
-        counts, token_ids = _u32(message.counts), _u32(message.token_ids)
-        cached = _u32(message.cached_tokens) if message.cached_tokens else np.zeros(num_rows, np.uint32)
-        errors = [RequestError(_code(error.code), error.message, error.param) for error in message.errors]
-        rows = TokenRows(
-            request_ids=[ids[start : start + REQUEST_ID_BYTES] for start in range(0, len(ids), REQUEST_ID_BYTES)],
-            sequences=_u32(message.sequences),
-            positions=_u32(message.positions),
-            chains=np.frombuffer(message.chains, "<u8").astype(np.uint64, copy=False),
-            counts=counts,
-            token_ids=token_ids,
-            finishes=np.frombuffer(message.finishes, np.uint8),
-            cached_tokens=cached,
-            logprobs=_logprobs(message.logprobs, len(token_ids)) if message.HasField("logprobs") else None,
-            errors=dict(zip(_u32(message.error_rows).tolist(), errors, strict=True)),
-        )
-    except (DecodeError, ValueError) as error:
-        raise PoisonMessageError(f"not a TokenBatch: {error}") from error
-    columns = (rows.sequences, rows.positions, rows.chains, counts, rows.finishes, cached)
-    if rest or any(len(column) != num_rows for column in columns) or int(counts.sum()) != len(token_ids):
-        raise PoisonMessageError("not a TokenBatch: columns of different lengths")
-    return rows
+    return tokens.decode_rows(payload)[1]
 
 
 def decode_witness(witness: Iterable[bytes]) -> list[U32]:
@@ -278,21 +231,6 @@ def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> di
     return histories
 
 
-def unstarted_rows(request_id: bytes, num_sequences: int, error: RequestError | None) -> TokenRows:
-    """Rows that end all sequences of a request before their first token; without an error they are cancelled."""
-    return TokenRows(
-        request_ids=[request_id] * num_sequences,
-        sequences=np.arange(num_sequences, dtype=np.uint32),
-        positions=np.zeros(num_sequences, np.uint32),
-        chains=np.full(num_sequences, chain.CHAIN_START, np.uint64),
-        counts=np.zeros(num_sequences, np.uint32),
-        token_ids=np.empty(0, np.uint32),
-        finishes=np.full(num_sequences, FinishReason.ERROR if error else FinishReason.CANCELLED, np.uint8),
-        cached_tokens=np.zeros(num_sequences, np.uint32),
-        errors=dict.fromkeys(range(num_sequences), error) if error else {},
-    )
-
-
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
@@ -302,41 +240,3 @@ def _packed(column: U32) -> bytes:
 
 def _u32(packed: bytes) -> U32:
     return np.frombuffer(packed, "<u4").astype(np.uint32, copy=False)
-
-
-def _f32(packed: bytes) -> F32:
-    return np.frombuffer(packed, "<f4").astype(np.float32, copy=False)
-
-
-def _logprobs(message: common_pb2.LogprobColumns, num_tokens: int) -> Logprobs:
-    logprobs = Logprobs(
-        _f32(message.sampled), _u32(message.top_counts), _u32(message.top_ids), _f32(message.top_logprobs)
-    )
-    num_tops = int(logprobs.top_counts.sum())
-    if len(logprobs.sampled) != num_tokens or len(logprobs.top_counts) != num_tokens:
-        raise ValueError(f"logprobs of {len(logprobs.sampled)} tokens for {num_tokens}")
-    if len(logprobs.top_ids) != num_tops or len(logprobs.top_logprobs) != num_tops:
-        raise ValueError(f"logprobs of {len(logprobs.top_ids)} alternatives for {num_tops}")
-    return logprobs
-
-
-def _encode_logprobs(logprobs: Logprobs) -> common_pb2.LogprobColumns:
-    def floats(column: npt.NDArray[np.float32]) -> bytes:
-        return column.astype("<f4", copy=False).tobytes()
-
-    return common_pb2.LogprobColumns(
-        sampled=floats(logprobs.sampled),
-        top_counts=_packed(logprobs.top_counts),
-        top_ids=_packed(logprobs.top_ids),
-        top_logprobs=floats(logprobs.top_logprobs),
-    )
-
-
-def _error(error: RequestError) -> common_pb2.Error:
-    code = common_pb2.ErrorCode.ValueType(error.code)
-    return common_pb2.Error(code=code, message=error.message, param=error.param)
-
-
-def _code(number: int) -> ErrorCode:
-    """A code that this version does not know counts as INTERNAL."""
-    return ErrorCode(number) if number in _CODES else ErrorCode.INTERNAL

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.request import Header, format_request_id
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
@@ -275,7 +275,7 @@ class TokenizerService:
             try:
                 header = wire.decode_header(job.header)
                 message = wire.decode_body(job.body)
-            except wire.PoisonMessageError as error:
+            except PoisonMessageError as error:
                 fields = {k.REQUEST: job.request_id, k.HEADER: job.header, k.BODY: job.body}
                 self._bury(fields, str(error))
                 self._finish(job, _Outcome(self._reject(sid, job, 1, wire.unreadable(str(error))), 0, 0.0))

@@ -7,24 +7,18 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock import wire
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
-from penstock.domain.finish import FinishReason, RequestError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError, invalid
+from penstock.domain.finish import RequestError
 from penstock.domain.plan import U32
 from penstock.domain.request import Header, Message, Prompt, Request
-from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2, tokens_pb2
+from penstock.domain.rows import unstarted_rows
+from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2
+from penstock.wire import requests
+from penstock.wire.tokens import encode_rows
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 
-_U64 = 2**64
-
-
 GenerateRequest = requests_pb2.GenerateRequest
-num_samples = wire.num_samples
-
-
-class PoisonMessageError(Exception):
-    """A message that cannot be read; its text says why."""
+num_samples = requests.num_samples
 
 
 def decode_header(payload: bytes) -> Header:
@@ -37,7 +31,7 @@ def decode_header(payload: bytes) -> Header:
         message = common_pb2.Header.FromString(payload)
     except DecodeError as error:
         raise PoisonMessageError(f"the request's header is not a Header: {error}") from error
-    return wire.decode_header(message)
+    return requests.decode_header(message)
 
 
 def decode_body(payload: bytes) -> requests_pb2.GenerateRequest:
@@ -66,7 +60,7 @@ def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Req
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is to blame.
     """
-    return Request(header, message.model, _prompt(message), wire.decode_params(message))
+    return Request(header, message.model, _prompt(message), requests.decode_params(message))
 
 
 def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
@@ -74,7 +68,7 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
         case "text":
             return Prompt(text=message.text)
         case "token_ids":
-            return Prompt(token_ids=tuple(wire.unpack_u32("token_ids", message.token_ids.ids)))
+            return Prompt(token_ids=tuple(requests.unpack_u32("token_ids", message.token_ids.ids)))
         case "messages":
             return chat_prompt(message.messages)
         case _:
@@ -121,22 +115,8 @@ def encode_tokenized(prompt: TokenizedPrompt, max_model_len: int) -> bytes:
 
 def encode_rejection(request_id: bytes, n: int, error: PenstockError, session: bytes, sent_ns: int) -> bytes:
     """A penstock.v1.TokenBatch that ends every sequence of a request before its first token."""
-    value = RequestError.of(error)
-    message = common_pb2.Error(
-        code=common_pb2.ErrorCode.ValueType(value.code), message=value.message, param=value.param
-    )
-    zeros = np.zeros(n, "<u4").tobytes()
-    return tokens_pb2.TokenBatch(
-        origin=common_pb2.Origin(session=session, sent_unix_ns=sent_ns),
-        request_ids=request_id * n,
-        sequences=np.arange(n, dtype="<u4").tobytes(),
-        positions=zeros,
-        chains=np.full(n, CHAIN_START, "<u8").tobytes(),
-        counts=zeros,
-        finishes=bytes([FinishReason.ERROR]) * n,
-        error_rows=np.arange(n, dtype="<u4").tobytes(),
-        errors=[message] * n,
-    ).SerializeToString()
+    rows = unstarted_rows(request_id, n, RequestError.of(error))
+    return encode_rows(rows, session, b"", 0, sent_ns)
 
 
 def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
@@ -145,7 +125,7 @@ def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
     Raises:
         PenstockError: INVALID_ARGUMENT: not packed u32.
     """
-    return wire.unpack_u32("token_ids", call.token_ids)
+    return requests.unpack_u32("token_ids", call.token_ids)
 
 
 def unreadable(why: str) -> PenstockError:

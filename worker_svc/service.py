@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
 from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
@@ -341,7 +341,7 @@ class WorkerService:
         begin_s = time.perf_counter()
         try:
             received = wire.decode_plan(entry.fields.get(PAYLOAD, b""))
-        except wire.PoisonMessageError as error:
+        except PoisonMessageError as error:
             self._bury(entry, str(error))
             step = self._tracker.step + 1
             self._tracker.end()

@@ -6,10 +6,12 @@ from typing import TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.errors import PenstockError
+from penstock.domain.errors import PenstockError, PoisonMessageError
+from penstock.domain.finish import RequestError
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
-from penstock.v1 import common_pb2, results_pb2, steps_pb2, worker_pb2
-from penstock.wire import decode_sampling
+from penstock.v1 import results_pb2, steps_pb2, worker_pb2
+from penstock.wire.requests import decode_sampling
+from penstock.wire.tokens import encode_error, encode_logprobs
 from servicekit.status import ServiceStatus
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
@@ -17,10 +19,6 @@ from worker_svc.core.memory import MemoryProfile
 WorkerInfo: TypeAlias = results_pb2.WorkerInfo  # what a worker registers
 
 _ID_BYTES = 16
-
-
-class PoisonMessageError(Exception):
-    """A message that cannot be read; its text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +74,14 @@ def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_un
     message.step_ns = result.step_ns
     message.idle_ns = result.idle_ns
     if result.logprobs is not None:
-        columns = result.logprobs
-        message.logprobs.sampled = columns.sampled.astype("<f4", copy=False).tobytes()
-        message.logprobs.top_counts = _bytes(columns.top_counts)
-        message.logprobs.top_ids = _bytes(columns.top_ids)
-        message.logprobs.top_logprobs = columns.top_logprobs.astype("<f4", copy=False).tobytes()
+        message.logprobs.CopyFrom(encode_logprobs(result.logprobs))
     return message.SerializeToString()
 
 
 def encode_failure(step: int, error: PenstockError, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
     """A penstock.v1.StepResult that says that the epoch is over."""
     message = _answer(step, session, incarnation, now_unix_ns)
-    message.error.code = common_pb2.ErrorCode.ValueType(error.code)
-    message.error.message = error.message
-    message.error.param = error.param or ""
+    message.error.CopyFrom(encode_error(RequestError.of(error)))
     return message.SerializeToString()
 
 

@@ -4,11 +4,10 @@ from gateway_svc.wire.clients import GrpcAsk, decode_generate, decode_offsets, d
 from gateway_svc.wire.operations import decode_worker, pipeline_status
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import encode_header, encode_request
-from gateway_svc.wire.text import PoisonMessageError, decode_finished, decode_text, encode_offsets, error_code
+from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
 
 __all__ = [
     "GrpcAsk",
-    "PoisonMessageError",
     "decode_finished",
     "decode_generate",
     "decode_offsets",

@@ -14,9 +14,10 @@ from penstock.domain.errors import invalid
 from penstock.domain.finish import FinishReason
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Message, Prompt
-from penstock.domain.rows import TextRow, TokenLogprob
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2
-from penstock.wire import decode_params, pack_u32, unpack_u32
+from penstock.domain.rows import TextRow
+from penstock.v1 import inference_pb2, requests_pb2
+from penstock.wire.deltas import encode_delta
+from penstock.wire.requests import decode_params, unpack_u32
 
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
@@ -119,43 +120,7 @@ def _object(where: str, text: str) -> dict[str, Any] | None:
 
 def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:
     """A choice's row as events: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
-    events = [_delta(choice, part) for part in split(row, _DELTA_TOKENS, _DELTA_CHARS)]
+    parts = split(row, _DELTA_TOKENS, _DELTA_CHARS)
+    events = [inference_pb2.GenerateEvent(delta=encode_delta(part, choice)) for part in parts]
     events[-1].delta.chain_after = chain.extend(row.chain, row.token_ids)
     return events
-
-
-def _delta(choice: int, row: TextRow) -> inference_pb2.GenerateEvent:
-    message = inference_pb2.Delta(
-        sequence=choice,
-        token_offset=row.token_offset,
-        text_offset=row.text_offset,
-        token_ids=pack_u32(row.token_ids),
-        text=row.text,
-        logprobs=[_token_logprob(entry) for entry in row.logprobs],
-        finish_reason=common_pb2.FinishReason.ValueType(row.finish),
-    )
-    if isinstance(row.stop_reason, str):
-        message.stop_string = row.stop_reason
-    elif row.stop_reason is not None:
-        message.stop_token_id = row.stop_reason
-    if row.usage is not None:
-        message.usage.prompt_tokens = row.usage.num_prompt_tokens
-        message.usage.output_tokens = row.usage.num_output_tokens
-        message.usage.cached_tokens = row.usage.num_cached_tokens
-    return inference_pb2.GenerateEvent(delta=message)
-
-
-def _token_logprob(entry: TokenLogprob) -> inference_pb2.TokenLogprob:
-    top_bytes = entry.top_bytes or (b"",) * len(entry.top)
-    return inference_pb2.TokenLogprob(
-        token_id=entry.token_id,
-        text=entry.token_bytes.decode(errors="replace"),
-        utf8=entry.token_bytes,
-        logprob=entry.logprob,
-        top=[
-            inference_pb2.TokenLogprob(
-                token_id=token_id, text=token_bytes.decode(errors="replace"), utf8=token_bytes, logprob=logprob
-            )
-            for (token_id, logprob), token_bytes in zip(entry.top, top_bytes, strict=True)
-        ],
-    )

@@ -3,7 +3,7 @@
 from google.protobuf.message import DecodeError
 
 from gateway_svc.pipeline import PipelineReading
-from gateway_svc.wire.text import PoisonMessageError
+from penstock.domain.errors import PoisonMessageError
 from penstock.v1 import results_pb2, status_pb2
 from servicekit.bus.calls import SessionInfo
 

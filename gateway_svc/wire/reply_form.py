@@ -4,7 +4,7 @@ from google.protobuf.message import DecodeError
 
 from gateway_svc.core.openai import Form
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.wire.text import PoisonMessageError
+from penstock.domain.errors import PoisonMessageError
 from penstock.domain.rows import REQUEST_ID_BYTES
 from penstock.v1 import requests_pb2
 

@@ -9,17 +9,13 @@ from google.protobuf.message import DecodeError
 from gateway_svc.core.logprob_columns import LogprobColumns
 from gateway_svc.core.streams import SequenceState
 from penstock.domain.chain import CHAIN_START
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, PoisonMessageError
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.rows import REQUEST_ID_BYTES, TextRow
 from penstock.v1 import common_pb2, text_pb2
-from penstock.wire import pack_u32
+from penstock.wire.requests import pack_u32
 
 _REASONS = tuple(FinishReason)
-
-
-class PoisonMessageError(Exception):
-    """A message that cannot be read; its text says why."""
 
 
 def decode_text(payload: bytes) -> tuple[int, list[TextRow]]:

@@ -18,7 +18,7 @@ from penstock.domain.request import Message
 from penstock.domain.rows import TokenLogprob
 from penstock.outputs import CompletionOutput
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
-from penstock.wire import encode_message, encode_params
+from penstock.wire.requests import encode_message, encode_params
 
 _TOO_LARGE = "message larger than max"
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error

@@ -108,3 +108,14 @@ def stream_diverged() -> PenstockError:
 def unimplemented(what: str) -> PenstockError:
     """An UNIMPLEMENTED error that names what is not there yet."""
     return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what} is not implemented yet", param=what)
+
+
+class PoisonMessageError(Exception):
+    """A message on the bus that cannot be read; its text says why.
+
+    `request_ids` are those that it concerns, as far as is known; None: not even that can be told.
+    """
+
+    def __init__(self, why: str, request_ids: list[bytes] | None = None) -> None:
+        super().__init__(why)
+        self.request_ids = request_ids

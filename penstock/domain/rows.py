@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock.domain.chain import CHAIN_START
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.plan import U32, Logprobs
 
@@ -64,3 +65,18 @@ class TextRow:
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
     error: RequestError | None = None
     usage: Usage | None = None  # with the last row of the request's last sequence: totals of the request
+
+
+def unstarted_rows(request_id: bytes, num_sequences: int, error: RequestError | None) -> TokenRows:
+    """Rows that end all sequences of a request before their first token; without an error they are cancelled."""
+    return TokenRows(
+        request_ids=[request_id] * num_sequences,
+        sequences=np.arange(num_sequences, dtype=np.uint32),
+        positions=np.zeros(num_sequences, np.uint32),
+        chains=np.full(num_sequences, CHAIN_START, np.uint64),
+        counts=np.zeros(num_sequences, np.uint32),
+        token_ids=np.empty(0, np.uint32),
+        finishes=np.full(num_sequences, FinishReason.ERROR if error else FinishReason.CANCELLED, np.uint8),
+        cached_tokens=np.zeros(num_sequences, np.uint32),
+        errors=dict.fromkeys(range(num_sequences), error) if error else {},
+    )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway_svc import wire
 from gateway_svc.core.streams import SequenceState
+from penstock.domain.errors import PoisonMessageError
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Message, Prompt, Request
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
@@ -138,7 +139,7 @@ def test_text_rows_are_read_column_by_column() -> None:
 def test_a_column_of_another_length_is_poison(column: str) -> None:
     batch = text_batch()
     setattr(batch, column, getattr(batch, column)[:-4])
-    with pytest.raises(wire.PoisonMessageError):
+    with pytest.raises(PoisonMessageError):
         wire.decode_text(batch.SerializeToString())
 
 
@@ -146,7 +147,7 @@ def test_a_column_of_another_length_is_poison(column: str) -> None:
 def test_a_logprob_column_of_another_length_is_poison(column: str) -> None:
     batch = text_batch()
     setattr(batch.logprobs, column, getattr(batch.logprobs, column)[:-1])
-    with pytest.raises(wire.PoisonMessageError):
+    with pytest.raises(PoisonMessageError):
         wire.decode_text(batch.SerializeToString())
 
 
@@ -156,7 +157,7 @@ def test_nothing_but_poison_is_said_of_damaged_messages(noise: bytes, start: int
     whole = text_batch().SerializeToString()
     damaged = whole[:start] + noise + whole[start + length :]
     for decode in (wire.decode_text, wire.decode_worker, lambda payload: wire.decode_finished(b"r" * 16, payload)):
-        with contextlib.suppress(wire.PoisonMessageError):
+        with contextlib.suppress(PoisonMessageError):
             decode(damaged)
 
 

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from detokenizer_svc.wire import decode_tokens
 from gateway_svc.wire import encode_header, encode_request
 from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, PoisonMessageError
 from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.params import Sampling, SamplingParams, Stopping
 from penstock.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import TokenRows
+from penstock.domain.rows import TokenRows, unstarted_rows
 from penstock.v1 import requests_pb2, results_pb2, steps_pb2
 from scheduler_svc.core.rows import NO_ROWS, select_rows
 from scheduler_svc.wire import (
-    PoisonMessageError,
     decode_request,
     decode_result,
     decode_rows,
@@ -29,7 +28,6 @@ from scheduler_svc.wire import (
     encode_rows,
     num_samples,
     read_histories,
-    unstarted_rows,
 )
 from worker_svc.core.interface import Limits
 from worker_svc.wire import decode_plan, encode_failure, encode_result, worker_info

@@ -14,7 +14,7 @@ from detokenizer_svc.core.request import FinishedRequest, FinishedSequence
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, text_rows
 from gateway_svc import wire as gateway_wire
 from gateway_svc.core.streams import SequenceState
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import SamplingParams
 from penstock.domain.plan import Logprobs
@@ -128,7 +128,7 @@ def test_the_detokenizer_opens_what_gateway_and_tokenizer_wrote() -> None:
     ],
 )
 def test_an_opening_that_cannot_be_read_names_its_request(changes: dict[str, bytes]) -> None:
-    with pytest.raises(detokenizer_wire.PoisonMessageError) as caught:
+    with pytest.raises(PoisonMessageError) as caught:
         detokenizer_wire.decode_opening(_opening(**changes))
     assert caught.value.request_ids == [_HEADER.request_id]
 
@@ -175,7 +175,7 @@ def test_damaged_rows_are_poison_or_rows_and_never_a_crash(data: st.DataObject) 
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
         _, rows = detokenizer_wire.decode_tokens(bytes(payload))
-    except detokenizer_wire.PoisonMessageError:
+    except PoisonMessageError:
         return
     assert int(rows.counts.sum()) == len(rows.token_ids)
 
@@ -186,7 +186,7 @@ def test_damaged_rows_are_poison_or_rows_and_never_a_crash(data: st.DataObject) 
 def test_columns_that_do_not_fit_name_the_requests_they_concern(column: str, value: list[int]) -> None:
     rows = _token_rows()
     changed = dataclasses.replace(rows, **{column: np.array(value, getattr(rows, column).dtype)})
-    with pytest.raises(detokenizer_wire.PoisonMessageError) as caught:
+    with pytest.raises(PoisonMessageError) as caught:
         detokenizer_wire.decode_tokens(scheduler_wire.encode_rows(changed, b"s" * 16, b"", 1, 1))
     assert caught.value.request_ids == rows.request_ids
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Logprobs, StepResult
 from penstock.v1 import results_pb2, steps_pb2
@@ -98,7 +98,7 @@ def test_absent_sampling_fields_have_their_defaults() -> None:
     ],
 )
 def test_what_cannot_be_read_is_poison_and_says_why(payload: bytes, why: str) -> None:
-    with pytest.raises(wire.PoisonMessageError, match=why):
+    with pytest.raises(PoisonMessageError, match=why):
         wire.decode_plan(payload)
 
 
