@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import structlog
 
 from penstock.domain.errors import ErrorCode, PoisonMessageError
@@ -13,7 +12,7 @@ from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import unstarted_rows
 from scheduler_svc.backlogs import Backlogs
-from scheduler_svc.core.history import History, diverged_rows, restore
+from scheduler_svc.core.history import History, continued, diverged_rows, restore
 from scheduler_svc.core.rows import cancel_error, finish_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
@@ -317,13 +316,9 @@ class Dispatcher:
             return
         self._shards.log(lacking)
         self._meters.num_restored_tokens += len(lacking.token_ids)
-        if any(history.token_ids or history.has_ended for history in histories):
-            request = dataclasses.replace(
-                request,
-                output_token_ids=tuple(np.array(history.token_ids, np.uint32) for history in histories),
-                ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
-            )
-        request = dataclasses.replace(request, num_strikes=stored.strikes, struck_at=stored.struck_at)
+        request = dataclasses.replace(
+            continued(request, histories), num_strikes=stored.strikes, struck_at=stored.struck_at
+        )
         self._shards.log(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
             self._shards.log(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))

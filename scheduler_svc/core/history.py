@@ -1,7 +1,7 @@
 """What is known of a sequence that another scheduler began: what the log holds, and what its client has."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from penstock.domain.errors import stream_diverged
 from penstock.domain.finish import FinishReason, RequestError
 from penstock.domain.plan import NO_TOKENS, U32
 from penstock.domain.rows import TokenRows
+from scheduler_svc.core.sequence import QueuedRequest
 
 
 @dataclass(slots=True)
@@ -82,6 +83,17 @@ def restore(
         token_ids=np.concatenate(lacking) if lacking else NO_TOKENS,
         finishes=np.array(finishes, np.uint8),
         cached_tokens=np.zeros(num_rows, np.uint32),
+    )
+
+
+def continued(request: QueuedRequest, histories: Sequence[History]) -> QueuedRequest:
+    """A request that goes on behind what is known of each of its sequences."""
+    if not any(history.token_ids or history.has_ended for history in histories):
+        return request
+    return replace(
+        request,
+        output_token_ids=tuple(np.array(history.token_ids, np.uint32) for history in histories),
+        ended_sequences=frozenset(index for index, history in enumerate(histories) if history.has_ended),
     )
 
 
