@@ -1,5 +1,7 @@
 """Requests that kill workers or hang devices: they end with an error, all others as if nothing had happened."""
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 from served import EOS, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
 
+from penstock.client import Delta
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
 
@@ -47,3 +50,23 @@ def test_a_request_that_ends_every_worker_is_given_up_and_the_others_finish(serv
 
     wait_until(lambda: num_deaths() >= 4, 20, "the last death is noticed")
     assert num_deaths() == 4
+
+
+def test_a_long_request_outlives_more_workers_than_one_that_kills_them(checkpoint: Path, tmp_path: Path) -> None:
+    """Each dies for another reason, when the request has gone on well for a while."""
+    num_deaths, tokens_between = 6, 20
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    flags = ("--step-ms=5", "--forgiven-after-tokens=10", "--max-restart-pause-s=0.2", *SIMULATED)
+    with Served(tmp_path, f"--model={checkpoint}", *flags) as served, served.wait_ready().client() as client:
+        token_ids: list[int] = []
+        killed: list[int] = []
+        for event in client.generate(PROMPTS[0], params):
+            if not isinstance(event, Delta):
+                continue
+            token_ids += event.token_ids
+            if len(killed) < num_deaths and len(token_ids) > tokens_between * (len(killed) + 1):
+                wait_until(lambda: served.pids()["worker-0"] not in killed, 20, "the next life")
+                killed.append(served.pids()["worker-0"])
+                os.kill(killed[-1], signal.SIGKILL)
+    assert len(set(killed)) == num_deaths
+    assert token_ids == expected(PROMPTS[0], 400)
