@@ -15,6 +15,7 @@ from detokenizer_svc.shard import Shard
 from penstock.domain.request import format_request_id
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Call, Cancel, Entry, Retire
+from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
 
 _logger = structlog.stdlib.get_logger(__name__)
@@ -68,8 +69,7 @@ class Outbox:
         """Keeps what cannot be read, for the operator."""
         _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
         self._stats.dead_letters[stream] += 1
-        letter = {**entry.fields, k.STREAM: stream.encode(), k.WHY: why.encode()}
-        self.calls.append(Append(self._keys.dead, letter, k.DEAD_CAP))
+        self.calls.append(dead_letter(self._keys, stream, entry.fields, why))
 
     def drop_text(self) -> None:
         """For a server that is full: it takes results even then, and text can be asked for again."""

@@ -44,7 +44,7 @@ from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
-from servicekit.settings import reachable_address, split_address
+from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
@@ -124,12 +124,11 @@ class DetokenizerService:
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
-        address = self._settings.grpc_address
         session = Session(
             self._bus,
             self.kind,
             self.name,
-            address=reachable_address(address) if split_address(address)[1] else "",
+            address=reachable_address(self._settings.grpc_address),
             ttl_ms=self._ttl_ms,
             stop=stop.now,
         )

@@ -29,7 +29,8 @@ from gateway_svc.settings import GatewaySettings
 from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, CountWaiting, Entry, LastId, Length, ListWorkers, Read, SessionKind
+from servicekit.bus.calls import CountWaiting, Entry, LastId, Length, ListWorkers, Read, SessionKind
+from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.interface import Bus, BusFull, BusUnavailable
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import STALLED_AFTER_S, Stop
@@ -57,8 +58,7 @@ class GatewayService:
         """
         self._settings = settings
         self._bus = bus
-        grpc_port = split_address(settings.grpc_address)[1]
-        address = reachable_address(settings.grpc_address) if grpc_port else ""
+        address = reachable_address(settings.grpc_address)
         self._link = Link(bus, settings.name, address, settings.session_ttl_s, settings.stay_awake_ms / 1e3)
         self.stats = GatewayStats()
         max_tenants = settings.max_tenants if settings.trust_tenant_header else 0
@@ -272,9 +272,8 @@ class GatewayService:
         """A batch that cannot be read: whose text was in it is told by the gap, and asked for again."""
         _logger.error("dead letter", stream="text", why=why)
         self.stats.num_dead_letters += 1
-        fields = {**entry.fields, k.STREAM: b"text", k.WHY: why.encode()}
         try:
-            await self._link.call(Append(self._bus.keys.dead, fields, k.DEAD_CAP))
+            await self._link.call(dead_letter(self._bus.keys, "text", entry.fields, why))
         except (BusUnavailable, BusFull) as error:
             _logger.error("a dead letter was not kept: %s", error)  # noqa: TRY400  (the outage is told elsewhere)
         self._delivery.attach_all()

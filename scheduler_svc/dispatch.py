@@ -67,6 +67,7 @@ from servicekit.bus.calls import (
     Unpair,
     WorkerEntry,
 )
+from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -396,8 +397,7 @@ class Dispatcher:
         """Keep what cannot be read, for the operator."""
         _log.error("dead letter", stream=stream, why=why)
         self._meters.dead_letters[stream.partition(":")[0]] += 1
-        letter = {**fields, keys.STREAM: stream.encode(), keys.WHY: why.encode()}
-        self.outbox.append(Pending(Append(self._keys.dead, letter, keys.DEAD_CAP)))
+        self.outbox.append(Pending(dead_letter(self._keys, stream, fields, why)))
 
 
 def _number(entry: Entry, name: bytes) -> int:

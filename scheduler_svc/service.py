@@ -19,7 +19,7 @@ from servicekit.doorbell import Doorbell
 from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
-from servicekit.settings import reachable_address, split_address
+from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -129,12 +129,11 @@ class SchedulerService:
 
         Requests that are left then are taken over by another scheduler, or by this one when it is back.
         """
-        address = self._settings.grpc_address
         self._session = Session(
             self._bus,
             SessionKind.SCHEDULER,
             self.name,
-            address=reachable_address(address) if split_address(address)[1] else "",
+            address=reachable_address(self._settings.grpc_address),
             ttl_ms=round(self._settings.session_ttl_s * 1000),
             stop=stop.now,
             survives_restarts=False,  # what is held may be more than what the server still has

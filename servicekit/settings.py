@@ -237,8 +237,13 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def reachable_address(address: str) -> str:
-    """The address under which others can call a server that listens on `address`: wildcards become the host's name."""
+    """The address under which others can call a server that listens on `address`: wildcards become the host's name.
+
+    Empty if the server takes a free port: which one is not known yet.
+    """
     host, port = split_address(address)
+    if not port:
+        return ""
     if host in WILDCARD_HOSTS:
         host = socket.gethostname()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,7 +15,6 @@ from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Acknowledge,
-    Append,
     Call,
     Entry,
     Fetch,
@@ -30,12 +29,13 @@ from servicekit.bus.calls import (
     SessionKind,
     Tokenized,
 )
+from servicekit.bus.dead_letters import dead_letter
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
-from servicekit.settings import reachable_address, split_address
+from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
@@ -139,12 +139,11 @@ class TokenizerService:
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: what it has read is finished, new hints are left to others."""
-        address = self._settings.grpc_address
         session = Session(
             self._bus,
             self.kind,
             self.name,
-            address=reachable_address(address) if split_address(address)[1] else "",
+            address=reachable_address(self._settings.grpc_address),
             ttl_ms=int(self._settings.session_ttl_s * 1000),
             stop=stop.now,
         )
@@ -345,8 +344,7 @@ class TokenizerService:
     def _bury(self, fields: dict[bytes, bytes], why: str) -> None:
         _logger.error("dead letter", stream="prompts", why=why)
         self._stats.num_dead_letters += 1
-        letter = {**fields, k.STREAM: b"prompts", k.WHY: why.encode()}
-        self._unsent.append(Append(self._bus.keys.dead, letter, k.DEAD_CAP))
+        self._unsent.append(dead_letter(self._bus.keys, "prompts", fields, why))
 
 
 def _leftovers(sessions: Iterable[SessionInfo], sid: bytes) -> list[str]:

@@ -10,13 +10,14 @@ from prometheus_client.registry import Collector
 
 from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from servicekit.bus import Bus, BusFull, BusUnavailable
-from servicekit.bus.calls import Append, Call, Entry, Read, RegisterWorker, Renew, SessionKind
-from servicekit.bus.keys import DEAD_CAP, PAYLOAD, STREAM, WHY
+from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, SessionKind
+from servicekit.bus.dead_letters import dead_letter
+from servicekit.bus.keys import PAYLOAD
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
-from servicekit.settings import reachable_address, split_address
+from servicekit.settings import reachable_address
 from servicekit.stall import StallWatch
 from servicekit.status import ServiceStatus, service_status
 from worker_svc import wire
@@ -248,13 +249,11 @@ class WorkerService:
 
     def _new_session(self, stop: Stop) -> Session:
         settings = self._settings
-        address = settings.grpc_address
-        has_port = split_address(address)[1] != 0
         return Session(
             self._bus,
             SessionKind.WORKER,
             self.name,
-            address=reachable_address(address) if has_port else "",
+            address=reachable_address(settings.grpc_address),
             ttl_ms=round(settings.session_ttl_s * 1000),
             stop=stop.draining,
             patience_s=_LAUNCH_PATIENCE_S,
@@ -374,8 +373,7 @@ class WorkerService:
         _log.error("dead letter", stream="steps", why=why)
         if not self.is_leader:
             return
-        fields = {**entry.fields, STREAM: b"steps", WHY: why.encode()}
         try:
-            self._session.connection.call(Append(self._bus.keys.dead, fields, DEAD_CAP))
+            self._session.connection.call(dead_letter(self._bus.keys, "steps", entry.fields, why))
         except (BusUnavailable, BusFull) as error:
             _log.error("a dead letter was not kept", reason=str(error))

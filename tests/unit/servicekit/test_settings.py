@@ -125,6 +125,10 @@ def test_a_wildcard_is_reached_by_the_hosts_name() -> None:
     assert reachable_address("10.0.0.1:5") == "10.0.0.1:5"
 
 
+def test_a_server_that_takes_a_free_port_has_no_address_yet() -> None:
+    assert reachable_address("0.0.0.0:0") == ""
+
+
 def test_the_key_of_commands_that_call_a_gateway_is_left_alone() -> None:
     assert load(Tank, ["--fluid=a"], {"PENSTOCK_API_KEY": "psk_x"}) == load(Tank, ["--fluid=a"], {})
 
