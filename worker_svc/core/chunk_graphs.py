@@ -1,12 +1,12 @@
-"""Small steps in which sequences advance by chunks, as CUDA graphs: one for each of a few numbers of tokens.
+"""Steps in which sequences advance by chunks, as CUDA graphs: one for each of some numbers of tokens and decodes.
 
-Launched kernel by kernel, a short prompt costs the host several times what it costs the device, and the client waits
-for it. All sequences of such a step go through the prefill kernel, those that decode as chunks of one token. What is
-left of a graph's tokens is a chunk of the dummy slot, in whose block nothing of anybody's is.
+Launched kernel by kernel, a small such step costs the host several times what it costs the device. Sequences that
+advance by one token stand first, as rows of the decode kernel; the others go through the prefill kernel. What is left
+of a graph's rows and tokens is the dummy slot's, in whose block nothing of anybody's is.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,29 +17,67 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
 
-SIZES = (64, 128, 256, 512)  # tokens
-MAX_SEQS = 16
-MAX_CONTEXT = 4096  # one program reads a whole context here: longer ones are left to kernels that split it
+MAX_CHUNKS = 16  # sequences of a step that advance by chunks
+
+_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+_DECODES = (0, 16, 64)  # and as many as there are slots
+_FEWEST_BESIDE_DECODES = 128  # tokens
+# A step whose products are more keeps an H200 busy while the next is launched; what pads it would cost more.
+_MOST_FLOPS = 3e12
+_ALIGNMENT = 2  # of columns, in numbers: kernels are compiled again for pointers that are not aligned
 
 _NONE = np.empty(0, np.int64)
 _NOTHING = Batch(_NONE, _NONE, np.zeros(1, np.int64), *[_NONE] * 6)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """What a graph has room for."""
+
+    decodes: int  # sequences that advance by one token
+    tokens: int  # of the sequences that advance by more
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a step."""
+        return self.decodes + self.tokens
+
+    @property
+    def sequences(self) -> int:
+        """Of a step."""
+        return self.decodes + MAX_CHUNKS
+
+
+def make_shapes(limits: Limits, num_weights: int) -> list[Shape]:
+    """The shapes for a model with so many weights in its layers."""
+    most = min(limits.max_num_batched_tokens, int(_MOST_FLOPS / (2 * num_weights)))
+    counts = [count for count in _DECODES if count < limits.max_num_seqs] + [limits.max_num_seqs]
+    return [
+        Shape(count, tokens)
+        for count in counts
+        for tokens in _TOKENS
+        if tokens <= most and (not count or tokens >= _FEWEST_BESIDE_DECODES)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What a graph reads; views of one tensor, which one copy fills. All i64 and as long as the graph's size wants."""
+    """What a graph reads; views of one tensor, which one copy fills. All i64 and as long as the graph's shape wants."""
 
     packed: Tensor
-    token_slots: Tensor
+    token_slots: Tensor  # decodes first, as in the next two
     positions: Tensor
     slot_mapping: Tensor
+    decode_slots: Tensor
+    decode_contexts: Tensor
     tiles: PrefillTiles
-    slots: Tensor
+    slots: Tensor  # of all sequences
     contexts: Tensor
     last_tokens: Tensor  # of the sequences that sample, as the next two
     sample_slots: Tensor
@@ -52,15 +90,23 @@ class ChunkStep:
     def __init__(self, model: LlamaForCausalLM, attention: TritonAttention, state: DeviceSlots, limits: Limits) -> None:
         self.state = state
         self.limits = limits
+        self.attention = attention
+        self.num_weights = model.config.num_layer_weights
         self._model = model
-        self._attention = attention
 
     def __call__(self, columns: _Columns) -> DecodeOutput:
         """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's."""
         state = self.state
         token_ids = state.tokens[columns.token_slots, columns.positions].long()
-        attention = self._attention.prepare_chunks(
-            columns.tiles, columns.positions, columns.slot_mapping, state.block_tables
+        rows = torch.arange(len(columns.positions), device=columns.positions.device)
+        num_decodes = len(columns.decode_slots)
+        attention = self.attention.prepare_chunks(
+            DecodeRows(rows[:num_decodes], columns.decode_slots, columns.decode_contexts),
+            columns.tiles,
+            rows=rows[num_decodes:],
+            positions=columns.positions,
+            slot_mapping=columns.slot_mapping,
+            block_tables=state.block_tables,
         )
         logits = self._model.logits(self._model.forward(token_ids, attention, columns.last_tokens))
         state.advance(columns.slots, columns.contexts)
@@ -72,101 +118,132 @@ class ChunkStep:
 class ChunkGraphs:
     """Carries out small steps; without `capture`, kernel by kernel."""
 
-    def __init__(self, step: ChunkStep, sizes: tuple[int, ...] = SIZES) -> None:
-        """Nothing is recorded yet. `sizes` are numbers of tokens, ascending."""
+    def __init__(self, step: ChunkStep, shapes: list[Shape] | None = None) -> None:
+        """Nothing is recorded yet. `shapes`: those that suit the model, if not given."""
         self._step = step
         self._device = step.state.num_computed.device
+        found = make_shapes(step.limits, step.num_weights) if shapes is None else sorted(shapes)
         # The dummy's chunks are up to a tile long.
-        self.sizes = sizes if step.limits.max_model_len >= QUERY_TILE else ()
-        self._columns = {size: self._make_columns(size) for size in self.sizes}
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
+        self.shapes = found if step.limits.max_model_len >= QUERY_TILE else []
+        self._columns = {shape: self._make_columns(shape) for shape in self.shapes}
+        self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Record all graphs, largest first so that the others fit into its memory; waits for the device."""
-        pool = torch.cuda.graph_pool_handle()
-        for size in self.sizes[::-1]:
-            columns = self._columns[size]
-            columns.packed.copy_(torch.from_numpy(self._fill(size, _NOTHING)))
+    def capture(self, pool: "torch.cuda._POOL_HANDLE") -> Iterator[Shape]:
+        """Record one graph after the other in the memory `pool`, largest first."""
+        for shape in sorted(self.shapes, key=lambda shape: -shape.rows):
+            columns = self._columns[shape]
+            packed = torch.empty_like(columns.packed, device="cpu")
+            self._fill(shape, _NOTHING, packed.numpy())
+            columns.packed.copy_(packed)
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
             self._step(columns)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 output = self._step(columns)
-            self._graphs[size] = graph, output
-        torch.cuda.synchronize()
+            self._graphs[shape] = graph, output
+            yield shape
 
-    def takes(self, batch: Batch) -> bool:
-        """Whether the step is small enough."""
-        return (
-            len(self.sizes) > 0
-            and batch.num_tokens <= self.sizes[-1]
-            and len(batch.slots) <= MAX_SEQS
-            and int(batch.context_lens.max()) <= MAX_CONTEXT
-        )
+    def shape_of(self, batch: Batch) -> Shape | None:
+        """The smallest shape that has room for a step, whose decodes stand first; None: there is none, or there is so
+        much attention in it that others do it better.
+        """
+        num_decodes = _num_decodes(batch)
+        num_chunks = len(batch.slots) - num_decodes
+        if not 0 < num_chunks <= MAX_CHUNKS:
+            return None
+        if self._step.attention.suits_flash(batch, np.arange(num_decodes, len(batch.slots))):
+            return None
+        num_tokens = batch.num_tokens - num_decodes
+        fitting = (shape for shape in self.shapes if shape.decodes >= num_decodes and shape.tokens >= num_tokens)
+        return next(fitting, None)
 
-    def compute(self, batch: Batch) -> DecodeOutput:
-        """Carry out a step that it `takes`; rows of the output are its samples, whose tokens are in the histories."""
-        size = next(size for size in self.sizes if size >= batch.num_tokens)
-        columns = self._columns[size]
+    def compute(self, batch: Batch) -> DecodeOutput | None:
+        """Carry out a step that is small enough; rows of the output are its samples, whose tokens are in the histories.
+        None, and nothing done, for others.
+        """
+        shape = self.shape_of(batch)
+        if shape is None:
+            return None
+        columns = self._columns[shape]
         packed = torch.empty(len(columns.packed), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        packed.numpy()[:] = self._fill(size, batch)
+        self._fill(shape, batch, packed.numpy())
         columns.packed.copy_(packed, non_blocking=True)
-        if size in self._graphs:
-            graph, output = self._graphs[size]
+        if shape in self._graphs:
+            graph, output = self._graphs[shape]
             graph.replay()
         else:
             output = self._step(columns)
         num_samples = len(batch.samples)
         return DecodeOutput(output.logits[:num_samples], output.token_ids[:num_samples])
 
-    def _make_columns(self, size: int) -> _Columns:
-        ends = np.cumsum(_lengths(size)).tolist()
-        packed = torch.zeros(ends[-1], dtype=torch.int64, device=self._device)
-        columns = [packed[start:end] for start, end in pairwise([0, *ends])]
+    def _make_columns(self, shape: Shape) -> _Columns:
+        places = _places(shape)
+        packed = torch.zeros(_end(places), dtype=torch.int64, device=self._device)
+        columns = [packed[place] for place in places]
         return _Columns(
             packed=packed,
             token_slots=columns[0],
             positions=columns[1],
             slot_mapping=columns[2],
-            tiles=PrefillTiles(*columns[3:7]),
-            slots=columns[7],
-            contexts=columns[8],
-            last_tokens=columns[9],
-            sample_slots=columns[10],
-            sample_positions=columns[11],
+            decode_slots=columns[3],
+            decode_contexts=columns[4],
+            tiles=PrefillTiles(*columns[5:9]),
+            slots=columns[9],
+            contexts=columns[10],
+            last_tokens=columns[11],
+            sample_slots=columns[12],
+            sample_positions=columns[13],
         )
 
-    def _fill(self, size: int, batch: Batch) -> I64:
+    def _fill(self, shape: Shape, batch: Batch, packed: I64) -> None:
         """The columns of a batch; what is left of them is the dummy's."""
         dummy_slot, limits = self._step.state.dummy_slot, self._step.limits
-        offsets = np.arange(size - batch.num_tokens)
+        decodes = _num_decodes(batch)
+        idle = shape.decodes - decodes  # rows between the decodes and the chunks
+        offsets = np.arange(shape.rows - idle - batch.num_tokens)
         positions = offsets % QUERY_TILE
         cells = limits.num_blocks * limits.block_size + positions % limits.block_size
-        rows = batch.num_tokens + offsets[::QUERY_TILE]
-        zeros, dummies = np.zeros_like(rows), np.full(len(rows), dummy_slot)
-        pad_tiles = (rows, zeros, np.minimum(size - rows, QUERY_TILE), dummies)
-        tiles = zip(chunk_tiles(batch, np.arange(len(batch.slots))), pad_tiles, strict=True)
+        first_rows, *tiles = chunk_tiles(batch, np.arange(decodes, len(batch.slots)))
+        pad_rows = batch.num_tokens + idle + offsets[::QUERY_TILE]
+        zeros = np.zeros_like(pad_rows)
+        pad_tiles = (zeros, np.minimum(shape.rows - pad_rows, QUERY_TILE), zeros + dummy_slot)
+        columns = [np.concatenate(both) for both in zip(tiles, pad_tiles, strict=True)]
+        last_tokens = batch.query_starts[batch.samples + 1] - 1
+        between, none = np.full(idle, dummy_slot), np.zeros(idle, np.int64)
         parts = [  # what each begins with, and what the rest is
-            (batch.token_slots, dummy_slot),
-            (np.concatenate((batch.positions, positions)), 0),
-            (np.concatenate((batch.slot_mapping, cells)), 0),
+            (np.concatenate((batch.token_slots[:decodes], between, batch.token_slots[decodes:])), dummy_slot),
+            (np.concatenate((batch.positions[:decodes], none, batch.positions[decodes:], positions)), 0),
+            (np.concatenate((batch.slot_mapping[:decodes], none, batch.slot_mapping[decodes:], cells)), 0),
+            (batch.slots[:decodes], dummy_slot),
+            (batch.context_lens[:decodes], 1),
             # A tile may be computed twice: the last one is none of the longest.
-            *((column, int(column[-1])) for column in map(np.concatenate, tiles)),
+            *((column, int(column[-1])) for column in (np.concatenate((first_rows + idle, pad_rows)), *columns)),
             (batch.slots, dummy_slot),
             (batch.context_lens, 0),
-            (batch.query_starts[batch.samples + 1] - 1, 0),
+            (last_tokens + np.where(last_tokens >= decodes, idle, 0), 0),
             (batch.slots[batch.samples], dummy_slot),
             (batch.sample_positions, 0),
         ]
-        columns = []
-        for (beginning, rest), length in zip(parts, _lengths(size), strict=True):
-            columns += [beginning, np.full(length - len(beginning), rest)]
-        return np.concatenate(columns)
+        for place, (beginning, rest) in zip(_places(shape), parts, strict=True):
+            middle = place.start + len(beginning)
+            packed[place.start : middle] = beginning
+            packed[middle : place.stop] = rest
 
 
-def _lengths(size: int) -> list[int]:
-    """Of the columns of a graph. All are even: kernels are compiled again for pointers that are not aligned."""
-    num_tiles = -(-size // QUERY_TILE) + MAX_SEQS + 2
-    num_tiles += num_tiles % 2
-    return [size] * 3 + [num_tiles] * 4 + [MAX_SEQS] * 5
+def _num_decodes(batch: Batch) -> int:
+    longer = np.flatnonzero(batch.query_lens != 1)
+    return int(longer[0]) if len(longer) else len(batch.slots)
+
+
+def _places(shape: Shape) -> list[slice]:
+    """Of the columns, in the order of `_Columns`."""
+    num_tiles = -(-shape.tokens // QUERY_TILE) + MAX_CHUNKS + 2
+    lengths = [shape.rows] * 3 + [shape.decodes] * 2 + [num_tiles] * 4 + [shape.sequences] * 5
+    starts = np.cumsum([0, *(length + length % _ALIGNMENT for length in lengths)]).tolist()
+    return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+
+
+def _end(places: list[slice]) -> int:
+    last: int = places[-1].stop
+    return last + last % _ALIGNMENT

@@ -45,6 +45,12 @@ class ModelConfig:
     dtype: str | None  # as stored: "float32", "bfloat16", "float16"; None: not told
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def num_layer_weights(self) -> int:
+        """What all layers multiply a token with."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        return self.num_layers * self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
 
 def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
     """The model that `fields`, the parsed `config.json` at `source`, describes.

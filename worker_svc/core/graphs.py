@@ -5,6 +5,7 @@ is left of a graph's rows goes to the dummy slot.
 """
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import torch
@@ -41,23 +42,27 @@ class DecodeGraphs(StepDecoder):
 
     @torch.inference_mode()
     def capture(self, num_graphs: int, observe: Callable[[int, int], None]) -> None:
-        """Record so many graphs, largest first so that the others fit into its memory; waits for the device. With fewer
-        than there are sizes, not every batch can be decoded, and small steps with chunks are not recorded either.
+        """Record so many graphs of either kind, largest first so that the others fit into its memory; waits for the
+        device. With fewer than there are sizes, not every batch can be decoded.
 
-        `observe` is told how many graphs are done, and how many sizes there are, before the first and after each.
+        `observe` is told how many graphs are done, and how many there can be, before the first and after each.
         """
+        shapes = self._chunks.shapes if self._chunks is not None else []
+        total = len(self._sizes) + len(shapes)
         pool = torch.cuda.graph_pool_handle()
-        observe(0, len(self._sizes))
-        if self._chunks is not None and num_graphs >= len(self._sizes):
-            self._chunks.capture()
-        for number, size in enumerate(self._sizes[::-1][:num_graphs].tolist(), 1):
+        observe(0, total)
+        recorded = islice(self._chunks.capture(pool), num_graphs) if self._chunks is not None else ()
+        num_chunked = 0
+        for num_chunked, _ in enumerate(recorded, 1):
+            observe(num_chunked, total)
+        for number, size in enumerate(self._sizes[::-1][:num_graphs].tolist(), num_chunked + 1):
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
             self._step(self._slots[:size])
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 output = self._step(self._slots[:size])
             self._graphs[size] = graph, output
-            observe(number, len(self._sizes))
+            observe(number, total)
         torch.cuda.synchronize()
 
     def decode(self, slots: I64) -> DecodeOutput:
@@ -75,4 +80,4 @@ class DecodeGraphs(StepDecoder):
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
         """See `Decoder.compute`."""
-        return self._chunks.compute(batch) if self._chunks is not None and self._chunks.takes(batch) else None
+        return self._chunks.compute(batch) if self._chunks is not None else None

@@ -61,7 +61,7 @@ class TritonAttention:
         longer = np.flatnonzero(batch.query_lens != 1)
         num_decodes = int(longer[0]) if len(longer) else len(batch.slots)
         chunks = np.arange(num_decodes, len(batch.slots))
-        by_flash = self.flash is not None and self._suits_flash(batch, chunks)
+        by_flash = self.suits_flash(batch, chunks)
         columns = upload(
             positions.device,
             np.arange(num_decodes),
@@ -85,15 +85,25 @@ class TritonAttention:
         return TritonStepAttention(self, block_tables, rows, chunked=None)
 
     def prepare_chunks(
-        self, tiles: PrefillTiles, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
+        self,
+        decode_rows: DecodeRows,
+        tiles: PrefillTiles,
+        *,
+        rows: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
     ) -> "TritonStepAttention":
-        """The attention of a step all of whose tokens are in `tiles`; launches nothing but a range of rows."""
-        rows = torch.arange(len(positions), device=positions.device)
-        none = rows[:0]
+        """The attention of a step whose tokens are `decode_rows` and, in `tiles`, the last of the flat columns, which
+        `rows` i64[n] names; launches nothing.
+        """
         chunked = _Chunked(tiles, rows, positions, slot_mapping)
-        return TritonStepAttention(self, block_tables, DecodeRows(none, none, none), chunked)
+        return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
-    def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
+    def suits_flash(self, batch: Batch, chunks: I64) -> bool:
+        """Whether a FlashAttention package is there and better at these sequences of the batch."""
+        if self.flash is None:
+            return False
         query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
         if not len(chunks) or query_lens.max() * self.num_heads <= _FLASH_QUERIES * self.cache.shape.num_kv_heads:
             return False
