@@ -192,12 +192,12 @@ class DetokenizerService:
         for shard in self._shards.values():
             positions[shard.log_stream] = shard.log_position
             positions[shard.attach_stream] = shard.attach_position
+        num_requests = sum(len(each.detokenizer) for each in self._shards.values())
         if positions:
-            positions |= self._bell.listen(is_idle=not any(len(each.detokenizer) for each in self._shards.values()))
+            positions |= self._bell.listen(is_idle=not num_requests)
         num_effects = len(calls)
-        answers = session.connection.execute(
-            [*calls, Read(positions, READ_COUNT, self._bell.block_ms(READ_BLOCK_MS))] if positions else calls
-        )
+        block_ms = self._bell.block_ms(READ_BLOCK_MS, num_requests)
+        answers = session.connection.execute([*calls, Read(positions, READ_COUNT, block_ms)] if positions else calls)
         self._outbox.calls = []
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out

@@ -35,7 +35,7 @@ class Link:
         self._lost = asyncio.Event()
         self._calls: AsyncConnection | None = None
         self._reads: AsyncConnection | None = None
-        self.bell = Doorbell(bus.keys, awake_s)
+        self.bell = Doorbell(bus.keys, awake_s, is_for_all=False)
         self.sid = os.urandom(16)
         self.rerouted: Callable[[], None] = lambda: None
         self.testimony: Callable[[], Sequence[Call[Any]]] = lambda: ()  # what a restarted server is to be told

@@ -235,7 +235,8 @@ class GatewayService:
                     await self._begin_reading()
                 bell = self._link.bell
                 streams = {self._stream: self._position} | bell.listen(is_idle=not self.stats.num_streams)
-                found = await self._link.read(Read(streams, READ_COUNT, bell.block_ms(READ_BLOCK_MS)))
+                block_ms = bell.block_ms(READ_BLOCK_MS, self.stats.num_streams)
+                found = await self._link.read(Read(streams, READ_COUNT, block_ms))
             except BusUnavailable:
                 continue
             bell.hear(found)

@@ -171,8 +171,9 @@ class SchedulerService:
             dispatcher.look_around(is_draining=self._is_draining)
         pending = dispatcher.outbox
         may_wait = not dispatcher.is_filling and all(each.may_wait for each in pending)
-        block_ms = self._bell.block_ms(BLOCK_MS) if may_wait else 0
-        listening = self._bell.listen(is_idle=not dispatcher.scheduler.requests)
+        num_requests = len(dispatcher.scheduler.requests)
+        block_ms = self._bell.block_ms(BLOCK_MS, num_requests) if may_wait else 0
+        listening = self._bell.listen(is_idle=not num_requests)
         read = Read(dispatcher.positions() | listening, READ_COUNT, block_ms)
         try:
             *answers, entries = self._session.connection.execute([*(each.call for each in pending), read])

@@ -3,7 +3,8 @@
 Waking a core that sleeps, and what it does slowly at first, takes longer than all the work that the pipeline does for
 a request. So an idle gateway rings when a call comes in, before it looks at it; who has nothing to do hears it in the
 read that it waits in anyway, and for some time reads without waiting. Who is busy does not listen: it wakes often
-enough. Nothing depends on a ring.
+enough. Who has more than a few requests sleeps whenever it can: its core's other half may be the one that launches
+kernels. Nothing depends on a ring.
 """
 
 import time
@@ -13,27 +14,42 @@ from servicekit.bus import keys
 from servicekit.bus.calls import Append, Entry
 from servicekit.bus.keys import Keys
 
+FEW = 4  # requests at once, for which nobody sleeps
+
 
 class Doorbell:
     """One service's; used by one thread."""
 
-    def __init__(self, names: Keys, awake_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        names: Keys,
+        awake_s: float,
+        clock_s: Callable[[], float] = time.monotonic,
+        *,
+        is_for_all: bool = True,
+    ) -> None:
         """It has not rung.
 
         Args:
             names: of the pool.
             awake_s: how long a ring is good for, seconds; 0: it is not listened to.
             clock_s: a clock that never goes back, in seconds.
+            is_for_all: whoever rang; else only this one's own rings count: the next request comes to one gateway.
         """
         self._stream = names.bell
         self._awake_s = awake_s
         self._clock_s = clock_s
+        self._is_for_all = is_for_all
         self._position = b"0-0"
+        self._rang_until_s = 0.0  # its own ring
         self._until_s = 0.0
 
     def ring(self) -> Append | None:
         """What to send when a request comes, so that everybody wakes at once."""
-        return Append(self._stream, {keys.SENT_NS: b"%d" % time.time_ns()}, keys.BELL_CAP) if self._awake_s else None
+        if not self._awake_s:
+            return None
+        self._rang_until_s = self._clock_s() + self._awake_s
+        return Append(self._stream, {keys.SENT_NS: b"%d" % time.time_ns()}, keys.BELL_CAP)
 
     def listen(self, *, is_idle: bool) -> dict[bytes, bytes]:
         """The stream to read, and behind which entry; empty for who is busy."""
@@ -43,13 +59,17 @@ class Doorbell:
         """What a read has brought."""
         if rings := entries.get(self._stream):
             self._position = rings[-1].entry_id
-            self._until_s = self._clock_s() + self._awake_s
+            now_s = self._clock_s()
+            if self._is_for_all or now_s < self._rang_until_s:
+                self._until_s = now_s + self._awake_s
 
     @property
     def is_awake(self) -> bool:
         """Whether a request is expected."""
         return self._until_s > 0.0 and self._clock_s() < self._until_s
 
-    def block_ms(self, block_ms: int) -> int:
-        """How long a read may wait that would otherwise wait for `block_ms`."""
+    def block_ms(self, block_ms: int, num_requests: int) -> int:
+        """How long a read may wait that would otherwise wait for `block_ms`, with so many requests in hand."""
+        if num_requests > FEW:
+            self._until_s = 0.0
         return 0 if self.is_awake else block_ms

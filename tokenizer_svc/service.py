@@ -220,9 +220,10 @@ class TokenizerService:
         if time.monotonic() >= self._reclaim_at_s:
             # Whatever became of who took them, and of what is known about it.
             self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
-            idle_ms = int(self._settings.reclaim_after_s * 1000)
-            reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, idle_ms, READ_COUNT))
-        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else self._bell.block_ms(READ_BLOCK_MS)
+            abandoned_ms = int(self._settings.reclaim_after_s * 1000)
+            reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
+        idle_ms = self._bell.block_ms(READ_BLOCK_MS, len(self._unsent))
+        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else idle_ms
         listening = self._bell.listen(is_idle=block_ms == READ_BLOCK_MS and not self._unsent)
         reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms))
         if listening:

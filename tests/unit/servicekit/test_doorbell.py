@@ -3,7 +3,7 @@
 from servicekit.bus.calls import Read
 from servicekit.bus.interface import Connection
 from servicekit.bus.memory_bus import MemoryBus
-from servicekit.doorbell import Doorbell
+from servicekit.doorbell import FEW, Doorbell
 
 AWAKE_S = 0.01
 
@@ -32,13 +32,39 @@ def test_who_is_idle_hears_a_ring_and_does_not_wait_until_it_has_faded() -> None
     bus, clock = MemoryBus(), Clock()
     connection = bus.connect()
     bell, ringer = Doorbell(bus.keys, AWAKE_S, clock), Doorbell(bus.keys, AWAKE_S)
-    assert bell.block_ms(100) == 100
+    assert bell.block_ms(100, 1) == 100
     ring(ringer, connection)
     listen(bell, connection)
     assert bell.is_awake
-    assert bell.block_ms(100) == 0
+    assert bell.block_ms(100, 1) == 0
     clock.now_s += AWAKE_S
-    assert bell.block_ms(100) == 100
+    assert bell.block_ms(100, 1) == 100
+
+
+def test_who_has_many_requests_sleeps_whenever_it_can() -> None:
+    bus = MemoryBus()
+    connection = bus.connect()
+    bell = Doorbell(bus.keys, AWAKE_S, Clock())
+    ring(bell, connection)
+    listen(bell, connection)
+    assert bell.block_ms(100, FEW) == 0
+    assert bell.block_ms(100, FEW + 1) == 100
+    assert bell.block_ms(100, 0) == 100
+
+
+def test_a_gateway_wakes_for_its_own_rings_only() -> None:
+    bus, clock = MemoryBus(), Clock()
+    connection = bus.connect()
+    called, other = (Doorbell(bus.keys, AWAKE_S, clock, is_for_all=False) for _ in range(2))
+    ring(called, connection)
+    listen(called, connection)
+    listen(other, connection)
+    assert called.is_awake
+    assert not other.is_awake
+    clock.now_s += AWAKE_S
+    ring(other, connection)
+    listen(called, connection)
+    assert not called.is_awake
 
 
 def test_a_ring_is_heard_once() -> None:
