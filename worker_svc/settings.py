@@ -40,7 +40,7 @@ class WorkerSettings(ServiceSettings):
         default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
     )
     chunk_graphs: bool = field(
-        default=True,
+        default=False,
         metadata={"help": "record small steps with chunks of prompts as well: short prompts then wait for no launches"},
     )
     max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})

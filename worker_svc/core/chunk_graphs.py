@@ -25,7 +25,7 @@ from worker_svc.core.slots import I64
 
 MAX_CHUNKS = 16  # sequences of a step that advance by chunks
 
-_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048)
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 # A step whose products are more keeps an H200 busy while the next is launched; what pads it would cost more.
