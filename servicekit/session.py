@@ -145,7 +145,7 @@ class Session:
                 now_s = time.monotonic()
                 if now_s - logged_s >= 1.0:
                     logged_s = now_s
-                    _log.warning("waiting_for_bus", waited_s=round(now_s - waiting_since_s, 1), reason=str(error))
+                    _log.warning("waiting for the bus", waited_s=round(now_s - waiting_since_s, 1), reason=str(error))
                 stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
@@ -171,7 +171,7 @@ class Session:
         try:
             self._connection.call(last)
         except BusUnavailable as error:
-            _log.warning("left_without_bus", reason=str(error))
+            _log.warning("left without a word to the bus", reason=str(error))
         self._connection.close()
         self._connection = None
 

@@ -134,7 +134,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(tmp_path: Path, sch
     server = EmbeddedServer(tmp_path, port=free_port())
     process = start(server.url, "late", "--model", "m", "--runner", "simulated")
     assert process.stderr is not None
-    until(lambda: "waiting_for_bus" in process.stderr.readline(), START_S)
+    until(lambda: "waiting for the bus" in process.stderr.readline(), START_S)
     server.start()
     scheduler = play(schedulers, open_bus(server.url, "late"))
     scheduler.pair(START_S)
