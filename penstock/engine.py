@@ -15,7 +15,7 @@ from penstock.domain.params import SamplingParams
 from penstock.domain.plan import StepPlan
 from penstock.domain.request import Header, Prompt, Request
 from penstock.domain.rows import TokenRows
-from penstock.outputs import CompletionOutput, RequestOutput
+from penstock.outputs import RequestOutput, new_samples
 from penstock.prompts import PromptLike, parse_prompt
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
@@ -143,7 +143,9 @@ class LLMEngine:
             )
         )
         self._ids[request_id] = header.request_id
-        self._outputs[header.request_id] = _new_output(request_id, prompt, tokenized.token_ids.tolist(), params)
+        self._outputs[header.request_id] = RequestOutput(
+            request_id, prompt.text, tokenized.token_ids.tolist(), new_samples(params)
+        )
         queued = QueuedRequest(
             request_id=header.request_id,
             prompt_token_ids=tokenized.token_ids,
@@ -235,11 +237,3 @@ class LLMEngine:
 
 def _num_prefill_tokens(plan: StepPlan) -> int:
     return int(plan.num_tokens[plan.num_tokens > 1].sum())
-
-
-def _new_output(request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> RequestOutput:
-    outputs = [CompletionOutput(index) for index in range(params.n)]
-    if params.logprobs is not None:
-        for output in outputs:
-            output.logprobs, output.cumulative_logprob = [], 0.0
-    return RequestOutput(request_id, prompt.text, token_ids, outputs)

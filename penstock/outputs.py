@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from penstock.domain.finish import FinishReason, RequestError, Usage
+from penstock.domain.params import SamplingParams
 from penstock.domain.rows import TextRow, TokenLogprob
 
 FinishText = Literal["stop", "length", "abort", "error"]
@@ -72,6 +73,15 @@ class CompletionOutput:
         if row.finish is not FinishReason.UNSPECIFIED:
             self.finish_reason = _FINISH_TEXTS[row.finish]
             self.stop_reason = row.stop_reason
+
+
+def new_samples(params: SamplingParams) -> list[CompletionOutput]:
+    """The samples that a request asks for, without tokens."""
+    samples = [CompletionOutput(index) for index in range(params.n)]
+    if params.logprobs is not None:
+        for sample in samples:
+            sample.logprobs, sample.cumulative_logprob = [], 0.0
+    return samples
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 from penstock.cli.arguments import add_connection, add_sampling, sampling_params
 from penstock.client import Client, Delta
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         models = client.models()
         if not models:
             raise PenstockError(ErrorCode.UNAVAILABLE, "no worker has registered a model yet: try again in a moment")
-        console.print(f"[bold]{models[0].name}[/bold]  [dim]{_HELP}[/dim]\n")
+        console.print(f"[bold]{escape(models[0].name)}[/bold]  [dim]{_HELP}[/dim]\n")
         opening = [Message("system", arguments.system)] if arguments.system else []
         history = list(opening)
         while question := _ask(console):
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
             try:
                 answer = _answer(client, console, history, params, arguments.timeout_s)
             except PenstockError as error:
-                console.print(f"[red]{error.message}[/red]\n")
+                console.print(f"{error.message}\n", style="red", markup=False)
                 history.pop()
                 if not sys.stdin.isatty():
                     return 1

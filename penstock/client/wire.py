@@ -16,7 +16,7 @@ from penstock.domain.finish import FinishReason, Usage
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Message
 from penstock.domain.rows import TokenLogprob
-from penstock.outputs import CompletionOutput
+from penstock.outputs import CompletionOutput, new_samples
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
 from penstock.wire.requests import encode_message, encode_params
 
@@ -91,11 +91,7 @@ class Generation:
     @classmethod
     def begin(cls, accepted: Accepted, params: SamplingParams) -> "Generation":
         """A generation that was accepted and has no tokens."""
-        outputs = [CompletionOutput(index) for index in range(params.n)]
-        if params.logprobs is not None:
-            for output in outputs:
-                output.logprobs, output.cumulative_logprob = [], 0.0
-        return cls(accepted, outputs)
+        return cls(accepted, new_samples(params))
 
     @staticmethod
     def ended(generation: "Generation | None") -> "Generation":
