@@ -12,7 +12,7 @@ import httpx
 import pytest
 from served import SIMULATED, Served, expected, wait_until
 
-from penstock.client import Delta
+from penstock.client import Delta, resumption
 from penstock.domain.params import SamplingParams
 
 KINDS = {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
@@ -57,8 +57,11 @@ def sticky(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
         yield served.wait_ready()
 
 
-def test_a_loop_that_is_stuck_is_found_in_each_service_though_its_health_port_answers(sticky: Served) -> None:
+def test_a_loop_that_is_stuck_is_found_in_each_service_though_its_health_port_answers(
+    sticky: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All at once, so that nobody else can be the reason; a client's stream goes on behind what it has."""
+    monkeypatch.setattr(resumption, "PATIENCE_S", 200.0)  # nothing comes until all are found and started again
     began = Event()
 
     def generate() -> list[int]:
