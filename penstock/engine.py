@@ -87,6 +87,8 @@ class LLMEngine:
         self._changed: dict[bytes, RequestOutput] = {}  # to be given out by the next step
         self._num_requests = 0
         self._last_result_s = 0.0
+        self._max_step_tokens = config.max_num_batched_tokens
+        self._num_new_tokens = 0  # of prompts, since a step was launched
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -158,7 +160,13 @@ class LLMEngine:
             arrival_ns=now_ns,
             deadline_ns=header.deadline_ns,
         )
+        self._num_new_tokens += len(tokenized.token_ids)
         self._deliver(self._scheduler.add(queued, now_ns))
+
+    def begin(self) -> None:
+        """Launch a step if the prompts added since the last one fill it: whoever adds many need not finish first."""
+        if self._num_new_tokens >= self._max_step_tokens:
+            self._launch_one()
 
     def abort_request(self, request_id: str) -> None:
         """End a request; the next step gives out what it has, with the finish reason "abort". One that has ended, or
@@ -204,10 +212,19 @@ class LLMEngine:
         self.runner.close()
 
     def _launch_ahead(self) -> None:
+        while self._launch_one():
+            pass
+
+    def _launch_one(self) -> bool:
+        """Whether there was a step to launch."""
         if not self._launched:
             self._last_result_s = time.perf_counter()
-        while (plan := self._scheduler.schedule(_WORKER, time.time_ns())) is not None:
-            self._launched.append(_Launched(self.runner.launch(plan), _num_prefill_tokens(plan)))
+        plan = self._scheduler.schedule(_WORKER, time.time_ns())
+        if plan is None:
+            return False
+        self._num_new_tokens = 0
+        self._launched.append(_Launched(self.runner.launch(plan), _num_prefill_tokens(plan)))
+        return True
 
     def _measure(self, launched: _Launched, num_sampled: int) -> None:
         now_s = time.perf_counter()

@@ -243,6 +243,8 @@ class LLM:
                 with at_index("prompts", index):
                     self.llm_engine.add_request(request_id, prompt, params[index], priorities[index])
                 pending[request_id] = index
+                if priority is None:
+                    self.llm_engine.begin()
             with ProgressBar(self.llm_engine.progress, len(prompts), disable=not use_tqdm) as bar:
                 while pending:
                     finished = [output for output in self.llm_engine.step() if output.finished]

@@ -47,7 +47,7 @@ def parse_prompt(value: PromptLike) -> Prompt:
 def _token_ids(value: Any) -> tuple[int, ...]:
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if not isinstance(value, Sequence) or not all(type(token_id) is int for token_id in value):
+    if not isinstance(value, Sequence) or set(map(type, value)) - {int}:
         raise invalid(f"a prompt is text, a list of token ids or a dict of one of them, got {value!r:.80}", "prompt")
     return tuple(value)
 

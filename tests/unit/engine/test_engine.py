@@ -10,7 +10,9 @@ from simulated_engines import EOS, drain, expected, make_engine, make_limits, ru
 from penstock.domain import chain
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
+from penstock.domain.plan import StepPlan
 from penstock.outputs import RequestOutput
+from worker_svc.core.interface import PendingStep
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = [[(7 * i + j) % 256 for j in range(1 + 11 * i % 60)] for i in range(12)]
@@ -33,6 +35,24 @@ def test_greedy_tokens_are_those_of_a_sequence_alone(window: int, budget: int, e
     for index, prompt in enumerate(PROMPTS):
         assert token_ids(outputs[str(index)]) == expected(prompt, 12)
         assert outputs[str(index)].outputs[0].finish_reason == "length"
+
+
+def test_a_step_that_new_prompts_fill_begins_before_all_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(limits=make_limits(max_num_batched_tokens=16))
+    sizes, launch = [], engine.runner.launch
+
+    def remember(plan: StepPlan) -> PendingStep:
+        sizes.append(int(plan.num_tokens.sum()))
+        return launch(plan)
+
+    monkeypatch.setattr(engine.runner, "launch", remember)
+    prompts = [list(range(10 * i, 10 * i + 10)) for i in range(3)]
+    for index, prompt in enumerate(prompts):
+        engine.add_request(str(index), prompt, GREEDY)
+        engine.begin()
+        assert sizes == ([] if index == 0 else [16])
+    outputs = drain(engine)
+    assert [token_ids(outputs[str(index)]) for index in range(3)] == [expected(prompt, 12) for prompt in prompts]
 
 
 def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened() -> None:
