@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed, a position and a token id and on nothing else, on any device.
+"""Random numbers that depend on a seed, a position and a counter and on nothing else, on any device.
 
 The v-th number is the v-th output of SplitMix64 (Steele, Lea and Flood, 2014) started from a mix of seed and position;
 integer arithmetic modulo 2**64 is the same everywhere.
@@ -21,10 +21,11 @@ def mix(value: Tensor) -> Tensor:
     return value.bitwise_xor_((value >> 31).bitwise_and_((1 << 33) - 1))
 
 
-def uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Numbers in (0, 1): seeds and positions i64[rows] -> f32[rows, vocab_size]; small ones keep full precision."""
+def uniform(seeds: Tensor, positions: Tensor, counters: Tensor) -> Tensor:
+    """The numbers in (0, 1) that stand at `counters` i64[rows, n]: seeds and positions i64[rows] -> f32[rows, n]; small
+    ones keep full precision.
+    """
     keys = mix(seeds ^ mix(positions))
-    counters = torch.arange(vocab_size, dtype=torch.int64, device=seeds.device).mul_(_GAMMA)
-    bits = mix(keys.unsqueeze(1) + counters)
+    bits = mix(keys.unsqueeze(1) + counters * _GAMMA)
     high = (bits >> 32).bitwise_and_((1 << 32) - 1)
     return high.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)

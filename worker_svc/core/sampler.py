@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.core.noise import uniform
+
+PART_TOKENS = 4096  # of the vocabulary: a part is drawn first, then a token of it
+PART_COUNTER = 1 << 32  # the number of the noise from which parts draw; tokens draw by their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,9 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
 
 
 def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
-    """Tokens i64[d] for logits f32[d, vocab_size], by an exponential race: the token whose clock rings first wins, and
-    its clock runs as fast as it is likely.
+    """Tokens i64[d] for logits f32[d, vocab_size], by exponential races: whose clock rings first wins, and a clock runs
+    as fast as what it stands for is likely. The first race is between parts of the vocabulary, the second between the
+    tokens of the winner, so that most tokens need no noise.
     """
     # Scaled from the maximum down, so that a tiny temperature cannot overflow.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / draw.temperature.unsqueeze(1)
@@ -139,8 +144,21 @@ def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
         _truncate(scaled, draw.truncation)
     if draw.min_p is not None:
         scaled.masked_fill_(scaled < draw.min_p.log().unsqueeze(1), -torch.inf)
-    ring_times = uniform(draw.seeds, draw.positions, logits.shape[1]).neg_().log1p_().neg_()
-    return (scaled - ring_times.log_()).argmax(dim=-1)
+    rows, vocab_size = scaled.shape
+    num_parts, width = -(-vocab_size // PART_TOKENS), min(vocab_size, PART_TOKENS)
+    parts = F.pad(scaled, (0, num_parts * width - vocab_size), value=-torch.inf).view(rows, num_parts, width)
+    counters = torch.arange(PART_COUNTER, PART_COUNTER + num_parts, device=logits.device)
+    part = _first_to_ring(parts.logsumexp(dim=-1), draw, counters.expand(rows, -1))
+    first = part * PART_TOKENS
+    token_ids = first.unsqueeze(1) + torch.arange(width, device=logits.device)
+    of_part = parts.gather(1, part.view(-1, 1, 1).expand(-1, 1, width)).squeeze(1)
+    return first + _first_to_ring(of_part, draw, token_ids)
+
+
+def _first_to_ring(weights: Tensor, draw: Draw, counters: Tensor) -> Tensor:
+    """The winners i64[d]: weights f32[d, n] are logarithms, counters i64[d, n] say which noise each has."""
+    ring_times = uniform(draw.seeds, draw.positions, counters).neg_().log1p_().neg_()
+    return (weights - ring_times.log_()).argmax(dim=-1)
 
 
 def _truncate(scaled: Tensor, truncation: Truncation) -> None:

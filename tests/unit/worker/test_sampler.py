@@ -79,7 +79,7 @@ def test_noise_is_splitmix64_of_seed_and_position() -> None:
     for _ in range(5):
         expected.append(chain.mix(state) >> 32)
         state = (state + 0x9E3779B97F4A7C15) % 2**64
-    numbers = uniform(torch.tensor([seed - 2**64]), torch.tensor([position]), 5)
+    numbers = uniform(torch.tensor([seed - 2**64]), torch.tensor([position]), torch.arange(5).unsqueeze(0))
     assert numbers[0].tolist() == pytest.approx([(bits + 0.5) / 2**32 for bits in expected], rel=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_tensor_mix_equals_the_domain_s() -> None:
 
 
 def test_noise_is_spread_evenly_and_never_reaches_its_ends() -> None:
-    numbers = uniform(torch.tensor([1, 2]), torch.tensor([9, 9]), 100_000)
+    numbers = uniform(torch.tensor([1, 2]), torch.tensor([9, 9]), torch.arange(100_000).expand(2, -1))
     assert float(numbers.min()) > 0
     assert float(numbers.max()) < 1
     assert numbers.mean(1).tolist() == pytest.approx([0.5, 0.5], abs=0.005)

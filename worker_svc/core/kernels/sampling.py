@@ -1,6 +1,5 @@
-"""One token a row in one pass over the logits: the most likely one, or one drawn at a temperature.
-
-The noise is that of `worker_svc.core.noise`, made where it is used.
+"""One token a row: the most likely one, or one drawn at a temperature as `worker_svc.core.sampler` does, in one pass
+over the logits and a second look at the part of the vocabulary that won.
 """
 
 import torch
@@ -9,13 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.sampler import PART_COUNTER, PART_TOKENS
 
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 _MUL1 = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
 _MUL2 = tl.constexpr(0x94D049BB133111EB - 2**64)
 _BELOW_ONE = tl.constexpr(1 - 2**-24)
-_PART = 4096  # columns of a program
-_BLOCK = 1024
+_PART_COUNTER = tl.constexpr(PART_COUNTER)
+_NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -28,9 +28,9 @@ def _mix(value):
 
 
 @triton.jit
-def _log_ring_time(key, columns):
-    """log(-log(1 - u)) for each column's u in (0, 1)."""
-    bits = (_mix(key + columns.to(tl.int64) * _GAMMA) >> 32) & ((1 << 32) - 1)
+def _log_ring_time(key, counters):
+    """log(-log(1 - u)) for each counter's u in (0, 1); counters are i64."""
+    bits = (_mix(key + counters * _GAMMA) >> 32) & ((1 << 32) - 1)
     u = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, _BELOW_ONE)
     # The winners are small: there the device's fast logarithm of 1 - u would lose them, the series of 2 atanh does not.
     z = u / (2.0 - u)
@@ -40,54 +40,83 @@ def _log_ring_time(key, columns):
 
 
 @triton.jit
-def _best_of_part(
+def _weigh_part(
     logits_ptr,  # [rows, columns]
     temperatures_ptr,  # f32[rows]
-    seeds_ptr,  # i64[rows]
-    positions_ptr,  # i64[rows]
     floors_ptr,  # f32[rows]: what is below is not drawn
-    scores_ptr,  # f32[rows, parts]
-    tokens_ptr,  # i32[rows, parts]
+    most_ptr,  # f32[rows, parts]: the largest logit
+    mass_ptr,  # f32[rows, parts]: of rows that draw, the sum of exp((logit - most) / temperature)
+    tokens_ptr,  # i32[rows, parts]: of rows that do not, where the largest stands
     num_columns,
     row_stride,
     PART: tl.constexpr,
-    BLOCK: tl.constexpr,
     HAS_FLOORS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    place = row * tl.num_programs(1) + part
+    columns = part * PART + tl.arange(0, PART)
+    is_column = columns < num_columns
     temperature = tl.load(temperatures_ptr + row)
-    key = _mix(tl.load(seeds_ptr + row) ^ _mix(tl.load(positions_ptr + row)))
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    token = tl.full((BLOCK,), 2147483647, tl.int32)
-    for start in range(0, PART, BLOCK):
-        columns = part * PART + start + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
+    if HAS_FLOORS:
+        x = tl.where(x >= tl.load(floors_ptr + row), x, float("-inf"))
+    most = tl.max(x, 0)
+    tl.store(most_ptr + place, most)
+    if temperature > 0:
+        # Nothing is left of a part: zero instead of -inf - -inf.
+        base = tl.where(most == float("-inf"), 0.0, most)
+        tl.store(mass_ptr + place, tl.sum(tl.exp((x - base) / temperature), 0))
+    else:
+        # Of equals the first, as torch's argmax.
+        tl.store(tokens_ptr + place, tl.min(tl.where(x == most, columns, _NO_TOKEN), 0))
+
+
+@triton.jit
+def _choose(
+    logits_ptr,  # [rows, columns]
+    temperatures_ptr,  # f32[rows]
+    seeds_ptr,  # i64[rows]
+    positions_ptr,  # i64[rows]
+    floors_ptr,  # as above, and the next three
+    most_ptr,
+    mass_ptr,
+    tokens_ptr,
+    out_ptr,  # i64[rows]
+    num_columns,
+    row_stride,
+    num_parts,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,  # power of two from num_parts
+    HAS_FLOORS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PARTS)
+    is_part = parts < num_parts
+    places = row * num_parts + parts
+    temperature = tl.load(temperatures_ptr + row)
+    most = tl.load(most_ptr + places, mask=is_part, other=float("-inf"))
+    top = tl.max(most, 0)
+    if temperature > 0:
+        # An exponential race of the parts, then one within the winner.
+        key = _mix(tl.load(seeds_ptr + row) ^ _mix(tl.load(positions_ptr + row)))
+        mass = tl.load(mass_ptr + places, mask=is_part, other=0.0)
+        weight = (most - top) / temperature + tl.log(tl.where(mass > 0, mass, 1.0))
+        weight = tl.where(mass > 0, weight, float("-inf"))
+        race = weight - _log_ring_time(key, parts.to(tl.int64) + _PART_COUNTER)
+        part = tl.min(tl.where(race == tl.max(race, 0), parts, PARTS), 0)
+        columns = part * PART + tl.arange(0, PART)
         is_column = columns < num_columns
         x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
         if HAS_FLOORS:
             x = tl.where(x >= tl.load(floors_ptr + row), x, float("-inf"))
-        if temperature > 0:
-            # An exponential race in logits instead of log-probabilities: no temperature overflows.
-            x = x - temperature * _log_ring_time(key, columns)
-        is_better = (x > best) | ((token == 2147483647) & is_column)
-        token = tl.where(is_better, columns, token)
-        best = tl.where(is_better, x, best)
-    score = tl.max(best, 0)
-    # Of equals the first, as torch's argmax.
-    winner = tl.min(tl.where(best == score, token, 2147483647), 0)
-    tl.store(scores_ptr + row * tl.num_programs(1) + part, score)
-    tl.store(tokens_ptr + row * tl.num_programs(1) + part, winner)
-
-
-@triton.jit
-def _best_of_row(scores_ptr, tokens_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    parts = tl.arange(0, PARTS)
-    is_part = parts < num_parts
-    scores = tl.load(scores_ptr + row * num_parts + parts, mask=is_part, other=float("-inf"))
-    tokens = tl.load(tokens_ptr + row * num_parts + parts, mask=is_part, other=2147483647)
-    winner = tl.min(tl.where(scores == tl.max(scores, 0), tokens, 2147483647), 0)
-    tl.store(out_ptr + row, winner.to(tl.int64))
+        # In logits instead of log-probabilities: no temperature overflows.
+        score = x - temperature * _log_ring_time(key, columns.to(tl.int64))
+        token = tl.min(tl.where(score == tl.max(score, 0), columns, _NO_TOKEN), 0)
+        tl.store(out_ptr + row, token.to(tl.int64))
+    else:
+        tokens = tl.load(tokens_ptr + places, mask=is_part, other=_NO_TOKEN)
+        tl.store(out_ptr + row, tl.min(tl.where(most == top, tokens, _NO_TOKEN), 0).to(tl.int64))
 
 
 def sample_tokens(
@@ -99,24 +128,41 @@ def sample_tokens(
     floors f32[rows]: smaller logits are not drawn.
     """
     rows, columns = logits.shape
-    parts = triton.cdiv(columns, _PART)
-    scores = torch.empty(rows, parts, device=logits.device)
+    parts = triton.cdiv(columns, PART_TOKENS)
+    most = torch.empty(rows, parts, device=logits.device)
+    mass = torch.empty(rows, parts, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _best_of_part[(rows, parts)](
+    lowest = floors if floors is not None else temperatures
+    _weigh_part[(rows, parts)](
+        logits,
+        temperatures,
+        lowest,
+        most,
+        mass,
+        tokens,
+        columns,
+        logits.stride(0),
+        PART=PART_TOKENS,
+        HAS_FLOORS=floors is not None,
+        **options(warps=4),
+    )
+    _choose[(rows,)](
         logits,
         temperatures,
         seeds,
         positions,
-        floors if floors is not None else temperatures,
-        scores,
+        lowest,
+        most,
+        mass,
         tokens,
+        out,
         columns,
         logits.stride(0),
-        PART=_PART,
-        BLOCK=_BLOCK,
+        parts,
+        PART=PART_TOKENS,
+        PARTS=triton.next_power_of_2(parts),
         HAS_FLOORS=floors is not None,
-        **options(warps=4),
+        **options(warps=8),
     )
-    _best_of_row[(rows,)](scores, tokens, out, parts, PARTS=triton.next_power_of_2(parts), **options(warps=1))
     return out
