@@ -31,6 +31,8 @@ BODY = {
     "stream_options": {"include_usage": True},
 }
 RESUMABLE = {"x-penstock-resumable": "true"}
+SAMPLES = {"n": 2, "temperature": 1, "seed": 5}
+PROMPTS = {"prompt": [[1, 7, 9], [2, 8], [3]]}
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +112,10 @@ def listen(url: str, body: dict[str, Any], headers: dict[str, str] | None = None
 def begin(url: str, body: dict[str, Any], headers: dict[str, str], kill: Callable[[], None]) -> Heard:
     """A stream that is heard half and then breaks."""
     heard = Heard()
+    num_prompts = 1 if isinstance(body["prompt"][0], int) else len(body["prompt"])
 
     def is_broken() -> bool:
-        if len(heard.texts) < body.get("n", 1) or min(map(len, heard.texts.values())) <= 100:
+        if len(heard.texts) < num_prompts * body.get("n", 1) or min(map(len, heard.texts.values())) <= 100:
             return False
         kill()  # while the stream is held: leaving `read` hangs up, and a gateway that sees it may cancel
         return True
@@ -133,10 +136,16 @@ def assert_same(heard: Heard, undisturbed: Heard) -> None:
     assert heard.is_done
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_an_event_stream_goes_on_through_the_other_gateway(served: Served, victim: Callable[[], None], n: int) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [{}, SAMPLES, PROMPTS, PROMPTS | SAMPLES],
+    ids=["greedy", "samples", "prompts", "samples of prompts"],
+)
+def test_an_event_stream_goes_on_through_the_other_gateway(
+    served: Served, victim: Callable[[], None], fields: dict[str, Any]
+) -> None:
     first_url, second_url = served.http_urls
-    body = BODY | ({"n": n, "temperature": 1, "seed": 5} if n > 1 else {})
+    body = BODY | fields
     undisturbed = listen(second_url, body)
     heard = begin(first_url, body, RESUMABLE, victim)
     url = f"{second_url}/v1/requests/{heard.request_id}/events"
@@ -146,6 +155,13 @@ def test_an_event_stream_goes_on_through_the_other_gateway(served: Served, victi
     found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=30).json()
     assert found["state"] == "ended"
     assert {each["index"]: each["text"] for each in found["reply"]["choices"]} == undisturbed.texts
+    texts = dict.fromkeys(undisturbed.texts, "")
+    with grpc.insecure_channel(served.grpc_addresses[1]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        for event in stub.Resume(inference_pb2.ResumeCall(request_id=heard.request_id)):
+            if event.HasField("delta"):
+                texts[event.delta.sequence] += event.delta.text
+    assert texts == undisturbed.texts
 
 
 def test_a_request_that_did_not_ask_for_it_goes_on_too_if_its_client_is_quick(
@@ -159,13 +175,14 @@ def test_a_request_that_did_not_ask_for_it_goes_on_too_if_its_client_is_quick(
     assert_same(heard, listen(second_url, BODY))
 
 
+@pytest.mark.parametrize("fields", [{}, PROMPTS], ids=["one prompt", "prompts"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_retried_post_with_its_key_is_the_same_request(
-    served: Served, victim: Callable[[], None], stream: bool
+    served: Served, victim: Callable[[], None], stream: bool, fields: dict[str, Any]
 ) -> None:
     first_url, second_url = served.http_urls
-    headers = {"idempotency-key": f"retried-{stream}"}
-    body = BODY | {"n": 2, "temperature": 1}  # without a seed: it follows from the key
+    headers = {"idempotency-key": f"retried-{stream}-{len(fields)}"}
+    body = BODY | fields | {"n": 2, "temperature": 1}  # without a seed: it follows from the key
     first = begin(first_url, body, headers, victim)
     if stream:
         again = listen(second_url, body, headers)
