@@ -1,8 +1,11 @@
 import asyncio
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvloop
 from scripted_pipeline import ScriptedPipeline
@@ -40,6 +43,15 @@ class RunningGateway:
     @property
     def grpc(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
+
+    def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> socket.socket:
+        """A client that has asked for a completion and reads nothing by itself."""
+        client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=20)
+        content = json.dumps(body).encode()
+        lines = [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{''.join(lines)}content-length: {len(content)}\r\n\r\n"
+        client.sendall(head.encode() + content)
+        return client
 
     def start(self) -> None:
         started = threading.Event()

@@ -165,11 +165,7 @@ def test_an_unreadable_batch_is_buried_and_its_text_asked_for_again(gateway: Run
 
 def open_stream(gateway: RunningGateway, **fields: Any) -> socket.socket:
     """A client that has sent its request and reads nothing by itself."""
-    client = socket.create_connection(("127.0.0.1", gateway.service.http_port), timeout=20)
-    body = json.dumps({**BODY, **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    client.sendall(head + body)
-    return client
+    return gateway.post({**BODY, **fields})
 
 
 def test_a_client_that_leaves_cancels(gateway: RunningGateway) -> None:
