@@ -1,7 +1,6 @@
 """The detokenizer on a bus: text for gateways and followers, ends for requests."""
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ def test_text_for_a_gateway_that_left_is_not_written(pool: Pool) -> None:
     with running(service):
         request_id = pool.open(1)
         pool.connection.execute([Leave(GATEWAY), DropStream(stream)])
-        time.sleep(1.0)
+        eventually(lambda: service._gateways.is_gone(GATEWAY))
         pool.generate(request_id, ANSWER)
         assert text_of(pool.result(request_id)) == ANSWER
         assert pool.connection.call(Length(stream)) == 0

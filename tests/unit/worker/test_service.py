@@ -215,7 +215,6 @@ def test_a_bus_that_comes_back_finds_the_worker_again(running: Running, bus: Mem
     scheduler.results(1)
     scheduler.connection.call(Leave(scheduler.sid))
     bus.stop()
-    time.sleep(0.3)
     bus.start()
     scheduler = Scheduler(bus)
     scheduler.pair()
