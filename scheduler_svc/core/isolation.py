@@ -25,7 +25,7 @@ class Tolerance:
 
     num_strikes: int = 2  # together with others; then it runs alone
     num_strikes_alone: int = 2  # while it runs alone; then it ends with an error
-    num_tokens: int = 128  # of output for each sequence, behind the last strike, after which none counts any more
+    num_tokens: int = 128  # of output for each sequence that goes on, behind the last strike: then none counts any more
 
     def strike(self, request: RequestState) -> None:
         """One more worker has died."""
@@ -34,7 +34,7 @@ class Tolerance:
 
     def is_forgiven(self, request: RequestState) -> bool:
         """Whether the next strike is its first again."""
-        return request.num_output_tokens - request.struck_at >= self.num_tokens * request.queued.n
+        return request.num_output_tokens - request.struck_at >= self.num_tokens * request.num_live
 
     def is_suspect(self, request: RequestState) -> bool:
         """Whether it must run alone."""

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scheduling import Scheduling, make_request, request_id
 
 from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason
+from penstock.domain.finish import CancelReason, FinishReason
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -278,5 +278,18 @@ def test_what_waits_beside_a_forgiven_suspect_belongs_to_all_again() -> None:
         scheduling.step("a")
         scheduling.schedule("b")
     assert running(scheduling, "a") == running(scheduling, "b") == {1}
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
+def test_a_sample_that_ended_need_not_make_progress_any_more() -> None:
+    scheduling = Scheduling({"a": limits()}, tolerance=TOLERANCE)
+    scheduling.add(make_request(1, prompt(1), n=2, max_tokens=60, num_strikes=2))
+    scheduling.add(make_request(2, prompt(2), max_tokens=60))
+    scheduling.step()
+    scheduling.cancel(1, CancelReason.STOP, sequence=1)
+    while running(scheduling) == {1}:
+        scheduling.step()
+    assert 5 <= sum(len(scheduling.output(1, sequence)) for sequence in range(2)) < 10
     scheduling.run()
     scheduling.assert_nothing_is_left()
