@@ -173,7 +173,7 @@ def test_a_client_that_leaves_cancels(gateway: RunningGateway) -> None:
     client = open_stream(gateway)
     assert client.recv(10)
     client.close()
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 1)]
     eventually(lambda: gateway.service.stats.num_streams == 0)
 
 
@@ -182,7 +182,7 @@ def test_a_client_that_leaves_before_the_first_text_cancels(gateway: RunningGate
     client = open_stream(gateway, stream=False)
     gateway.pipeline.wait_for()
     client.close()
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 1)]
 
 
 def test_a_client_that_got_everything_cancels_nothing(gateway: RunningGateway) -> None:
@@ -200,7 +200,7 @@ def test_the_timeout_header_ends_a_request(gateway: RunningGateway) -> None:
     with httpx.Client(base_url=gateway.url, timeout=20) as http:
         reply = http.post("/v1/completions", json=BODY, headers={"x-request-timeout-s": "0.2"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     assert gateway.pipeline.cancels() == [(request.request_id, 3)]
     assert request.header.deadline_unix_ns > request.header.arrival_unix_ns
 
@@ -289,7 +289,7 @@ def test_a_server_that_is_gone_is_told_and_streams_wait(launch: Callable[..., Ru
             assert other.get("/ready").status_code == 503
         gateway.bus.start()
         gateway.pipeline.attaches()
-        gateway.pipeline.incoming[0].say("b")
+        gateway.pipeline.wait_for()[0].say("b")
         assert text_of(stream.read()) == "ab"
 
 

@@ -224,7 +224,7 @@ def test_an_error_before_the_first_text_has_a_status(gateway: RunningGateway, ht
         "param": "prompt",
         "code": "context_length_exceeded",
     }
-    assert reply.headers["x-request-id"] == gateway.pipeline.incoming[0].request_id.hex()
+    assert reply.headers["x-request-id"] == gateway.pipeline.wait_for()[0].request_id.hex()
 
 
 def test_an_error_in_a_stream_is_an_event_that_openais_client_raises(gateway: RunningGateway) -> None:

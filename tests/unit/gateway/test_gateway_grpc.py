@@ -27,7 +27,7 @@ def call(**fields: object) -> inference_pb2.GenerateCall:
 
 def test_generate_streams_deltas(gateway: RunningGateway, stub: Stub) -> None:
     first, *deltas = list(stub.Generate(call(seed=2**63 + 5)))
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     assert first.accepted.request_id == request.request_id.hex()
     assert (first.accepted.model, first.accepted.seed) == ("tiny", 2**63 + 5)
     assert request.header.seed == 2**63 + 5
@@ -53,11 +53,11 @@ def test_parameters_arrive_and_samples_are_indexed(gateway: RunningGateway, stub
     deltas = [event.delta for event in stub.Generate(asked) if event.HasField("delta")]
     assert {delta.sequence: delta.text for delta in deltas} == {0: "a", 1: "b"}
     assert {delta.sequence: delta.stop_token_id for delta in deltas} == {0: 9, 1: 0}
-    body = gateway.pipeline.incoming[0].body
+    body = gateway.pipeline.wait_for()[0].body
     assert (body.n, body.sampling.top_k, body.sampling.temperature, body.stopping.max_tokens) == (2, 3, 0, 4)
     assert struct.unpack("<f", body.sampling.logit_bias_values) == (1.5,)
     assert struct.unpack("<I", body.stopping.stop_token_ids) == (9,)
-    assert gateway.pipeline.incoming[0].header.priority == -1
+    assert gateway.pipeline.wait_for()[0].header.priority == -1
 
 
 def test_logprobs_carry_bytes(gateway: RunningGateway, stub: Stub) -> None:
@@ -129,7 +129,7 @@ def test_a_cancelled_call_cancels_its_request(gateway: RunningGateway, stub: Stu
     assert next(stream).HasField("accepted")
     assert next(stream).delta.text == "a"
     stream.cancel()
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 1)]
     eventually(lambda: gateway.service.stats.num_streams == 0)
 
 
@@ -138,7 +138,7 @@ def test_a_deadline_travels_and_cancels(gateway: RunningGateway, stub: Stub) -> 
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.Generate(call(), timeout=0.5))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     assert 0 < request.header.deadline_unix_ns - request.header.arrival_unix_ns <= 600_000_000
     ((request_id, reason),) = gateway.pipeline.cancels()
     assert request_id == request.request_id
@@ -147,7 +147,7 @@ def test_a_deadline_travels_and_cancels(gateway: RunningGateway, stub: Stub) -> 
 
 def test_without_a_deadline_there_is_none(gateway: RunningGateway, stub: Stub) -> None:
     list(stub.Generate(call()))
-    assert gateway.pipeline.incoming[0].header.deadline_unix_ns == 0
+    assert gateway.pipeline.wait_for()[0].header.deadline_unix_ns == 0
 
 
 def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, stub: Stub) -> None:
@@ -186,7 +186,7 @@ def test_a_client_that_does_not_read_is_merged_and_bounded(launch: Callable[...,
         stream = Stub(channel).Generate(call())
         assert next(stream).HasField("accepted")
         eventually(lambda: len(served) == 1500, 30)
-        (request,) = gateway.pipeline.incoming
+        (request,) = gateway.pipeline.wait_for()
         request.row("", finish=STOP)
         assert request.retire()
         text = "".join(event.delta.text for event in stream)

@@ -36,7 +36,7 @@ def test_plain_chat(gateway: RunningGateway, client: openai.OpenAI) -> None:
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (7, 2, 9)
     assert reply.usage.prompt_tokens_details is not None
     assert reply.usage.prompt_tokens_details.cached_tokens == 3
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     assert reply.id == "chatcmpl-" + request.request_id.hex()
     assert reply._request_id == request.request_id.hex()
     assert request.header.seed == 5
@@ -45,7 +45,7 @@ def test_plain_chat(gateway: RunningGateway, client: openai.OpenAI) -> None:
 
 def test_streamed_chat_has_openais_chunks(gateway: RunningGateway, client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True))
-    assert {chunk.id for chunk in chunks} == {"chatcmpl-" + gateway.pipeline.incoming[0].request_id.hex()}
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-" + gateway.pipeline.wait_for()[0].request_id.hex()}
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk.created for chunk in chunks}) == 1
     deltas = [chunk.choices[0].delta for chunk in chunks]
@@ -72,7 +72,7 @@ def test_plain_and_streamed_completion(gateway: RunningGateway, client: openai.O
     assert reply.object == "text_completion"
     assert reply.choices[0].text == "one two"
     assert reply.choices[0].finish_reason == "length"
-    assert gateway.pipeline.incoming[0].body.stopping.max_tokens == 2
+    assert gateway.pipeline.wait_for()[0].body.stopping.max_tokens == 2
     chunks = list(client.completions.create(model="tiny", prompt="count", stream=True))
     assert [chunk.choices[0].text for chunk in chunks] == ["one", " two"]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "length"]
@@ -88,7 +88,7 @@ def test_the_last_event_carries_what_ended_it(gateway: RunningGateway, client: o
     *_, last = list(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, stop=["END"]))
     assert last.choices[0].model_dump(exclude_unset=True)["delta"] == {}
     assert last.choices[0].stop_reason == "END"
-    assert list(gateway.pipeline.incoming[0].body.text_options.stop) == ["END"]
+    assert list(gateway.pipeline.wait_for()[0].body.text_options.stop) == ["END"]
 
 
 def test_several_prompts_with_several_samples_are_indexed(gateway: RunningGateway, client: openai.OpenAI) -> None:
@@ -120,7 +120,7 @@ def test_prompts_as_token_ids(
 def test_chat_logprobs(gateway: RunningGateway, client: openai.OpenAI) -> None:
     gateway.pipeline.script = with_logprobs
     reply = client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=2)
-    assert gateway.pipeline.incoming[0].body.sampling.num_logprobs == 2
+    assert gateway.pipeline.wait_for()[0].body.sampling.num_logprobs == 2
     assert reply.choices[0].logprobs is not None
     content = reply.choices[0].logprobs.content
     assert content is not None
@@ -181,7 +181,7 @@ def test_vllms_sampling_fields_arrive(gateway: RunningGateway, client: openai.Op
             "tools": [],
         },
     )
-    body = gateway.pipeline.incoming[0].body
+    body = gateway.pipeline.wait_for()[0].body
     assert (body.sampling.top_k, body.sampling.min_p, body.sampling.repetition_penalty) == (4, 0.25, 1.5)
     assert (body.sampling.temperature, body.stopping.max_tokens, body.stopping.min_tokens) == (0.5, 9, 2)
     assert body.stopping.ignore_eos
@@ -189,6 +189,6 @@ def test_vllms_sampling_fields_arrive(gateway: RunningGateway, client: openai.Op
     assert list(memoryview(body.sampling.logit_bias_ids).cast("I")) == [7]
     assert not body.text_options.skip_special_tokens
     assert body.text_options.include_stop_str_in_output
-    assert gateway.pipeline.incoming[0].header.priority == -2
+    assert gateway.pipeline.wait_for()[0].header.priority == -2
     assert body.messages.template_kwargs_json == '{"enable_thinking":false}'
     assert body.messages.messages[0].content == "a\nb"

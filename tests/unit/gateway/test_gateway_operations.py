@@ -125,14 +125,14 @@ def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: Runnin
         with pytest.raises(PenstockError, match="shut") as refused, Client(gateway.grpc) as other:
             other.complete([1])
         assert refused.value.code is ErrorCode.UNAVAILABLE
-        gateway.pipeline.incoming[0].say(" last")
+        gateway.pipeline.wait_for()[0].say(" last")
         assert reply_stream.read().endswith(b"data: [DONE]\n\n")
     assert gateway.thread is not None
     gateway.thread.join(10)
     assert not gateway.thread.is_alive()
     sessions = gateway.pipeline.call(ListSessions())
     assert [each.name for each in sessions if each.alive] == ["script"]
-    route = gateway.pipeline.incoming[0].route
+    route = gateway.pipeline.wait_for()[0].route
     assert gateway.pipeline.call(Length(gateway.bus.keys.text(route))) == 0
 
 
@@ -160,7 +160,7 @@ def test_connections_without_a_call_are_closed_when_draining_begins(gateway: Run
         gateway.stop.drain()
         while idle.recv(65536):
             pass
-        gateway.pipeline.incoming[0].say(" last")
+        gateway.pipeline.wait_for()[0].say(" last")
         assert reply.read().endswith(b"data: [DONE]\n\n")
 
 
@@ -173,7 +173,7 @@ def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGatewa
         gateway.stop.end()
         text = reply.read()
     assert b'"code":"unavailable"' in text
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 4)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 4)]
 
 
 def test_an_address_in_use_is_told_to_the_operator(gateway: RunningGateway) -> None:

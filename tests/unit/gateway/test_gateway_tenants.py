@@ -115,7 +115,7 @@ def test_what_may_wait_is_bounded_for_each(gateway: RunningGateway) -> None:
     refused = post(gateway, headers=of("one"))
     assert (refused.status_code, refused.json()["error"]["message"][:18]) == (429, "1 requests of your")
     assert post(gateway, headers=of("two")).status_code == 200
-    gateway.pipeline.incoming[0].say("a")
+    gateway.pipeline.wait_for()[0].say("a")
     waiting.join(20)
 
 

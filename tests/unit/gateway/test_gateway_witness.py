@@ -156,7 +156,7 @@ def test_a_request_that_the_server_lost_is_submitted_again_behind_its_tokens(gat
 def test_a_request_that_has_just_ended_ends_again_as_it_had(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.say("a", "b")
     post(gateway)
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     gateway.pipeline.script = lambda request: None
     restart(gateway, losing=request.request_id)
     eventually(lambda: stored(gateway, request.request_id) is not None)
@@ -172,7 +172,7 @@ def test_a_cancel_that_was_just_sent_is_sent_again(gateway: RunningGateway) -> N
         http.stream("POST", "/v1/completions", json=BODY) as stream,
     ):
         next(stream.iter_raw())
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     assert gateway.pipeline.cancels() == [(request.request_id, 1)]
     restart(gateway, losing=request.request_id)
     assert gateway.pipeline.cancels(2) == [(request.request_id, 1)] * 2
@@ -216,7 +216,7 @@ def test_a_continuation_of_another_history_is_an_error_and_cancelled(gateway: Ru
 
     gateway.pipeline.script = script
     assert post(gateway)[-1]["error"]["code"] == "stream_diverged"
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 1)]
 
 
 def test_patience_ends_with_a_503(launch: Callable[..., RunningGateway]) -> None:
@@ -321,7 +321,7 @@ def test_a_request_that_ended_stays_ended(gateway: RunningGateway) -> None:
 
     gateway.pipeline.script = script
     post(gateway)
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     restart(gateway)
     eventually(gateway.service.is_ready)
     found = stored(gateway, request.request_id)

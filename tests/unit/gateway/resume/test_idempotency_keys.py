@@ -9,7 +9,7 @@ from scripted_pipeline import STOP
 
 def test_a_retried_stream_is_the_same_request(gateway: RunningGateway, second: RunningGateway) -> None:
     first = begun(gateway, "a", headers=KEY)
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.say("b"))
     with streaming(second, headers=KEY) as (heard, lines):
         hear(heard, lines)
@@ -57,7 +57,7 @@ def test_another_body_with_the_same_key_is_a_conflict_and_disturbs_nobody(
         for other_body in ({"prompt": "y"}, {"max_tokens": 7}, {"n": 2}, {"prompt": ["x", "x"]}):
             with streaming(second, headers=KEY, **other_body) as (heard, _):
                 assert (heard.status, heard.error) == (409, "idempotency_conflict")
-        gateway.pipeline.incoming[0].say("b")
+        gateway.pipeline.wait_for()[0].say("b")
         hear(first, lines)
     assert (first.texts, first.is_done) == (["ab"], True)
 
@@ -80,6 +80,6 @@ def test_the_same_key_of_a_client_without_a_seed_asks_for_the_same(gateway: Runn
     gateway.pipeline.script = lambda request: request.say("a")
     for headers in (KEY, {"idempotency-key": "another"}):
         httpx.post(f"{gateway.url}/v1/completions", json=BODY, headers=headers).raise_for_status()
-    one, two = gateway.pipeline.incoming
+    one, two = gateway.pipeline.wait_for(2)
     assert one.header.seed != two.header.seed
     assert one.request_id != two.request_id

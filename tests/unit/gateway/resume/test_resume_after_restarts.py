@@ -13,7 +13,7 @@ from servicekit.bus.calls import Attach, Fetch, Hello, Recall, Recalled, Revalid
 
 def test_who_comes_back_while_the_server_is_away_waits_for_it(gateway: RunningGateway, other: RunningGateway) -> None:
     first = begun(gateway, "a")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.say("b"))
     gateway.bus.stop()
     eventually(lambda: not other.service.is_ready())
@@ -43,7 +43,7 @@ def test_the_gateway_to_which_a_client_came_tells_a_restarted_server_what_it_has
     gateway: RunningGateway, second: RunningGateway
 ) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.say("c", finish=0))
     with events(second, first) as (heard, lines):
         hear(heard, lines, lambda: heard.texts == ["c"])
@@ -57,7 +57,7 @@ def test_the_gateway_to_which_a_client_came_tells_a_restarted_server_what_it_has
 
 def test_who_comes_back_before_the_server_knows_the_request_again_waits(gateway: RunningGateway) -> None:
     first = begun(gateway, "a")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     # Another gateway has it, and takes its time.
     ghost = Hello(b"g" * 16, SessionKind.GATEWAY, "ghost", "", 600_000)
     assert gateway.pipeline.call(ghost).active

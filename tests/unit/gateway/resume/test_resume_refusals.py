@@ -29,7 +29,7 @@ def test_damaged_and_foreign_event_ids_are_refused(gateway: RunningGateway) -> N
 
 def test_an_event_id_of_another_history_diverges(gateway: RunningGateway, other: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.spoken[0].token_ids[0] = 7  # the server lost it, and it was generated anew
     request.spoken[0].chain = chain.extend(chain.CHAIN_START, request.spoken[0].token_ids)
     request.send(request.row("c"))
@@ -40,7 +40,7 @@ def test_an_event_id_of_another_history_diverges(gateway: RunningGateway, other:
 
 def test_a_result_of_another_history_diverges(gateway: RunningGateway, other: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.spoken[0].token_ids[0] = 7
     request.row("c", finish=STOP)
     assert request.retire()
@@ -62,7 +62,7 @@ def test_the_header_says_true_or_false(http: httpx.Client) -> None:
 
 def test_a_request_tells_where_it_is_and_what_came_of_it(gateway: RunningGateway, other: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     url = f"{other.url}/v1/requests/{first.request_id}"
     found = httpx.get(url).json()
     assert (found["state"], found["reply"], found["error"]) == ("running", None, None)
@@ -77,7 +77,7 @@ def test_a_request_tells_where_it_is_and_what_came_of_it(gateway: RunningGateway
 
 def test_a_request_that_failed_tells_why(gateway: RunningGateway) -> None:
     first = begun(gateway, "a")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.row("", finish=CANCELLED)
     assert request.retire()
     found = httpx.get(f"{gateway.url}/v1/requests/{first.request_id}").json()

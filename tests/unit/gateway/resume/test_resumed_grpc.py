@@ -36,7 +36,7 @@ def test_grpc_calls_go_on_behind_what_their_client_has(gateway: RunningGateway, 
         accepted, *deltas = (next(call) for _ in range(3))
         call.cancel()
     eventually(lambda: gateway.service.stats.num_detached == 1)
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.say("y", sequence=1))
     request_id = accepted.accepted.request_id
     with grpc.insecure_channel(second.grpc) as channel:
@@ -107,7 +107,7 @@ def test_a_grpc_call_that_is_taken_over_ends_with_aborted(gateway: RunningGatewa
         with pytest.raises(grpc.RpcError) as raised:
             list(first)
         assert raised.value.code() is grpc.StatusCode.ABORTED
-        (request,) = gateway.pipeline.incoming
+        (request,) = gateway.pipeline.wait_for()
         request.say("a")
         request.say("x", sequence=1)
         assert {event.delta.sequence: event.delta.text for event in again} == {0: "a", 1: "x"}

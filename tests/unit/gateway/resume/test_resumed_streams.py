@@ -9,7 +9,7 @@ from scripted_pipeline import LENGTH, STOP, Incoming
 
 def test_a_broken_stream_goes_on_behind_its_last_event(gateway: RunningGateway, second: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.send(request.row("c"))  # for nobody
     request.afterwards.append(lambda: request.say("d", finish=STOP))
     with events(second, first) as (heard, lines):
@@ -22,7 +22,7 @@ def test_a_broken_stream_goes_on_behind_its_last_event(gateway: RunningGateway, 
 
 def test_without_an_event_id_a_stream_is_told_from_its_start(gateway: RunningGateway, other: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     first.last_event_id = ""
     request.afterwards.append(lambda: request.say("c"))
     with events(other, first) as (heard, lines):
@@ -42,7 +42,7 @@ def test_it_goes_on_in_the_shape_and_with_the_usage_that_was_asked_for(
         with http.stream("POST", "/v1/chat/completions", json=body, headers=RESUMABLE) as reply:
             first.request_id = reply.headers["x-request-id"]
             hear(first, reply.iter_lines(), lambda: first.texts == ["a", "x"])
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.send(request.row("y", sequence=1, finish=LENGTH))
     request.afterwards.append(lambda: request.send(request.row("b", finish=STOP)))
     with events(other, first) as (heard, lines):
@@ -59,7 +59,7 @@ def test_a_sample_that_had_ended_is_not_told_again(gateway: RunningGateway, othe
     gateway.pipeline.script = script
     with streaming(gateway, headers=RESUMABLE, n=2) as (first, lines):
         hear(first, lines, lambda: first.texts == ["a", "x"])
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.send(request.row("y", sequence=1, finish=STOP)))
     with events(other, first) as (heard, lines):
         hear(heard, lines)
@@ -68,7 +68,7 @@ def test_a_sample_that_had_ended_is_not_told_again(gateway: RunningGateway, othe
 
 def test_a_finished_request_is_told_from_its_result(gateway: RunningGateway, second: RunningGateway) -> None:
     first = begun(gateway, "a", "b")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.row("c", finish=STOP)
     assert request.retire()
     with events(second, first) as (heard, lines):
@@ -150,7 +150,7 @@ def test_prompts_of_which_some_have_ended_go_on_together(
 def test_a_request_waits_for_its_client_and_is_cancelled_when_the_grace_is_over(launch: Launch) -> None:
     gateway = launch(resume_grace_s=0.3)
     begun(gateway, "a")
-    assert gateway.pipeline.cancels() == [(gateway.pipeline.incoming[0].request_id, 1)]
+    assert gateway.pipeline.cancels() == [(gateway.pipeline.wait_for()[0].request_id, 1)]
     eventually(lambda: gateway.service.stats.num_streams == gateway.service.stats.num_detached == 0)
 
 
@@ -173,7 +173,7 @@ def test_the_body_can_ask_for_it_too(gateway: RunningGateway) -> None:
 def test_a_request_that_ends_while_its_client_is_gone_is_over(gateway: RunningGateway) -> None:
     begun(gateway, "a")
     eventually(lambda: gateway.service.stats.num_detached == 1)
-    gateway.pipeline.incoming[0].say("b")
+    gateway.pipeline.wait_for()[0].say("b")
     eventually(lambda: gateway.service.stats.num_streams == gateway.service.stats.num_detached == 0)
     assert gateway.pipeline.hints(gateway.bus.keys.cancels, 0) == []
 
@@ -182,7 +182,7 @@ def test_who_still_follows_is_told_that_another_call_does(gateway: RunningGatewa
     gateway.pipeline.script = lambda request: request.send(request.row("a"))
     with streaming(gateway, headers=RESUMABLE) as (first, first_lines):
         hear(first, first_lines, lambda: first.texts == ["a"])
-        (request,) = gateway.pipeline.incoming
+        (request,) = gateway.pipeline.wait_for()
         request.afterwards.append(lambda: request.say("b"))
         with events(second, first) as (heard, lines):
             hear(heard, lines)
@@ -196,7 +196,7 @@ def test_a_gateway_that_waits_for_a_client_is_told_that_it_came_back_elsewhere(
     gateway: RunningGateway, other: RunningGateway
 ) -> None:
     first = begun(gateway, "a")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     eventually(lambda: gateway.service.stats.num_detached == 1)
     request.afterwards.append(lambda: request.send(request.row("b")))
     with events(other, first) as (heard, lines):
@@ -210,7 +210,7 @@ def test_a_gateway_that_waits_for_a_client_is_told_that_it_came_back_elsewhere(
 
 def test_back_and_forth_between_gateways(gateway: RunningGateway, other: RunningGateway) -> None:
     heard = begun(gateway, "a")
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     for turn, text in enumerate("bcde"):
         request.send(request.row(text))  # for nobody, or for who does not listen any more
         with events((other, gateway)[turn % 2], heard) as (heard, lines):
@@ -230,7 +230,7 @@ def test_a_gateway_that_is_drained_leaves_its_resumable_requests_to_another(laun
         gateway.stop.end()
         hear(first, first_lines)
     assert first.error == "unavailable"
-    (request,) = gateway.pipeline.incoming
+    (request,) = gateway.pipeline.wait_for()
     request.afterwards.append(lambda: request.say("b"))
     with events(other, first) as (heard, lines):
         hear(heard, lines)
