@@ -6,7 +6,7 @@ from typing import Any
 
 from detokenizer_svc import wire
 from detokenizer_svc.followers import Follower, Followers, Item
-from penstock.domain.errors import PenstockError, invalid
+from penstock.domain.errors import PenstockError
 from penstock.domain.request import parse_request_id
 from penstock.v1 import detokenizer_pb2, detokenizer_pb2_grpc, inference_pb2
 from servicekit.rpc import RpcService
@@ -22,10 +22,7 @@ class DetokenizerServicer(detokenizer_pb2_grpc.DetokenizerServicer):
         self, request: detokenizer_pb2.DetokenizerStreamCall, _context: Any
     ) -> AsyncIterator[inference_pb2.Delta]:
         """A live request's text from an offset on, then what comes."""
-        try:
-            request_id = parse_request_id(request.request_id)
-        except ValueError as error:
-            raise invalid(str(error), "request_id") from error
+        request_id = parse_request_id(request.request_id)
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Item] = asyncio.Queue()
 

@@ -40,7 +40,7 @@ from gateway_svc.reception import Reception
 from gateway_svc.sinks import ReplySink, SseSink, error_headers
 from penstock import __version__
 from penstock.domain import request as domain
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from servicekit.bus.calls import RequestState
 
@@ -266,10 +266,7 @@ def _nothing(form: ReplyForm) -> list[SequenceState]:
 
 
 def _request_id(request: Request) -> bytes:
-    try:
-        return domain.parse_request_id(request.path_params["request_id"])
-    except ValueError as error:
-        raise invalid(str(error), "request_id") from error
+    return domain.parse_request_id(request.path_params["request_id"])
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -18,7 +18,7 @@ from gateway_svc.intake import Intake, too_large_error
 from gateway_svc.pipeline import PipelineReading
 from gateway_svc.reception import Reception
 from gateway_svc.sinks import QueueSink
-from penstock.domain.errors import PenstockError, invalid
+from penstock.domain.errors import PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request, format_request_id, parse_request_id
 from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
@@ -71,7 +71,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams what a request has behind what the caller has; from now on the request goes there."""
         caller = self._auth.authenticate(_metadata(context))
-        form = await self._reception.form_of(_request_id(request.request_id), caller.tenant)
+        form = await self._reception.form_of(parse_request_id(request.request_id), caller.tenant)
         have = wire.decode_offsets(request, form.num_choices)
         sink = QueueSink(form.n, self._max_backlog_bytes)
         call = await self._reception.resume(form, caller.tenant, sink, have)
@@ -80,7 +80,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
         """Ends a request of the caller's tenant."""
         caller = self._auth.authenticate(_metadata(context))
-        known = await self._reception.cancel(_request_id(request.request_id), caller.tenant)
+        known = await self._reception.cancel(parse_request_id(request.request_id), caller.tenant)
         return inference_pb2.CancelReply(known=known)
 
     async def ListModels(  # noqa: N802
@@ -155,13 +155,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         finally:
             is_late = form.deadline_ns and time.time_ns() >= form.deadline_ns
             self._delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
-
-
-def _request_id(text: str) -> bytes:
-    try:
-        return parse_request_id(text)
-    except ValueError as error:
-        raise invalid(str(error), "request_id") from error
 
 
 def _metadata(context: Context) -> dict[str, str]:

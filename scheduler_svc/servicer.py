@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.request import format_request_id, parse_request_id
 from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.introspection import RequestInfo
@@ -54,11 +54,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         Raises:
             PenstockError: INVALID_ARGUMENT for what is no request id, NOT_FOUND for a request that is not held here.
         """
-        try:
-            request_id = parse_request_id(request.request_id)
-        except ValueError as error:
-            raise invalid(str(error), "request_id") from error
-        sequences = self._service.block_table(request_id)
+        sequences = self._service.block_table(parse_request_id(request.request_id))
         if sequences is None:
             raise PenstockError(ErrorCode.NOT_FOUND, "this scheduler does not hold the request", param="request_id")
         return scheduler_pb2.GetBlockTableReply(

@@ -1,9 +1,13 @@
 """A request as it enters the pipeline."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.domain.errors import invalid
 from penstock.domain.params import SamplingParams
+
+_DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,9 @@ def parse_request_id(text: str) -> bytes:
     """The inverse of `format_request_id`; OpenAI's prefixes (`cmpl-`, `chatcmpl-`) are taken off.
 
     Raises:
-        ValueError: not 32 hexadecimal digits.
+        PenstockError: INVALID_ARGUMENT: not 32 hexadecimal digits.
     """
     digits = text.rpartition("-")[2]
-    if len(digits) != 32:
-        raise ValueError(f"a request id has 32 hexadecimal digits, got {text!r:.60}")
+    if not _DIGITS.fullmatch(digits):
+        raise invalid(f"a request id has 32 hexadecimal digits, got {text!r:.60}", "request_id")
     return bytes.fromhex(digits)

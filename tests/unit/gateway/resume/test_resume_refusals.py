@@ -52,7 +52,8 @@ def test_a_result_of_another_history_diverges(gateway: RunningGateway, other: Ru
 def test_unknown_requests_and_wrong_ids(http: httpx.Client) -> None:
     for path in ("/v1/requests/{}/events", "/v1/requests/{}"):
         assert http.get(path.format("0" * 32)).json()["error"]["code"] == "not_found"
-        assert http.get(path.format("x")).json()["error"]["code"] == "invalid_argument"
+        for wrong in ("x", "0" * 31 + " ", "g" * 32):
+            assert http.get(path.format(wrong)).json()["error"]["code"] == "invalid_argument"
 
 
 def test_the_header_says_true_or_false(http: httpx.Client) -> None:
