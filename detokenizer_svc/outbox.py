@@ -72,5 +72,11 @@ class Outbox:
         self.calls.append(dead_letter(self._keys, stream, entry.fields, why))
 
     def drop_text(self) -> None:
-        """For a server that is full: it takes results even then, and text can be asked for again."""
+        """For a server that is full: it takes results even then, and text can be asked for again.
+
+        Letters go as well: while they were refused nothing would be read, and nothing would end and make room.
+        """
+        dropped = [call for call in self.calls if isinstance(call, Append)]
         self.calls = [call for call in self.calls if not isinstance(call, Append)]
+        if num_letters := sum(call.stream == self._keys.dead for call in dropped):
+            _logger.error("dead letters were not kept", count=num_letters)
