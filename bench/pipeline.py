@@ -102,8 +102,9 @@ def compare_trees(other: Path, rounds: int, seconds: float) -> None:
     case = min(CASES["two-core"], key=lambda each: each.step_s)
     num_steps = int(seconds / case.step_s)
     print(f"\n{case.num_seqs} sequences, steps of {case.step_s * 1e3:g} ms, {num_steps} of them a round")
+    load = (case.num_seqs, num_steps, case.step_s)
+    both = alternate((other, HERE), rounds, *load, say=lambda text: print(text, flush=True))
     print("checkout        loop/s    pipeline/s  ratio  rounds       CPU µs a step", flush=True)
-    both = alternate((other, HERE), rounds, case.num_seqs, num_steps, case.step_s)
     for name, turns in zip((other.name, "this"), both, strict=True):
         print(line(name, turns), flush=True)
 

@@ -4,7 +4,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +43,20 @@ def measure(tree: Path, num_seqs: int, num_steps: int, step_s: float) -> Turn:
     return Turn(loop, Rate(steps_per_s, cpu_us))
 
 
-def alternate(trees: Sequence[Path], rounds: int, num_seqs: int, num_steps: int, step_s: float) -> list[list[Turn]]:
-    """The turns of each checkout; who begins changes with each round, so that a machine that drifts favours nobody."""
+def alternate(
+    trees: Sequence[Path], rounds: int, num_seqs: int, num_steps: int, step_s: float, *, say: Callable[[str], None]
+) -> list[list[Turn]]:
+    """The turns of each checkout, told as they end.
+
+    Who begins changes with each round, so that a machine that drifts favours nobody.
+    """
     turns: list[list[Turn]] = [[] for _ in trees]
     for number in range(rounds):
         order = range(len(trees)) if number % 2 == 0 else reversed(range(len(trees)))
         for index in order:
-            turns[index].append(measure(trees[index], num_seqs, num_steps, step_s))
+            turn = measure(trees[index], num_seqs, num_steps, step_s)
+            turns[index].append(turn)
+            say(f"  round {number + 1}, {trees[index].name}: {turn.ratio:.3f}")
     return turns
 
 

@@ -20,9 +20,11 @@ def test_who_begins_changes_with_each_round(monkeypatch: pytest.MonkeyPatch) -> 
         return Turn(len(order), Rate(1.0, {}))
 
     monkeypatch.setattr(two_trees, "measure", measure)
-    before, after = alternate((BEFORE, AFTER), 3, 256, 1000, 0.002)
+    said: list[str] = []
+    before, after = alternate((BEFORE, AFTER), 3, 256, 1000, 0.002, say=said.append)
     assert order == [BEFORE, AFTER, AFTER, BEFORE, BEFORE, AFTER]
     assert ([turn.loop for turn in before], [turn.loop for turn in after]) == ([1, 4, 5], [2, 3, 6])
+    assert said[:2] == ["  round 1, before: 1.000", "  round 1, after: 0.500"]
 
 
 def test_the_ratio_is_that_of_a_round_and_not_of_medians() -> None:
