@@ -52,30 +52,34 @@ def build_batch(
         PenstockError: a slot is empty, named twice, has fewer tokens to compute, or too few blocks for them.
     """
     rows = slots.astype(np.int64)
-    query_lens = num_tokens.astype(np.int64)
     limits = state.limits
     if len(rows) and (rows.max() >= limits.max_num_seqs or not state.active[rows].all()):
         raise plan_error("it computes a slot that is empty or not there")
-    if len(np.unique(rows)) != len(rows):
+    if len(set(rows.tolist())) != len(rows):
         raise plan_error("it computes a slot twice")
-    computed = state.num_computed[rows]
+    query_lens = num_tokens.astype(np.int64)
+    computed, known = state.num_computed[rows], state.num_tokens[rows]
     context_lens = computed + query_lens
-    known = state.num_tokens[rows]
     if (query_lens < 1).any() or (context_lens > known).any():
         raise plan_error("a slot must advance by at least one token and by no more than it knows")
     if (context_lens > limits.max_model_len).any() or query_lens.sum() > limits.max_num_batched_tokens:
         raise plan_error("it computes more tokens than a context or a step may have")
     if (context_lens > state.num_blocks[rows] * limits.block_size).any():
         raise plan_error("a slot has too few blocks for the tokens it computes")
-    if longest_first:
-        order = np.argsort(np.where(query_lens == 1, -computed, 1), kind="stable")
+    are_single = len(rows) == query_lens.sum()
+    if longest_first and len(rows) > 1:
+        order = np.argsort(-computed if are_single else np.where(query_lens == 1, -computed, 1), kind="stable")
         rows, query_lens, computed, context_lens, known = (
             column[order] for column in (rows, query_lens, computed, context_lens, known)
         )
-    query_starts = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(query_lens, out=query_starts[1:])
-    token_slots = np.repeat(rows, query_lens)
-    positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], query_lens)
+    if are_single:
+        # The steps that there are most of.
+        query_starts, token_slots, positions = np.arange(len(rows) + 1), rows, computed
+    else:
+        query_starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(query_lens, out=query_starts[1:])
+        token_slots = np.repeat(rows, query_lens)
+        positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], query_lens)
     blocks = state.block_tables[token_slots, positions // limits.block_size]
     samples = np.flatnonzero(context_lens == known)
     return Batch(

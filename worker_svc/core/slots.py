@@ -9,6 +9,7 @@ from penstock.domain.plan import U32, Admission, StepPlan
 from worker_svc.core.interface import Limits, plan_error
 
 I64 = npt.NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class BlockUpdates:
     slots: I64
     indices: I64
     blocks: I64
+
+
+_NO_UPDATES = BlockUpdates(_NONE, _NONE, _NONE)
 
 
 class HostSlots:
@@ -48,8 +52,9 @@ class HostSlots:
 
     def release(self, slots: U32) -> None:
         """Empty `slots`."""
-        self._check_slots(slots)
-        self.active[slots] = False
+        if len(slots):
+            self._check_slots(slots)
+            self.active[slots] = False
 
     def admit(self, admission: Admission) -> None:
         """Fill a slot that is empty."""
@@ -76,6 +81,8 @@ class HostSlots:
 
     def append(self, plan: StepPlan) -> BlockUpdates:
         """Put blocks behind those that slots have; a slot may be named more than once."""
+        if not len(plan.append_slots):
+            return _NO_UPDATES
         slots = plan.append_slots.astype(np.int64)
         self._check_slots(slots)
         self._check_blocks(plan.append_blocks)
@@ -84,7 +91,7 @@ class HostSlots:
         rank = np.arange(len(slots)) - np.searchsorted(grouped, grouped)
         indices = np.empty_like(slots)
         indices[order] = self.num_blocks[grouped] + rank
-        if len(slots) and indices.max() >= self.max_blocks:
+        if indices.max() >= self.max_blocks:
             raise plan_error(f"slot {slots[indices.argmax()]} gets more blocks than its context needs")
         updates = BlockUpdates(slots, indices, plan.append_blocks.astype(np.int64))
         self.block_tables[updates.slots, updates.indices] = updates.blocks
@@ -93,6 +100,8 @@ class HostSlots:
 
     def replace(self, plan: StepPlan) -> BlockUpdates:
         """Exchange entries of block tables (copy-on-write)."""
+        if not len(plan.replace_slots):
+            return _NO_UPDATES
         slots = plan.replace_slots.astype(np.int64)
         self._check_slots(slots)
         self._check_blocks(plan.replace_blocks)
