@@ -23,13 +23,12 @@ from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
 
-MAX_CHUNKS = 16  # sequences of a step that advance by chunks
-
-_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048)
+_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192)
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
-# A step whose products are more keeps an H200 busy while the next is launched; what pads it would cost more.
-_MOST_FLOPS = 3e12
+_FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
+# A step whose products are more keeps an H200 busy for longer than its launches take.
+_MOST_FLOPS = 8e12
 _ALIGNMENT = 2  # of columns, in numbers: kernels are compiled again for pointers that are not aligned
 
 _NONE = np.empty(0, np.int64)
@@ -49,9 +48,13 @@ class Shape:
         return self.decodes + self.tokens
 
     @property
-    def sequences(self) -> int:
-        """Of a step."""
-        return self.decodes + MAX_CHUNKS
+    def chunks(self) -> int:
+        """Sequences that advance by more than one token."""
+        return max(_FEWEST_CHUNKS, self.tokens // _CHUNK_TOKENS)
+
+    def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
+        """For so many, the tokens in chunks."""
+        return self.decodes >= decodes and self.chunks >= chunks and self.tokens >= tokens
 
 
 def make_shapes(limits: Limits, num_weights: int) -> list[Shape]:
@@ -149,14 +152,11 @@ class ChunkGraphs:
         much attention in it that others do it better.
         """
         num_decodes = _num_decodes(batch)
-        num_chunks = len(batch.slots) - num_decodes
-        if not 0 < num_chunks <= MAX_CHUNKS:
-            return None
-        if self._step.attention.suits_flash(batch, np.arange(num_decodes, len(batch.slots))):
+        chunks = np.arange(num_decodes, len(batch.slots))
+        if not len(chunks) or self._step.attention.gains_by_flash(batch, chunks):
             return None
         num_tokens = batch.num_tokens - num_decodes
-        fitting = (shape for shape in self.shapes if shape.decodes >= num_decodes and shape.tokens >= num_tokens)
-        return next(fitting, None)
+        return next((each for each in self.shapes if each.has_room(num_decodes, len(chunks), num_tokens)), None)
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
         """Carry out a step that is small enough; rows of the output are its samples, whose tokens are in the histories.
@@ -238,8 +238,9 @@ def _num_decodes(batch: Batch) -> int:
 
 def _places(shape: Shape) -> list[slice]:
     """Of the columns, in the order of `_Columns`."""
-    num_tiles = -(-shape.tokens // QUERY_TILE) + MAX_CHUNKS + 2
-    lengths = [shape.rows] * 3 + [shape.decodes] * 2 + [num_tiles] * 4 + [shape.sequences] * 5
+    num_tiles = -(-shape.tokens // QUERY_TILE) + shape.chunks + 2
+    num_seqs = shape.decodes + shape.chunks
+    lengths = [shape.rows] * 3 + [shape.decodes] * 2 + [num_tiles] * 4 + [num_seqs] * 5
     starts = np.cumsum([0, *(length + length % _ALIGNMENT for length in lengths)]).tolist()
     return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 

@@ -12,7 +12,7 @@ from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 from penstock.domain.params import Sampling
 from worker_svc.compute import TorchCompute, TritonCompute
 from worker_svc.core.batch import Batch
-from worker_svc.core.chunk_graphs import MAX_CHUNKS, ChunkGraphs, ChunkStep, Shape, make_shapes
+from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_shapes
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.runner import ModelRunner
@@ -69,15 +69,16 @@ def test_a_step_gets_the_smallest_shape_that_has_room() -> None:
     assert shape_of(5, 16) is None
     assert shape_of(4, 97) is None
     assert shape_of(4) is None
-    assert shape_of(0, *[2] * MAX_CHUNKS) == Shape(0, 48)
-    assert shape_of(0, *[2] * (MAX_CHUNKS + 1)) is None
+    most = Shape(0, 48).chunks
+    assert shape_of(0, *[2] * most) == Shape(0, 48)
+    assert shape_of(0, *[2] * (most + 1)) is None
 
 
 def test_shapes_end_where_products_outlast_their_launches() -> None:
     limits = make_runner(CONFIG, TorchCompute("")).limits
     limits = replace(limits, max_num_seqs=256, max_num_batched_tokens=8192)
     small, large = make_shapes(limits, 440_000_000), make_shapes(limits, 7_000_000_000)
-    assert max(shape.tokens for shape in small) == 2048
+    assert max(shape.tokens for shape in small) == 8192
     assert {shape.decodes for shape in small} == {0, 16, 64, 256}
-    assert max(shape.tokens for shape in large) == 192
+    assert max(shape.tokens for shape in large) == 512
     assert set(large) < set(small)

@@ -61,7 +61,7 @@ class TritonAttention:
         longer = np.flatnonzero(batch.query_lens != 1)
         num_decodes = int(longer[0]) if len(longer) else len(batch.slots)
         chunks = np.arange(num_decodes, len(batch.slots))
-        by_flash = self.suits_flash(batch, chunks)
+        by_flash = self._suits_flash(batch, chunks)
         columns = upload(
             positions.device,
             np.arange(num_decodes),
@@ -100,16 +100,25 @@ class TritonAttention:
         chunked = _Chunked(tiles, rows, positions, slot_mapping)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
-    def suits_flash(self, batch: Batch, chunks: I64) -> bool:
-        """Whether a FlashAttention package is there and better at these sequences of the batch."""
-        if self.flash is None:
+    def gains_by_flash(self, batch: Batch, chunks: I64) -> bool:
+        """Whether a FlashAttention package is there that gains more at these sequences of the batch than what launching
+        the step kernel by kernel, which it asks for, costs.
+        """
+        return self.flash is not None and self._flops(batch, chunks) >= _FLASH_FLOPS
+
+    def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
+        query_lens = batch.query_lens[chunks]
+        if self.flash is None or not len(chunks):
             return False
+        if query_lens.max() * self.num_heads <= _FLASH_QUERIES * self.cache.shape.num_kv_heads:
+            return False
+        least = _FLASH_FLOPS_OF_MANY if query_lens.sum() >= _MANY_TOKENS else _FLASH_FLOPS
+        return self._flops(batch, chunks) >= least
+
+    def _flops(self, batch: Batch, chunks: I64) -> float:
         query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
-        if not len(chunks) or query_lens.max() * self.num_heads <= _FLASH_QUERIES * self.cache.shape.num_kv_heads:
-            return False
         pairs = int((query_lens * (2 * contexts - query_lens)).sum()) / 2
-        flops = 4 * self.num_heads * self.cache.shape.head_dim * pairs
-        return flops >= (_FLASH_FLOPS_OF_MANY if query_lens.sum() >= _MANY_TOKENS else _FLASH_FLOPS)
+        return 4 * self.num_heads * self.cache.shape.head_dim * pairs
 
     def _flash_chunks(self, batch: Batch, chunks: I64, columns: tuple[Tensor, ...], block_tables: Tensor) -> Chunks:
         starts, contexts, slots = columns
