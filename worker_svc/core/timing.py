@@ -28,8 +28,11 @@ class StepTiming:
         self._mark(1)
 
     def read(self) -> tuple[int, int]:
-        """Nanoseconds (at work, idle before it); only once the step has ended."""
+        """Nanoseconds (at work, idle before it); waits for the end of the step, which need not have brought anything
+        down that was waited for.
+        """
         if self._on_device:
+            self._events[1].synchronize()
             work_ms = self._events[0].elapsed_time(self._events[1])
             idle_ms = self._before_event.elapsed_time(self._events[0]) if self._before_event is not None else 0.0
             return int(work_ms * 1e6), max(0, int(idle_ms * 1e6))
