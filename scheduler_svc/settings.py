@@ -40,7 +40,7 @@ class SchedulerSettings(ServiceSettings):
         default=True, metadata={"help": "find the KV of equal prefixes again instead of computing it"}
     )
     admit_every: Annotated[int, msgspec.Meta(ge=1)] = field(
-        default=3,
+        default=1,
         metadata={
             "help": "while fewer than a sixteenth of a worker's slots are free, one plan in so many begins prompts"
         },

@@ -26,5 +26,5 @@ class RunnerOptions:
     attention: str = "auto"  # auto, torch, triton
     prefill_attention: str = "auto"  # of long chunks of prompts: auto, triton, flash_attn
     cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
-    chunk_graphs: bool = False  # also of small steps with chunks of prompts
+    chunk_graphs: bool = True  # also of small steps with chunks of prompts
     load_format: str = "auto"  # dummy: random weights

@@ -40,8 +40,8 @@ class WorkerSettings(ServiceSettings):
         default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
     )
     chunk_graphs: bool = field(
-        default=False,
-        metadata={"help": "record small steps with chunks of prompts as well: short prompts then wait for no launches"},
+        default=True,
+        metadata={"help": "record steps with prompts as well, unless computing them takes longer than launching them"},
     )
     max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
     max_model_len: _Count | None = field(

@@ -18,7 +18,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
-    admit_every: int = 3  # of a nearly full worker's plans, at most one in so many begins prompts
+    admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
     tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 

@@ -35,9 +35,9 @@ def test_tokens_in_bf16_are_near_the_likeliest(
     loaded.runner._cache.keys.fill_(torch.nan)
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
-    # One enters with each step, and many come to an end while others are at their prompts.
+    # One enters with each step, the first of one token, and many come to an end while others are at their prompts.
     drive(loaded.runner, drives, chunk=100, window=3, stagger=1)
     replayed = {shape for shape in found if shape is not None}
     assert len(replayed) > 5
-    assert {shape.decodes for shape in replayed} == {0, 16, NUM_PROMPTS}
+    assert {shape.decodes for shape in replayed} == {16, NUM_PROMPTS}
     assert_near_the_likeliest(model, drives)
