@@ -72,7 +72,8 @@ from servicekit.bus.keys import Keys
 
 _log = structlog.stdlib.get_logger(__name__)
 
-CLAIM_COUNT = 64
+CLAIM_COUNT = 16  # requests of one turn: each takes a tenth of a millisecond and more, for which plans wait
+OVERDUE_COUNT = 64
 SURVEY_NS = 200_000_000
 ASK_AGAIN_NS = 50_000_000  # a pool that settles
 SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
@@ -155,7 +156,7 @@ class Dispatcher:
                 self._must_look = False
                 self.outbox.append(Pending(Owned(sid), self._found_owned))
             self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
-            self.outbox.append(Pending(Overdue(CLAIM_COUNT), self._reject_overdue))
+            self.outbox.append(Pending(Overdue(OVERDUE_COUNT), self._reject_overdue))
         if self._backlogs.is_due(now_ns):
             shards = tuple(sorted({*self._shards.in_use(), *self._homes()}))
             self.outbox.append(Pending(LogBacklogs(shards), partial(self._note_backlogs, shards)))
