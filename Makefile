@@ -24,8 +24,9 @@ help:
 run: $(VENV)/.run
 	@$(BIN)/penstock serve $(ARGS)
 
+# A process for each core and one more, because many tests wait for processes of their own.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$($(BIN)/python -c 'import os; print(os.cpu_count() or 1)') + 1)) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

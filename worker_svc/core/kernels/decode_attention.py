@@ -1,6 +1,6 @@
 """Attention of sequences that advance by one token: one kernel from q, k and v to the attended heads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -278,7 +278,9 @@ class DecodeAttention:
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
 
     def _cut(self, sequences: int) -> Cut:
-        return cut(sequences, self._num_kv_heads, self._row_bytes)
+        chosen = cut(sequences, self._num_kv_heads, self._row_bytes)
+        # No context is longer than the table of positions: further splits would find nothing.
+        return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
     def attend(
         self,
