@@ -87,6 +87,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     else:
         num_bytes = load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
+    model.fold_norms()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     maker = RunnerMaker(options, config, model, shape, num_heads, device, compute, clock_ns)
     profiler = Profiler(maker, budget, max_model_len)

@@ -4,7 +4,9 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
-from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
+from worker_svc.core.kernels import decode_attention
+from worker_svc.core.kernels.decode_attention import Cut, DecodeAttention, DecodeRows
+from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-5
 
@@ -18,6 +20,7 @@ def check(
     block_size: int = 16,
     has_norms: bool = True,
     rounds: int = 2,
+    hidden_size: int | None = None,
 ) -> None:
     count = len(past)
     cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size)
@@ -26,16 +29,18 @@ def check(
     rows = torch.tensor([row + (row > 0) for row in reversed(range(count))], device=DEVICE)
     qkv = randn(count + 1, (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
     norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
+    unscaled = Unscaled(randn(count + 1, hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
+    scaled = qkv if unscaled is None else (qkv * unscaled.scales()).to(DTYPE)
     contexts = torch.tensor(past, device=DEVICE) + 1
     out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table)
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
-        decode.attend(qkv, norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out)
+        decode.attend(qkv, norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out, unscaled)
     for slot, length in enumerate(past):
         position = torch.tensor([length], device=DEVICE)
-        heads = qkv[rows[slot]].view(1, -1, head_dim)
+        heads = scaled[rows[slot]].view(1, -1, head_dim)
         query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), 1)
         query = norm_rotate(query, norms and norms[0], EPS, table, position)
         key = norm_rotate(key, norms and norms[1], EPS, table, position)
@@ -43,7 +48,9 @@ def check(
         assert_near(out[rows[slot]], attend(query, keys, values, length).flatten())
         cell = cells_of(cache.tables, slot, position, block_size)
         assert_near(cache.keys.flatten(0, 1)[cell], key)
-        assert torch.equal(cache.values.flatten(0, 1)[cell], value)
+        if unscaled is None:
+            assert torch.equal(cache.values.flatten(0, 1)[cell], value)
+        assert_near(cache.values.flatten(0, 1)[cell], value)
     assert torch.isnan(out[1]).all()
 
 
@@ -61,6 +68,23 @@ def test_block_sizes(block_size: int) -> None:
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([70, 3], head_dim=head_dim, has_norms=has_norms)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_whether_tiles_are_on_their_way_before_the_queries(
+    monkeypatch: pytest.MonkeyPatch, splits: int, ahead: int
+) -> None:
+    chosen = Cut(splits, 20, 16, 3, 2, None, ahead=ahead)
+    monkeypatch.setattr(decode_attention, "cut", lambda *_: chosen)
+    check([0, 1, 15, 16, 17, 70])
+    check([33], hidden_size=96)
+
+
+@pytest.mark.parametrize("hidden_size", [96, 1024, 1500])
+def test_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
+    check([70, 3, 0], hidden_size=hidden_size)
+    check([70, 3, 0], hidden_size=hidden_size, has_norms=False)
 
 
 def test_ragged_batches_at_the_edges_of_splits_and_tiles() -> None:

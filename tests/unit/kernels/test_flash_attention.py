@@ -16,6 +16,7 @@ from worker_svc.core.batch import Batch, build_batch
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import HostSlots
 
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 4, 2, 16
@@ -38,8 +39,18 @@ def reference(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Te
     return out
 
 
-def attend(past: list[int], chunks: list[int], flash: PagedAttention | None, head_dim: int = 64) -> Tensor:
-    """One layer's attention of sequences with `past` tokens that advance by `chunks`."""
+def attend(
+    past: list[int],
+    chunks: list[int],
+    flash: PagedAttention | None,
+    head_dim: int = 64,
+    *,
+    hidden_size: int = 0,
+    scales_before: bool = False,
+) -> Tensor:
+    """One layer's attention of sequences with `past` tokens that advance by `chunks`; rows are scaled by their hidden
+    states, if they have a size, by the kernels or before.
+    """
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
     given = paged(past, contexts, NUM_KV_HEADS, head_dim, BLOCK_SIZE)
     shape = KVCacheShape(1, NUM_KV_HEADS, head_dim, BLOCK_SIZE, DTYPE)
@@ -53,7 +64,10 @@ def attend(past: list[int], chunks: list[int], flash: PagedAttention | None, hea
     positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (batch.positions, batch.slot_mapping))
     step = backend.prepare(batch, positions, cells, given.tables)
     qkv = randn(batch.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim, seed=1)
-    return step.attend(0, qkv, None)
+    unscaled = Unscaled(randn(batch.num_tokens, hidden_size, seed=2, scale=3.0), 1e-5) if hidden_size else None
+    if unscaled is not None and scales_before:
+        return step.attend(0, (qkv * unscaled.scales()).to(DTYPE), None)
+    return step.attend(0, qkv, None, unscaled)
 
 
 def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> Batch:
@@ -85,6 +99,13 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("always")
 def test_chunks_and_decodes_share_a_step(past: list[int], chunks: list[int]) -> None:
     assert_near(attend(past, chunks, reference), attend(past, chunks, None))
+
+
+@pytest.mark.parametrize("most_few", [1, 64])
+def test_rows_of_a_mixed_step_are_scaled_by_their_hidden_states(most_few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_backend.FewRows, "MAX_ROWS", most_few)
+    work = [5, 90, 7, 0], [1, 1, 50, 129], None
+    assert_near(attend(*work, hidden_size=96), attend(*work, hidden_size=96, scales_before=True))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from worker_svc.core.kernels.activation import silu_mul
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
-from worker_svc.core.kernels.norm import rms_norm
+from worker_svc.core.kernels.norm import rms_norm, scale_rows
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.operations import cublas
+from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.operations.triton_operations import TritonOperations
 
@@ -36,6 +37,29 @@ def test_rms_norm(size: int) -> None:
 def test_silu_mul(size: int) -> None:
     x = randn(3, 2 * size, seed=1)
     assert_near(silu_mul(x), silu_gated(x.double()))
+
+
+@pytest.mark.parametrize("hidden_size", [96, 1024, 1500])
+def test_silu_mul_of_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
+    x, unscaled = randn(3, 2 * 1500, seed=1), Unscaled(randn(3, hidden_size, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
+def test_rows_are_scaled_in_place_by_the_first_hidden_states() -> None:
+    x, hidden = randn(3, 2500, seed=1), randn(5, 1500, seed=2, scale=3.0)
+    expected = x.double() * Unscaled(hidden[:3], 1e-5).scales()
+    scale_rows(x, Unscaled(hidden, 1e-5))
+    assert_near(x, expected)
+
+
+def test_silu_mul_of_many_rows() -> None:
+    x, unscaled = randn(1030, 2 * 1100, seed=1), Unscaled(randn(1030, 96, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
+def test_rms_norm_of_many_rows() -> None:
+    x, weight = randn(1030, 96, seed=1), randn(96, seed=2)
+    assert_near(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -84,3 +108,39 @@ def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool
     assert_near(fused.norm_gated(hidden, norm, gate_up), gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
     expected = reference.linear_add(gated, down, hidden)
     assert_near(fused.linear_add(gated, down, hidden.clone()), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("size", [96, 128])
+def test_folded_norms_change_nothing_but_who_scales(rows: int, size: int) -> None:
+    placement = Placement(DEVICE, DTYPE)
+    norm = RMSNorm(placement, "norm", size, 1e-6)
+    gate_up = ColumnParallelLinear(placement, size, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=False)
+    norm.weight.copy_(1 + randn(size, seed=1, scale=0.3))
+    gate_up.weight.copy_(randn(128, size, seed=2, scale=0.3))
+    hidden = randn(rows, size, seed=20)
+    operations, reference = TritonOperations(), TorchOperations()
+    expected = reference.norm_linear(hidden, norm, gate_up), reference.norm_gated(hidden, norm, gate_up)
+    norm.fold(gate_up.weight)
+    product, unscaled = operations.norm_linear_unscaled(hidden, norm, gate_up)
+    tolerance = 2e-2 if DTYPE is torch.bfloat16 else 4e-3
+    assert_near(product if unscaled is None else product * unscaled.scales(), expected[0], tolerance)
+    assert_near(operations.norm_linear(hidden, norm, gate_up), expected[0], tolerance)
+    assert_near(operations.norm_gated(hidden, norm, gate_up), expected[1], tolerance)
+    assert_near(reference.norm_gated(hidden, norm, gate_up), expected[1], tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
+def test_norms_are_folded_where_nothing_can_overflow_and_no_bias_would_be_scaled(
+    dtype: torch.dtype, *, bias: bool
+) -> None:
+    placement = Placement(DEVICE, dtype)
+    norm = RMSNorm(placement, "norm", 8, 1e-6)
+    linear = ColumnParallelLinear(placement, 8, [("one", 4, slice(0, 4))], bias=bias)
+    norm.weight.fill_(2)
+    linear.weight.fill_(3)
+    TritonOperations().fold_norm(norm, linear)
+    folds = dtype is torch.bfloat16 and not bias
+    assert norm.is_folded == folds
+    assert linear.weight.unique().tolist() == ([6] if folds else [3])
+    assert norm.weight.unique().tolist() == ([1] if folds else [2])

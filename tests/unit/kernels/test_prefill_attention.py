@@ -9,6 +9,7 @@ from worker_svc.core.attention.triton_backend import chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.prefill_attention import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
+from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-6
 
@@ -30,6 +31,7 @@ def check(
     head_dim: int = 64,
     block_size: int = 16,
     has_norms: bool = True,
+    hidden_size: int | None = None,
 ) -> None:
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
     cache = paged(past, contexts, num_kv_heads, head_dim, block_size)
@@ -42,9 +44,12 @@ def check(
     )
     given = randn(len(positions), (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
     norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
+    unscaled = Unscaled(randn(len(given), hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
     qkv = given.clone()
     rows = torch.arange(len(positions), device=DEVICE)
-    rope_write(qkv, norms, EPS, table, rows, positions, cells, cache.keys, cache.values)
+    rope_write(qkv, norms, EPS, table, rows, positions, cells, cache.keys, cache.values, unscaled)
+    if unscaled is not None:
+        given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, batch.slots)))
     prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
@@ -52,7 +57,9 @@ def check(
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
     key = norm_rotate(key, norms and norms[1], EPS, table, positions)
     assert_near(cache.keys.flatten(0, 1)[cells], key)
-    assert torch.equal(cache.values.flatten(0, 1)[cells], value)
+    if unscaled is None:
+        assert torch.equal(cache.values.flatten(0, 1)[cells], value)
+    assert_near(cache.values.flatten(0, 1)[cells], value)
     for slot, before in enumerate(past):
         own = owners == slot
         keys = torch.cat((cache.past_keys[slot], key[own]))
@@ -74,6 +81,12 @@ def test_block_sizes(block_size: int) -> None:
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([17, 0], [33, 5], head_dim=head_dim, has_norms=has_norms)
+
+
+@pytest.mark.parametrize("hidden_size", [96, 1024, 1500])
+def test_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
+    check([17, 0], [33, 5], hidden_size=hidden_size)
+    check([17, 0], [33, 5], hidden_size=hidden_size, has_norms=False)
 
 
 def test_ragged_chunks_at_the_edges_of_tiles() -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
-from worker_svc.core.operations.interface import Norm
+from worker_svc.core.operations.interface import Norm, Unscaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class HeadNorms:
 class StepAttention(Protocol):
     """Attention of one step's batch; handed to the model as an argument."""
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
-        """Normalise (if `head_norms`) and rotate queries and keys, write keys and values to the cache of `layer`, then
-        attend causally over each context.
+    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
+        """Scale the rows of qkv (if `unscaled`), normalise (if `head_norms`) and rotate queries and keys, write keys
+        and values to the cache of `layer`, then attend causally over each context.
 
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other; it may
         be overwritten -> [tokens, num_heads * head_dim].

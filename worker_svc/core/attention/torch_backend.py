@@ -13,6 +13,7 @@ from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
+from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -98,8 +99,10 @@ class TorchStepAttention:
         self._num_kv_heads = cache.shape.num_kv_heads
         self._queries_per_head = num_heads // cache.shape.num_kv_heads
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
         """See `StepAttention.attend`."""
+        if unscaled is not None:
+            qkv = (qkv * unscaled.scales()).to(qkv.dtype)
         keys, values = self._cache.layer(layer)
         num_heads = self._num_kv_heads * self._queries_per_head
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)

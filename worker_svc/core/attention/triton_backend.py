@@ -13,10 +13,13 @@ from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
 from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
+from worker_svc.core.kernels.few_rows import FewRows
+from worker_svc.core.kernels.norm import scale_rows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -186,7 +189,7 @@ class TritonStepAttention:
         self._decode_rows = decode_rows
         self._chunked = chunked
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
         """See `StepAttention.attend`."""
         backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
         keys, values = backend.cache.layer(layer)
@@ -196,7 +199,7 @@ class TritonStepAttention:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
         if (chunked := self._chunked) is not None:
             rows, positions, cells = chunked.rows, chunked.positions, chunked.slot_mapping
-            rope_write(qkv, norms, eps, backend.rotary, rows, positions, cells, keys, values)
+            rope_write(qkv, norms, eps, backend.rotary, rows, positions, cells, keys, values, unscaled)
             if isinstance(chunked.work, Chunks) and backend.flash is not None:
                 query = qkv[num_decodes:].view(len(rows), -1, head_dim)[:, : backend.num_heads]
                 attended = backend.flash(query, keys, values, chunked.work).flatten(1)
@@ -208,5 +211,9 @@ class TritonStepAttention:
         elif chunked is not None:
             out[num_decodes:] = attended
         if num_decodes:
-            backend.decode.attend(qkv, norms, eps, self._decode_rows, tables, keys, values, out)
+            if unscaled is not None and num_decodes <= FewRows.MAX_ROWS:
+                # So few come scaled where no chunks are: beside chunks they shall not need another variant.
+                scale_rows(qkv[:num_decodes], unscaled)
+                unscaled = None
+            backend.decode.attend(qkv, norms, eps, self._decode_rows, tables, keys, values, out, unscaled)
         return out

@@ -8,17 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.norm import row_scale
+from worker_svc.core.operations.interface import Unscaled
 
 _LOG2E = 1.4426950408889634
 _MIN_QUERY_ROWS = 16  # of a matrix product's operand, as tokens of a tile
 _PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
-
-
-@triton.jit
-def _cells(table, positions, is_known, block_stride, token_stride, BLOCK_SIZE: tl.constexpr):
-    """Where keys and values of `positions` begin, but for their head."""
-    blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
-    return blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
 
 
 @triton.jit
@@ -36,10 +31,107 @@ def _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
 
 
 @triton.jit
+def _constants(rotary_ptr, query_norm_ptr, key_norm_ptr, past, D: tl.constexpr, NORM: tl.constexpr):
+    """What does not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, HALF)
+    cos = tl.load(rotary_ptr + past * D + half)
+    sin = tl.load(rotary_ptr + past * D + HALF + half)
+    query_norm_1, query_norm_2, key_norm_1, key_norm_2 = cos, sin, cos, sin
+    if NORM:
+        query_norm_1 = tl.load(query_norm_ptr + half).to(tl.float32)
+        query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
+        key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
+        key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
+    return cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2
+
+
+@triton.jit
+def _begin(
+    heads,  # the sequence's row of qkv
+    hidden_row,  # the sequence's row of hidden states
+    cos,
+    sin,
+    query_norm_1,
+    query_norm_2,
+    key_norm_1,
+    key_norm_2,
+    table,
+    keys_ptr,
+    values_ptr,
+    eps,
+    hidden_eps,
+    scale,
+    past,
+    kv_head,
+    is_last,  # this part of the context ends with the new token
+    block_stride,
+    token_stride,
+    head_stride,
+    H: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+):
+    """The rotated queries in two halves [GP, D / 2], and what `_attend_tile` goes on from: the new token's attention,
+    whose key and value are written to the cache, or none.
+    """
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, HALF)
+    dims = tl.arange(0, D)
+    group = tl.arange(0, GP)[:, None]
+    queries = heads + (kv_head * G + group) * D + half[None, :]
+    q1 = tl.load(queries, mask=group < G, other=0.0).to(tl.float32)
+    q2 = tl.load(queries + HALF, mask=group < G, other=0.0).to(tl.float32)
+    if HIDDEN > 0:
+        from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
+        q1 *= from_hidden
+        q2 *= from_hidden
+    if NORM:
+        q_scale = 1.0 / tl.sqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / D + eps)
+        q1 = q1 * q_scale[:, None] * query_norm_1[None, :]
+        q2 = q2 * q_scale[:, None] * query_norm_2[None, :]
+    a1 = (q1 * cos[None, :] - q2 * sin[None, :]) * scale
+    a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
+    most = tl.full((GP,), float("-inf"), tl.float32)
+    total = tl.zeros((GP,), tl.float32)
+    acc = tl.zeros((GP, D), tl.float32)
+    if is_last:
+        key = heads + (H + kv_head) * D + half
+        k1 = tl.load(key).to(tl.float32)
+        k2 = tl.load(key + HALF).to(tl.float32)
+        v = tl.load(heads + (H + HK + kv_head) * D + dims)
+        if HIDDEN > 0:
+            k1 *= from_hidden
+            k2 *= from_hidden
+            v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
+        if NORM:
+            k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
+            k1 = k1 * k_scale * key_norm_1
+            k2 = k2 * k_scale * key_norm_2
+        b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
+        b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
+        block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
+        cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
+        tl.store(keys_ptr + cell + half, b1)
+        tl.store(keys_ptr + cell + HALF + half, b2)
+        tl.store(values_ptr + cell + dims, v)
+        most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
+        total = tl.full((GP,), 1.0, tl.float32)
+        acc += v.to(tl.float32)[None, :]
+    return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc
+
+
+@triton.jit
 def _decode_attention(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
     key_norm_ptr,  # [D]
+    hidden_ptr,  # [tokens, HIDDEN]: rows of qkv are multiplied by 1 / rms of these
     rotary_ptr,  # f32[positions, D]: cosines, then sines
     rows_ptr,  # i64[sequences]: each one's row of qkv and out
     slots_ptr,  # i64[sequences]: each one's row of the block tables
@@ -52,6 +144,7 @@ def _decode_attention(
     weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
     done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
     eps,
+    hidden_eps,
     scale,  # of scores, to the base of 2
     table_stride,
     block_stride,
@@ -68,16 +161,17 @@ def _decode_attention(
     SPLIT_T: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,  # 0: they are scaled already
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,  # contexts may be cut
-    EARLY: tl.constexpr,  # the first tile is read before the kernel ahead has ended
+    AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
     DEPENDENT: tl.constexpr,
 ):
-    # Neighbours are the heads of one sequence: their keys lie side by side.
+    # Neighbours are the heads of one sequence, whose keys lie side by side, then its parts: what is long begins first.
     kv_head = tl.program_id(0)
-    sequence = tl.program_id(1)
-    split = tl.program_id(2)
-    max_splits = tl.num_programs(2)
+    split = tl.program_id(1)
+    sequence = tl.program_id(2)
+    max_splits = tl.num_programs(1)
     HALF: tl.constexpr = D // 2
     context = tl.load(contexts_ptr + sequence).to(tl.int32)
     row = tl.load(rows_ptr + sequence)
@@ -96,70 +190,119 @@ def _decode_attention(
         is_query = group[:, None] < G
         head_keys = keys_ptr + kv_head * head_stride + half[:, None]
         head_values = values_ptr + kv_head * head_stride + dims[None, :]
-        cos = tl.load(rotary_ptr + past * D + half)
-        sin = tl.load(rotary_ptr + past * D + HALF + half)
-        if NORM:
-            query_norm_1 = tl.load(query_norm_ptr + half).to(tl.float32)
-            query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
-            key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
-            key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
-        if EARLY:
-            # Past keys and values are those of earlier steps.
-            early = first + tl.arange(0, BLOCK_T)
-            is_early = early < last
-            cells = _cells(table, early, is_early, block_stride, token_stride, BLOCK_SIZE)
-            early_keys_1 = tl.load(head_keys + cells[None, :], mask=is_early[None, :], other=0.0)
-            early_keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_early[None, :], other=0.0)
-            early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
-        wait(DEPENDENT)
-        release(DEPENDENT)
-        heads = qkv_ptr + row * ((H + 2 * HK) * D)
-        queries = heads + (kv_head * G + group[:, None]) * D + half[None, :]
-        q1 = tl.load(queries, mask=is_query, other=0.0).to(tl.float32)
-        q2 = tl.load(queries + HALF, mask=is_query, other=0.0).to(tl.float32)
-        if NORM:
-            q_scale = 1.0 / tl.sqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / D + eps)
-            q1 = q1 * q_scale[:, None] * query_norm_1[None, :]
-            q2 = q2 * q_scale[:, None] * query_norm_2[None, :]
-        a1 = (q1 * cos[None, :] - q2 * sin[None, :]) * scale
-        a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
-        most = tl.full((GP,), float("-inf"), tl.float32)
-        total = tl.zeros((GP,), tl.float32)
-        acc = tl.zeros((GP, D), tl.float32)
-        if split == num_splits - 1:
-            key = heads + (H + kv_head) * D + half
-            k1 = tl.load(key).to(tl.float32)
-            k2 = tl.load(key + HALF).to(tl.float32)
-            v = tl.load(heads + (H + HK + kv_head) * D + dims)
-            if NORM:
-                k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
-                k1 = k1 * k_scale * key_norm_1
-                k2 = k2 * k_scale * key_norm_2
-            b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
-            b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
-            block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
-            cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
-            tl.store(keys_ptr + cell + half, b1)
-            tl.store(keys_ptr + cell + HALF + half, b2)
-            tl.store(values_ptr + cell + dims, v)
-            most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
-            total = tl.full((GP,), 1.0, tl.float32)
-            acc += v.to(tl.float32)[None, :]
-        a1 = a1.to(keys_ptr.dtype.element_ty)
-        a2 = a2.to(keys_ptr.dtype.element_ty)
-        if EARLY:
-            most, total, acc = _attend_tile(
-                a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
+        tile = tl.arange(0, BLOCK_T)
+        if AHEAD == 2:
+            # Queries are made within the first round, so that the first tiles are on their way meanwhile; blocks are
+            # looked up a round ahead, so that what is on its way is more than one tile.
+            most = tl.full((GP,), float("-inf"), tl.float32)
+            total = tl.zeros((GP,), tl.float32)
+            acc = tl.zeros((GP, D), tl.float32)
+            a1 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
+            a2 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
+            blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=first + tile < last, other=0)
+            for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
+                positions = start + tile
+                is_past = positions < last
+                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
+                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
+                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
+                following = positions + BLOCK_T
+                blocks = tl.load(table + following // BLOCK_SIZE, mask=following < last, other=0)
+                if start == first:
+                    wait(DEPENDENT)
+                    release(DEPENDENT)
+                    cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = _constants(
+                        rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
+                    )
+                    a1, a2, most, total, acc = _begin(
+                        qkv_ptr + row * ((H + 2 * HK) * D),
+                        hidden_ptr + row * HIDDEN,
+                        cos,
+                        sin,
+                        query_norm_1,
+                        query_norm_2,
+                        key_norm_1,
+                        key_norm_2,
+                        table,
+                        keys_ptr,
+                        values_ptr,
+                        eps,
+                        hidden_eps,
+                        scale,
+                        past,
+                        kv_head,
+                        split == num_splits - 1,
+                        block_stride,
+                        token_stride,
+                        head_stride,
+                        H,
+                        HK,
+                        D,
+                        G,
+                        GP,
+                        BLOCK_SIZE,
+                        NORM,
+                        HIDDEN,
+                    )
+                most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+        else:
+            cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = _constants(
+                rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
             )
-            first += BLOCK_T
-        for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
-            positions = start + tl.arange(0, BLOCK_T)
-            is_past = positions < last
-            cells = _cells(table, positions, is_past, block_stride, token_stride, BLOCK_SIZE)
-            keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
-            keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
-            v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
-            most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+            if AHEAD == 1:
+                is_early = first + tile < last
+                blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=is_early, other=0)
+                cells = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
+                early_keys_1 = tl.load(head_keys + cells[None, :], mask=is_early[None, :], other=0.0)
+                early_keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_early[None, :], other=0.0)
+                early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
+            wait(DEPENDENT)
+            release(DEPENDENT)
+            a1, a2, most, total, acc = _begin(
+                qkv_ptr + row * ((H + 2 * HK) * D),
+                hidden_ptr + row * HIDDEN,
+                cos,
+                sin,
+                query_norm_1,
+                query_norm_2,
+                key_norm_1,
+                key_norm_2,
+                table,
+                keys_ptr,
+                values_ptr,
+                eps,
+                hidden_eps,
+                scale,
+                past,
+                kv_head,
+                split == num_splits - 1,
+                block_stride,
+                token_stride,
+                head_stride,
+                H,
+                HK,
+                D,
+                G,
+                GP,
+                BLOCK_SIZE,
+                NORM,
+                HIDDEN,
+            )
+            if AHEAD == 1:
+                most, total, acc = _attend_tile(
+                    a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
+                )
+                first += BLOCK_T
+            for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
+                positions = start + tile
+                is_past = positions < last
+                blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0)
+                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
+                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
+                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
+                most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
             tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
@@ -223,25 +366,22 @@ class Cut:
     stages: int  # of the loop over tiles
     warps: int  # of a program
     registers: int | None  # of a thread, at most, so that more programs run at once
-    is_early: bool  # the first tile does not wait for the kernel ahead
+    ahead: int  # tiles that do not wait for the kernel ahead: 0 none, 1 the first, in registers, 2 one for each stage
 
 
 def cut(sequences: int, num_kv_heads: int, row_bytes: int) -> Cut:
-    """As measured best in the steps of Qwen3-0.6B on an H200, for keys of `row_bytes` (of one head): few programs begin
-    early and share a context; many are small, so that a multiprocessor holds several and one reads while another
-    computes.
+    """As measured best in the steps of Qwen3-0.6B on an H200, for keys of `row_bytes` (of one head): few programs share
+    a context and begin early; more have several tiles on their way; many are small, so that a multiprocessor holds
+    several and one reads while another computes.
     """
     programs = sequences * num_kv_heads
     if programs <= 64:
-        return Cut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, is_early=True)
+        return Cut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, ahead=1)
     if programs <= 256:
-        tokens = _tokens(128, row_bytes)
-        return Cut(max(1, 264 // programs), 128, tokens, 3, 4, None, is_early=programs > 128)
-    if programs <= 768:
-        return Cut(2, 512, _tokens(64, row_bytes), 3, 4, 128, is_early=False)
+        return Cut(max(1, 264 // programs), 128, _tokens(128, row_bytes), 3, 4, None, ahead=int(programs > 128))
     if programs < 1536:
-        return Cut(1, 512, _tokens(32, row_bytes), 6, 4, None, is_early=False)
-    return Cut(1, 512, _tokens(32, row_bytes), 3, 2, 128, is_early=False)
+        return Cut(2 if programs <= 512 else 1, 512, _tokens(32, row_bytes), 3, 2, None, ahead=2)
+    return Cut(1, 512, _tokens(32, row_bytes), 3, 2, 128, ahead=0)
 
 
 def _tokens(measured: int, row_bytes: int) -> int:
@@ -292,19 +432,22 @@ class DecodeAttention:
         keys: Tensor,
         values: Tensor,
         out: Tensor,
+        unscaled: Unscaled | None = None,
     ) -> None:
         """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
 
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], block_tables i32[slots, blocks],
         out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not name are left alone.
+        `unscaled`: of the rows of qkv.
         """
         head_dim, chosen = self._head_dim, self._cut(len(rows))
         queries = self._num_heads // self._num_kv_heads
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-        _decode_attention[(self._num_kv_heads, len(rows), chosen.splits)](
+        _decode_attention[(self._num_kv_heads, chosen.splits, len(rows))](
             qkv,
             query_norm,
             key_norm,
+            unscaled.hidden if unscaled is not None else qkv,
             self._rotary,
             rows.rows,
             rows.slots,
@@ -317,6 +460,7 @@ class DecodeAttention:
             self._weight,
             self._done,
             eps,
+            unscaled.eps if unscaled is not None else 0.0,
             head_dim**-0.5 * _LOG2E,
             block_tables.stride(0),
             keys.stride(0),
@@ -333,9 +477,10 @@ class DecodeAttention:
             SPLIT_T=chosen.split_tokens,
             PARTS=max(2, _PARTS_AT_ONCE // triton.next_power_of_2(queries)),
             NORM=norms is not None,
+            HIDDEN=unscaled.hidden.shape[1] if unscaled is not None else 0,
             STAGES=chosen.stages,
             SPLIT=chosen.splits > 1,
-            EARLY=chosen.is_early,
+            AHEAD=chosen.ahead,
             DEPENDENT=self._dependent,
             **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
         )

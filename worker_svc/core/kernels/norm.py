@@ -1,4 +1,4 @@
-"""Root mean square norm of many rows."""
+"""Root mean square norms, and the scales of their rows alone."""
 
 import torch
 import triton
@@ -6,32 +6,86 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.operations.interface import Unscaled
+
+_PART = tl.constexpr(2048)  # of a row that is read at once
+
+_MANY_ROWS = 1024
+_CELLS = 4096  # of a program where there are many rows
 
 
 @triton.jit
-def _rms_norm(x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def row_scale(x_ptr, eps, size):
+    """1 / rms of the row of `size` at `x_ptr`; where there is none (0), 1."""
+    part = tl.arange(0, _PART)
+    squares = tl.zeros((_PART,), tl.float32)
+    scale = 1.0
+    if size > 0:
+        for start in range(0, size, _PART):
+            x = tl.load(x_ptr + start + part, mask=start + part < size, other=0.0).to(tl.float32)
+            squares += x * x
+        scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / size + eps)
+    return scale
+
+
+@triton.jit
+def _scale_rows(x_ptr, hidden_ptr, eps, size, hidden_size):
     row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * _PART + tl.arange(0, _PART)
+    cells = x_ptr + row * size + columns
+    x = tl.load(cells, mask=columns < size, other=0.0).to(tl.float32)
+    x *= row_scale(hidden_ptr + row * hidden_size, eps, hidden_size)
+    tl.store(cells, x.to(x_ptr.dtype.element_ty), mask=columns < size)
+
+
+def scale_rows(x: Tensor, unscaled: Unscaled) -> None:
+    """Scale x [rows, size], contiguous, by the first of the hidden states, in place."""
+    rows, size = x.shape
+    hidden = unscaled.hidden
+    _scale_rows[(rows, triton.cdiv(size, _PART.value))](
+        x, hidden, unscaled.eps, size, hidden.shape[1], **options(warps=4)
+    )
+
+
+# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    eps,
+    num_rows,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
-    is_column = columns < SIZE
-    weight = tl.load(weight_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
+    is_cell = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    cells = rows[:, None] * SIZE + columns[None, :]
+    weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
-    x = tl.load(x_ptr + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x) / SIZE + eps)
-    tl.store(out_ptr + row * SIZE + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=is_column)
+    x = tl.load(x_ptr + cells, mask=is_cell, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
+    tl.store(out_ptr + cells, (x * scale[:, None] * weight[None, :]).to(out_ptr.dtype.element_ty), mask=is_cell)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [rows, size], contiguous -> like x; squares are summed in fp32."""
     out = torch.empty_like(x)
-    size = x.shape[1]
+    num_rows, size = x.shape
     dependent = has_dependent_launch(x.device)
-    _rms_norm[(len(x),)](
+    rows = max(1, _CELLS // triton.next_power_of_2(size)) if num_rows >= _MANY_ROWS else 1
+    _rms_norm[(triton.cdiv(num_rows, rows),)](
         x,
         weight,
         out,
         eps,
+        num_rows,
         SIZE=size,
+        ROWS=rows,
         BLOCK=triton.next_power_of_2(size),
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),

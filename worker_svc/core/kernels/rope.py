@@ -5,6 +5,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.norm import row_scale
+from worker_svc.core.operations.interface import Unscaled
 
 
 @triton.jit
@@ -18,7 +20,10 @@ def _rope_write(
     cells_ptr,  # i64[tokens]: block * BLOCK_SIZE + offset
     keys_ptr,
     values_ptr,
+    hidden_ptr,  # [tokens, hidden_size]: rows of qkv are multiplied by 1 / rms of these
     eps,
+    hidden_eps,
+    hidden_size,  # 0: they are scaled already
     block_stride,
     token_stride,
     head_stride,
@@ -45,6 +50,9 @@ def _rope_write(
     heads = qkv_ptr + row * ((H + 2 * HK) * D)
     left = tl.load(heads + head * D + half[None, :], mask=head < H + HK, other=0.0).to(tl.float32)
     right = tl.load(heads + head * D + HALF + half[None, :], mask=head < H + HK, other=0.0).to(tl.float32)
+    from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
+    left *= from_hidden
+    right *= from_hidden
     if NORM:
         q1 = tl.load(query_norm_ptr + half)[None, :].to(tl.float32)
         q2 = tl.load(query_norm_ptr + HALF + half)[None, :].to(tl.float32)
@@ -63,6 +71,7 @@ def _rope_write(
     kv_head = tl.arange(0, KV_HEADS)[:, None]
     dims = tl.arange(0, D)[None, :]
     v = tl.load(heads + (H + HK + kv_head) * D + dims, mask=kv_head < HK, other=0.0)
+    v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
     tl.store(values_ptr + cell + kv_head * head_stride + dims, v, mask=kv_head < HK)
 
 
@@ -76,12 +85,13 @@ def rope_write(
     slot_mapping: Tensor,
     keys: Tensor,
     values: Tensor,
+    unscaled: Unscaled | None = None,
 ) -> None:
     """Normalise and rotate the queries of `rows` in place; their keys, treated alike, and values go to the cache.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], rotary f32[positions, head_dim],
     rows i64[n], positions and slot_mapping i64[tokens], keys and values [num_blocks, block_size, num_kv_heads,
-    head_dim].
+    head_dim]; `unscaled`: of the rows of qkv.
     """
     _, block_size, num_kv_heads, head_dim = keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
@@ -96,7 +106,10 @@ def rope_write(
         slot_mapping,
         keys,
         values,
+        unscaled.hidden if unscaled is not None else qkv,
         eps,
+        unscaled.eps if unscaled is not None else 0.0,
+        unscaled.hidden.shape[1] if unscaled is not None else 0,
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),

@@ -26,6 +26,10 @@ class GatedMLP:
             placement, f"{name}.down_proj", size, part, config.hidden_size, bias=config.mlp_bias
         )
 
+    def fold_norm(self) -> None:
+        """See `Operations.fold_norm`."""
+        self._operations.fold_norm(self._norm, self._gate_up)
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden, whole on every rank."""
         gated = self._operations.norm_gated(hidden, self._norm, self._gate_up)

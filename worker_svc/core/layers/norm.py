@@ -12,8 +12,15 @@ class RMSNorm:
     def __init__(self, placement: Placement, name: str, size: int, eps: float) -> None:
         self.weight = placement.empty(size)
         self.eps = eps
+        self.is_folded = False
         placement.want(f"{name}.weight", self.weight, (size,))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> like x."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def fold(self, weight: Tensor) -> None:
+        """See `Norm.fold`; each product is rounded once."""
+        weight.mul_(self.weight)
+        self.weight.fill_(1)
+        self.is_folded = True

@@ -1,5 +1,6 @@
 """Llama (Touvron et al., 2023; Llama 3, 2024): pre-norm decoder, grouped-query attention, rotary embedding, SwiGLU."""
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.attention.interface import HeadNorms, StepAttention
@@ -52,10 +53,14 @@ class LlamaAttention:
         """What happens to queries and keys before they are rotated."""
         return None
 
+    def fold_norm(self) -> None:
+        """See `Operations.fold_norm`."""
+        self._operations.fold_norm(self._norm, self._qkv)
+
     def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden, or of `rows` i64[n] alone; keys and values are all written."""
-        qkv = self._operations.norm_linear(hidden, self._norm, self._qkv)
-        attended = attention.attend(self._layer, qkv, self._head_norms)
+        qkv, unscaled = self._operations.norm_linear_unscaled(hidden, self._norm, self._qkv)
+        attended = attention.attend(self._layer, qkv, self._head_norms, unscaled)
         if rows is not None:
             attended, hidden = attended[rows], hidden[rows]
         return self._operations.linear_add(attended, self._output, hidden)
@@ -70,6 +75,11 @@ class LlamaLayer:
         name = f"model.layers.{layer}"
         self._attention = attention_class(config, placement, f"{name}.self_attn", f"{name}.input_layernorm", layer)
         self._mlp = GatedMLP(placement, f"{name}.mlp", f"{name}.post_attention_layernorm", config)
+
+    def fold_norms(self) -> None:
+        """See `Operations.fold_norm`."""
+        self._attention.fold_norm()
+        self._mlp.fold_norm()
 
     def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden, the residual stream; of `rows` i64[n] alone if given."""
@@ -96,6 +106,12 @@ class LlamaForCausalLM:
             if config.tie_word_embeddings
             else VocabParallelEmbedding(placement, "lm_head", config.vocab_size, size)
         )
+
+    @torch.inference_mode()
+    def fold_norms(self) -> None:
+        """Prepare the layers for what computes them; once, when the weights are there."""
+        for layer in self._layers:
+            layer.fold_norms()
 
     def forward(self, token_ids: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised; given `rows` i64[n], those

@@ -3,7 +3,7 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.operations.interface import Norm, Projection, Reduction
+from worker_svc.core.operations.interface import Norm, Projection, Reduction, Unscaled
 
 
 class TorchOperations:
@@ -12,6 +12,13 @@ class TorchOperations:
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
         return linear(norm(hidden))
+
+    def fold_norm(self, norm: Norm, linear: Projection) -> None:
+        """See `Operations.fold_norm`: nothing is gained."""
+
+    def norm_linear_unscaled(self, hidden: Tensor, norm: Norm, linear: Projection) -> tuple[Tensor, Unscaled | None]:
+        """See `Operations.norm_linear_unscaled`."""
+        return self.norm_linear(hidden, norm, linear), None
 
     def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
         """See `Operations.linear_add`."""

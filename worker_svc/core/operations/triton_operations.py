@@ -1,8 +1,10 @@
 """Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
 the residual along; a few rows through products that are cut along the inputs, where the weight is small; more through
-cuBLAS, with the norm and the gate as kernels of their own.
+cuBLAS, with the gate as a kernel of its own. Of a norm, the weight is folded into the product behind it, and the scale
+of each row is left to the kernel behind that.
 """
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.kernels.activation import silu_mul
@@ -10,7 +12,7 @@ from worker_svc.core.kernels.few_rows import FewRows, Tiling, tiling
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.operations.cublas import LibraryFor, add_product
-from worker_svc.core.operations.interface import Norm, Projection, Reduction
+from worker_svc.core.operations.interface import Norm, Projection, Reduction, Unscaled
 
 
 class TritonOperations:
@@ -23,11 +25,19 @@ class TritonOperations:
         """See `Operations.norm_linear`."""
         if len(hidden) == 1 and fits_row_linear(linear.weight):
             return row_linear(hidden, linear.weight, norm=(norm.weight, norm.eps), bias=linear.bias)
-        normed = rms_norm(hidden, norm.weight, norm.eps)
-        if linear.bias is None and (cut := self._cut(normed, linear.weight)) is not None:
-            return self._few_rows.multiply(normed, linear.weight, cut)
-        with LibraryFor(linear.weight):
-            return linear(normed)
+        return self._multiply(rms_norm(hidden, norm.weight, norm.eps), linear)
+
+    def fold_norm(self, norm: Norm, linear: Projection) -> None:
+        """See `Operations.fold_norm`. What is not scaled yet may be too large for fp16, and a bias has its scale."""
+        if linear.bias is None and linear.weight.dtype is torch.bfloat16:
+            norm.fold(linear.weight)
+
+    def norm_linear_unscaled(self, hidden: Tensor, norm: Norm, linear: Projection) -> tuple[Tensor, Unscaled | None]:
+        """See `Operations.norm_linear_unscaled`."""
+        # Among dependent launches a norm costs no more than to find its scale twice.
+        if not norm.is_folded or len(hidden) <= FewRows.MAX_ROWS:
+            return self.norm_linear(hidden, norm, linear), None
+        return self._multiply(hidden, linear), Unscaled(hidden, norm.eps)
 
     def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
         """See `Operations.linear_add`."""
@@ -45,7 +55,13 @@ class TritonOperations:
         """See `Operations.norm_gated`."""
         if len(hidden) == 1 and gate_up.bias is None and fits_row_linear(gate_up.weight):
             return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
-        return silu_mul(self.norm_linear(hidden, norm, gate_up))
+        return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
+
+    def _multiply(self, x: Tensor, linear: Projection) -> Tensor:
+        if linear.bias is None and (cut := self._cut(x, linear.weight)) is not None:
+            return self._few_rows.multiply(x, linear.weight, cut)
+        with LibraryFor(linear.weight):
+            return linear(x)
 
     def _cut(self, x: Tensor, weight: Tensor) -> Tiling | None:
         outputs, inputs = weight.shape
