@@ -5,7 +5,8 @@ import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
 from worker_svc.core.kernels import decode_attention
-from worker_svc.core.kernels.decode_attention import Cut, DecodeAttention, DecodeRows
+from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
+from worker_svc.core.kernels.decode_cut import Cut
 from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-5

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, Cut, cut
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.norm import row_scale
 from worker_svc.core.operations.interface import Unscaled
 
 _LOG2E = 1.4426950408889634
-_MIN_QUERY_ROWS = 16  # of a matrix product's operand, as tokens of a tile
 _PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
 
 
@@ -356,39 +356,6 @@ class DecodeRows:
         return len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How contexts are cut into the work of programs."""
-
-    splits: int  # of a context, at most
-    split_tokens: int  # a split reads at least so many
-    tokens: int  # of a tile
-    stages: int  # of the loop over tiles
-    warps: int  # of a program
-    registers: int | None  # of a thread, at most, so that more programs run at once
-    ahead: int  # tiles that do not wait for the kernel ahead: 0 none, 1 the first, in registers, 2 one for each stage
-
-
-def cut(sequences: int, num_kv_heads: int, row_bytes: int) -> Cut:
-    """As measured best in the steps of Qwen3-0.6B on an H200, for keys of `row_bytes` (of one head): few programs share
-    a context and begin early; more have several tiles on their way; many are small, so that a multiprocessor holds
-    several and one reads while another computes.
-    """
-    programs = sequences * num_kv_heads
-    if programs <= 64:
-        return Cut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, ahead=1)
-    if programs <= 256:
-        return Cut(max(1, 264 // programs), 128, _tokens(128, row_bytes), 3, 4, None, ahead=int(programs > 128))
-    if programs < 1536:
-        return Cut(2 if programs <= 512 else 1, 512, _tokens(32, row_bytes), 3, 2, None, ahead=2)
-    return Cut(1, 512, _tokens(32, row_bytes), 3, 2, 128, ahead=0)
-
-
-def _tokens(measured: int, row_bytes: int) -> int:
-    """Of a tile: as many as fit where `measured` rows of 256 bytes do."""
-    return max(_MIN_QUERY_ROWS, min(128, measured * 256 // row_bytes))
-
-
 class DecodeAttention:
     """Split-KV paged decoding (Dao et al., Flash-Decoding, 2023) for up to `max_sequences` at once, on one stream.
 
@@ -471,7 +438,7 @@ class DecodeAttention:
             D=head_dim,
             G=queries,
             GR=triton.next_power_of_2(queries),
-            GP=max(_MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
+            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
             BLOCK_SIZE=keys.shape[1],
             BLOCK_T=chosen.tokens,
             SPLIT_T=chosen.split_tokens,
