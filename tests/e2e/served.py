@@ -47,7 +47,7 @@ def is_running(pid: int) -> bool:
     try:
         # A zombie has ended; who should reap it may be gone or busy.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: between opening and reading
         return False
 
 
