@@ -38,7 +38,7 @@ from bench.rig.work import Ceilings, Work, as_text, make_work
 
 _OFFLINE = ("decode1", "decode32", "decode256", "prefill", "nano")
 ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone")}
-CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2304}  # tokens of a step; served: four prompts beside 256 decodes
+CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048}  # tokens of a step
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
 

@@ -59,12 +59,15 @@ class Shape:
 
 def make_shapes(limits: Limits, num_weights: int) -> list[Shape]:
     """The shapes for a model with so many weights in its layers."""
-    most = min(limits.max_num_batched_tokens, int(_MOST_FLOPS / (2 * num_weights)))
+    budget = limits.max_num_batched_tokens
+    most = min(budget, int(_MOST_FLOPS / (2 * num_weights)))
+    # Beside few decodes a full step has almost as many tokens in chunks.
+    sizes = sorted({*_TOKENS, budget} if budget < _TOKENS[-1] else _TOKENS)
     counts = [count for count in _DECODES if count < limits.max_num_seqs] + [limits.max_num_seqs]
     return [
         Shape(count, tokens)
         for count in counts
-        for tokens in _TOKENS
+        for tokens in sizes
         if tokens <= most and (not count or tokens >= _FEWEST_BESIDE_DECODES)
     ]
 

@@ -82,3 +82,5 @@ def test_shapes_end_where_products_outlast_their_launches() -> None:
     assert {shape.decodes for shape in small} == {0, 16, 64, 256}
     assert max(shape.tokens for shape in large) == 512
     assert set(large) < set(small)
+    # However few decodes are in a step, its budget of tokens fits.
+    assert Shape(0, 2304) in make_shapes(replace(limits, max_num_batched_tokens=2304), 440_000_000)
