@@ -196,8 +196,8 @@ class DetokenizerService:
         if positions:
             positions |= self._bell.listen(is_idle=not num_requests)
         num_effects = len(calls)
-        block_ms = self._bell.block_ms(READ_BLOCK_MS, num_requests)
-        answers = session.connection.execute([*calls, Read(positions, READ_COUNT, block_ms)] if positions else calls)
+        read = Read(positions, READ_COUNT, READ_BLOCK_MS, self._bell.awake_s(num_requests))
+        answers = session.connection.execute([*calls, read] if positions else calls)
         self._outbox.calls = []
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out

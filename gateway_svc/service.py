@@ -235,7 +235,8 @@ class GatewayService:
                     await self._begin_reading()
                 bell = self._link.bell
                 streams = {self._stream: self._position} | bell.listen(is_idle=not self.stats.num_streams)
-                block_ms = bell.block_ms(READ_BLOCK_MS, self.stats.num_streams)
+                # An event loop that waits for this read alone would sleep.
+                block_ms = 0 if bell.awake_s(self.stats.num_streams) else READ_BLOCK_MS
                 found = await self._link.read(Read(streams, READ_COUNT, block_ms))
             except BusUnavailable:
                 continue

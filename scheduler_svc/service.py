@@ -172,9 +172,9 @@ class SchedulerService:
         pending = dispatcher.outbox
         may_wait = not dispatcher.is_filling and all(each.may_wait for each in pending)
         num_requests = len(dispatcher.scheduler.requests)
-        block_ms = self._bell.block_ms(BLOCK_MS, num_requests) if may_wait else 0
+        block_ms = BLOCK_MS if may_wait else 0
         listening = self._bell.listen(is_idle=not num_requests)
-        read = Read(dispatcher.positions() | listening, READ_COUNT, block_ms)
+        read = Read(dispatcher.positions() | listening, READ_COUNT, block_ms, self._bell.awake_s(num_requests))
         try:
             *answers, entries = self._session.connection.execute([*(each.call for each in pending), read])
         except BusUnavailable as error:

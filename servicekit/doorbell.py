@@ -2,7 +2,7 @@
 
 Waking a core that sleeps, and what it does slowly at first, takes longer than all the work that the pipeline does for
 a request. So an idle gateway rings when a call comes in, before it looks at it; who has nothing to do hears it in the
-read that it waits in anyway, and for some time reads without waiting. Who is busy does not listen: it wakes often
+read that it waits in anyway, and for some time waits without sleeping. Who is busy does not listen: it wakes often
 enough. Who has more than a few requests sleeps whenever it can: its core's other half may be the one that launches
 kernels. Nothing depends on a ring.
 """
@@ -63,13 +63,8 @@ class Doorbell:
             if self._is_for_all or now_s < self._rang_until_s:
                 self._until_s = now_s + self._awake_s
 
-    @property
-    def is_awake(self) -> bool:
-        """Whether a request is expected."""
-        return self._until_s > 0.0 and self._clock_s() < self._until_s
-
-    def block_ms(self, block_ms: int, num_requests: int) -> int:
-        """How long a read may wait that would otherwise wait for `block_ms`, with so many requests in hand."""
+    def awake_s(self, num_requests: int = 0) -> float:
+        """For how long who has so many requests in hand does not sleep, seconds."""
         if num_requests > FEW:
             self._until_s = 0.0
-        return 0 if self.is_awake else block_ms
+        return max(0.0, self._until_s - self._clock_s()) if self._until_s else 0.0

@@ -222,12 +222,14 @@ class TokenizerService:
             self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
             abandoned_ms = int(self._settings.reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
-        idle_ms = self._bell.block_ms(READ_BLOCK_MS, len(self._unsent))
-        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else idle_ms
-        listening = self._bell.listen(is_idle=block_ms == READ_BLOCK_MS and not self._unsent)
-        reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms))
+        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+        awake_s = self._bell.awake_s(len(self._unsent))
+        is_idle = block_ms == READ_BLOCK_MS and not self._unsent and not awake_s
+        listening = self._bell.listen(is_idle=is_idle)
+        reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms, awake_s))
         if listening:
-            # A group's read cannot wait for the doorbell: wait for either, then ask the group.
+            # A group's read cannot wait for the doorbell: wait for either, then ask the group. Who is awake asks the
+            # group alone, and hears afterwards who has rung.
             reads.append(Read({prompts: self._peeked} | listening, 1, block_ms))
         return reads
 

@@ -292,8 +292,9 @@ class WorkerService:
         renew = self._renewal()
         # A thread that waits for the device needs the interpreter more than one that looks for plans.
         is_idle = execution.is_idle
-        block_ms = self._bell.block_ms(_BLOCK_MS, 0) if is_idle else _BLOCK_MS
-        read = Read({self._steps: self._position} | self._bell.listen(is_idle=is_idle), block_ms=block_ms)
+        awake_s = self._bell.awake_s() if is_idle else 0.0
+        streams = {self._steps: self._position} | self._bell.listen(is_idle=is_idle)
+        read = Read(streams, block_ms=_BLOCK_MS, awake_s=awake_s)
         calls: list[Call[Any]] = [read]
         try:
             if renew is not None:

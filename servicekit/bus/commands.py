@@ -171,6 +171,11 @@ def block_s(call: c.Call[Any]) -> float:
     return call.block_ms / 1000 if isinstance(call, c.Read | c.ReadGroup) else 0.0
 
 
+def awake_s(call: c.Call[Any]) -> float:
+    """For how long of that its caller wants nobody to sleep."""
+    return call.awake_s if isinstance(call, c.Read | c.ReadGroup) else 0.0
+
+
 class Commands:
     """Encodes the calls of one pool and decodes their replies."""
 

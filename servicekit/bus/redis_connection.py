@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import hiredis
 
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Commands, Reply, block_s, pack
+from servicekit.bus.commands import Commands, Reply, awake_s, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
@@ -69,7 +69,9 @@ class RedisConnection:
         if not calls:
             return []
         commands = self._commands
-        replies = self._exchange([commands.encode(call) for call in calls], PATIENCE_S + block_s(calls[-1]))
+        last = calls[-1]
+        packed = [commands.encode(call) for call in calls]
+        replies = self._exchange(packed, PATIENCE_S + block_s(last), max(self._busy_poll_s, awake_s(last)))
         answers: list[Any] = []
         failure: Exception | None = None
         for call, reply in zip(calls, replies, strict=True):
@@ -126,8 +128,8 @@ class RedisConnection:
         with contextlib.suppress(OSError):  # lost already
             sock.shutdown(socket.SHUT_RDWR)  # wakes the other thread, which then closes it
 
-    def _exchange(self, packed: list[bytes], patience_s: float) -> list[Reply]:
-        """Sends commands in one write and reads as many replies."""
+    def _exchange(self, packed: list[bytes], patience_s: float, busy_poll_s: float = 0.0) -> list[Reply]:
+        """Sends commands in one write and reads as many replies, each of them without sleep for up to `busy_poll_s`."""
         sock, reader = self._socket, self._reader
         if sock is None or self._closed:
             raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
@@ -142,7 +144,7 @@ class RedisConnection:
                     replies.append(reply)
                     continue
                 try:
-                    data = self._poll(sock) or sock.recv(_READ_BYTES)
+                    data = self._poll(sock, busy_poll_s) or sock.recv(_READ_BYTES)
                 except (BlockingIOError, TimeoutError):
                     waited_s += _TICK_S
                     if waited_s >= patience_s:
@@ -162,11 +164,11 @@ class RedisConnection:
         self._drop_if_closed()
         return replies
 
-    def _poll(self, sock: socket.socket) -> bytes:
+    def _poll(self, sock: socket.socket, busy_poll_s: float) -> bytes:
         """What comes within `busy_poll_s`, without going to sleep; nothing: see `recv`."""
-        if not self._busy_poll_s or isinstance(sock, ssl.SSLSocket):
+        if not busy_poll_s or isinstance(sock, ssl.SSLSocket):
             return b""
-        until_s = time.perf_counter() + self._busy_poll_s
+        until_s = time.perf_counter() + busy_poll_s
         while time.perf_counter() < until_s:
             with contextlib.suppress(BlockingIOError):
                 return sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)

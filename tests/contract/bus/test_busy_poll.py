@@ -12,8 +12,11 @@ BUSY_POLL_S = 0.02
 
 
 @pytest.mark.parametrize("delay_s", [0.0, BUSY_POLL_S / 2, BUSY_POLL_S * 3])
-def test_an_answer_is_taken_whether_it_comes_while_polling_or_later(valkey_url: str, pool: str, delay_s: float) -> None:
-    bus = open_bus(valkey_url, pool, busy_poll_s=BUSY_POLL_S)
+@pytest.mark.parametrize(("always_s", "awake_s"), [(BUSY_POLL_S, 0.0), (0.0, BUSY_POLL_S)])
+def test_an_answer_is_taken_whether_it_comes_while_polling_or_later(
+    valkey_url: str, pool: str, always_s: float, awake_s: float, delay_s: float
+) -> None:
+    bus = open_bus(valkey_url, pool, busy_poll_s=always_s)
     reader, writer = bus.connect(), bus.connect()
     stream = bus.keys.results("w")
     after = reader.call(LastId(stream))
@@ -24,7 +27,7 @@ def test_an_answer_is_taken_whether_it_comes_while_polling_or_later(valkey_url: 
 
     thread = threading.Thread(target=write)
     thread.start()
-    found = reader.call(Read({stream: after}, block_ms=10_000))
+    found = reader.call(Read({stream: after}, block_ms=10_000, awake_s=awake_s))
     thread.join()
     assert [entry.fields for entry in found[stream]] == [{b"p": b"found"}]
     assert reader.call(Read({stream: found[stream][-1].entry_id}, block_ms=1)) == {}

@@ -1,5 +1,7 @@
 """Idle services hear that a request is on its way, and do not sleep for a while."""
 
+import pytest
+
 from servicekit.bus.calls import Read
 from servicekit.bus.interface import Connection
 from servicekit.bus.memory_bus import MemoryBus
@@ -28,17 +30,18 @@ def listen(bell: Doorbell, connection: Connection) -> None:
     bell.hear(found)
 
 
-def test_who_is_idle_hears_a_ring_and_does_not_wait_until_it_has_faded() -> None:
+def test_who_is_idle_hears_a_ring_and_does_not_sleep_until_it_has_faded() -> None:
     bus, clock = MemoryBus(), Clock()
     connection = bus.connect()
     bell, ringer = Doorbell(bus.keys, AWAKE_S, clock), Doorbell(bus.keys, AWAKE_S)
-    assert bell.block_ms(100, 1) == 100
+    assert bell.awake_s(1) == 0
     ring(ringer, connection)
     listen(bell, connection)
-    assert bell.is_awake
-    assert bell.block_ms(100, 1) == 0
+    assert bell.awake_s(1) == pytest.approx(AWAKE_S)
+    clock.now_s += AWAKE_S / 2
+    assert bell.awake_s(1) == pytest.approx(AWAKE_S / 2)
     clock.now_s += AWAKE_S
-    assert bell.block_ms(100, 1) == 100
+    assert bell.awake_s(1) == 0
 
 
 def test_who_has_many_requests_sleeps_whenever_it_can() -> None:
@@ -47,9 +50,9 @@ def test_who_has_many_requests_sleeps_whenever_it_can() -> None:
     bell = Doorbell(bus.keys, AWAKE_S, Clock())
     ring(bell, connection)
     listen(bell, connection)
-    assert bell.block_ms(100, FEW) == 0
-    assert bell.block_ms(100, FEW + 1) == 100
-    assert bell.block_ms(100, 0) == 100
+    assert bell.awake_s(FEW) > 0
+    assert bell.awake_s(FEW + 1) == 0
+    assert bell.awake_s(0) == 0
 
 
 def test_a_gateway_wakes_for_its_own_rings_only() -> None:
@@ -59,12 +62,12 @@ def test_a_gateway_wakes_for_its_own_rings_only() -> None:
     ring(called, connection)
     listen(called, connection)
     listen(other, connection)
-    assert called.is_awake
-    assert not other.is_awake
+    assert called.awake_s() > 0
+    assert other.awake_s() == 0
     clock.now_s += AWAKE_S
     ring(other, connection)
     listen(called, connection)
-    assert not called.is_awake
+    assert called.awake_s() == 0
 
 
 def test_a_ring_is_heard_once() -> None:
