@@ -87,3 +87,17 @@ def save_checkpoint(directory: Path, variant: Variant, seed: int = 0, **save_opt
     model = make_model(variant, seed)
     model.save_pretrained(directory, **save_options)
     return model
+
+
+def save_rounded_checkpoint(directory: Path, variant: Variant) -> PreTrainedModel:
+    """The same with weights that are exact in bf16; the model is in fp32.
+
+    `model.to(torch.bfloat16)` would round the frequencies of the rotary embedding as well, which no engine does: after
+    some hundred positions its angles are others.
+    """
+    model = make_model(variant)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    model.save_pretrained(directory)
+    return model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import Variant, save_checkpoint
+from checkpoints import Variant, save_rounded_checkpoint
 from plans import drive
 from test_gpu_parity import NUM_PROMPTS, VARIANTS, assert_near_the_likeliest, load, sequences
 
@@ -28,8 +28,7 @@ def test_tokens_in_bf16_are_near_the_likeliest(
         return found[-1]
 
     monkeypatch.setattr(ChunkGraphs, "shape_of", remembered)
-    model = save_checkpoint(tmp_path, variant).to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
+    model = save_rounded_checkpoint(tmp_path, variant)
     loaded = load(tmp_path, dtype="bfloat16", attention="triton", chunk_graphs=True)
     assert isinstance(loaded.runner._decoder, DecodeGraphs)
     loaded.runner._cache.keys.fill_(torch.nan)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import Variant, save_checkpoint
+from checkpoints import Variant, save_rounded_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock import LLM, SamplingParams
@@ -92,12 +92,10 @@ def test_tokens_in_bf16_are_near_the_likeliest(bundled: PreTrainedModel) -> None
 
 def test_a_context_of_32k_tokens_is_computed_as_the_reference_does(tmp_path: Path) -> None:
     options = {"head_dim": 128, "num_hidden_layers": 2, "max_position_embeddings": LONG, "vocab_size": 2048}
-    model = save_checkpoint(tmp_path, Variant("long", "qwen3", options)).to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
+    reference = save_rounded_checkpoint(tmp_path, Variant("long", "qwen3", options)).to("cuda")
     # Any tokenizer serves: prompts are ids.
     (tmp_path / "tokenizer.json").write_bytes((BUNDLED_MODEL / "tokenizer.json").read_bytes())
     prompt = np.random.default_rng(2).integers(FIRST_ID, 2048, LONG - NUM_TOKENS).tolist()
-    reference = model.to("cuda", torch.float32)
     llm = LLM(str(tmp_path), dtype="bfloat16", max_num_batched_tokens=4096, max_num_seqs=4)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     beside = [{"prompt_token_ids": ids} for ids in (PROMPTS[5], PROMPTS[6])]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import LLAMA3_ROPE, MAX_POSITIONS, VOCAB_SIZE, Variant, save_checkpoint
+from checkpoints import LLAMA3_ROPE, MAX_POSITIONS, VOCAB_SIZE, Variant, save_checkpoint, save_rounded_checkpoint
 from plans import Drive, drive
 from transformers import PreTrainedModel
 
@@ -69,8 +69,7 @@ def assert_near_the_likeliest(model: PreTrainedModel, drives: list[Drive]) -> No
 def test_tokens_in_bf16_are_near_the_likeliest(
     variant: Variant, stagger: int, tmp_path: Path, *, cuda_graphs: bool
 ) -> None:
-    model = save_checkpoint(tmp_path, variant).to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
+    model = save_rounded_checkpoint(tmp_path, variant)
     loaded = load(tmp_path, dtype="bfloat16", attention="triton", cuda_graphs=cuda_graphs)
     loaded.runner._cache.keys.fill_(torch.nan)
     loaded.runner._cache.values.fill_(torch.nan)
@@ -80,8 +79,7 @@ def test_tokens_in_bf16_are_near_the_likeliest(
 
 
 def test_slow_and_fast_samplers_mix_in_decode_graphs(tmp_path: Path) -> None:
-    model = save_checkpoint(tmp_path, VARIANTS[0]).to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
+    model = save_rounded_checkpoint(tmp_path, VARIANTS[0])
     loaded = load(tmp_path, dtype="bfloat16")
     drives = sequences(Sampling(temperature=0.0))
     for index, each in enumerate(drives):
