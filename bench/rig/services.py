@@ -1,7 +1,6 @@
 """Services as processes on an embedded server, as `penstock serve` starts them."""
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bench.rig.checkpoint import write_checkpoint
+from penstock.launcher.layout import free_ports
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 
@@ -33,7 +33,7 @@ class Services:
     def __init__(self, step_s: float, max_num_seqs: int, max_model_len: int, window: int) -> None:
         self._exits = ExitStack()
         self._processes: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self.http_port, self.grpc_port = _free_ports(2)
+        self.http_port, self.grpc_port = free_ports(2)
         num_blocks = max_num_seqs * -(-max_model_len // 16)
         self._directory = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         write_checkpoint(self._directory)
@@ -122,9 +122,3 @@ def _cpu_s(pid: int) -> float:
     # Fields 14 and 15 of proc(5)'s stat, counted behind the name, which may hold anything.
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]

@@ -1,6 +1,7 @@
 """What `penstock serve` can be told, and the processes that follow from it."""
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -33,6 +34,9 @@ KINDS = (
 _DECIDED_HERE = frozenset(
     {"redis_url", "name", "grpc_address", "metrics_address", "http_address", "model", "rank", "distributed_address"}
 )
+
+FIRST_PORT = 20_000  # of those that are found for services whose port nobody chose
+_PORTS_OF_A_PROCESS = 40
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -245,14 +249,32 @@ def check_free(children: Iterable[Child]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nobody has at the moment."""
+    """Different TCP ports that nobody has at the moment.
+
+    As far as there are any, of those that no connection is given as its near end: they stay free until their service
+    listens, and while it is started again. Each process looks elsewhere first, so that two do not find the same.
+    """
+    candidates = range(FIRST_PORT, first_ephemeral_port())
+    start = os.getpid() * _PORTS_OF_A_PROCESS
+    wanted = [candidates[(start + offset) % len(candidates)] for offset in range(len(candidates))] + [0] * count
+    found: list[int] = []
     with ExitStack() as stack:
-        found = []
-        for _ in range(count):
+        for port in wanted:
+            if len(found) == count:
+                break
             probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(int(probe.getsockname()[1]))
-        return found
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(int(probe.getsockname()[1]))
+    return found
+
+
+def first_ephemeral_port() -> int:
+    """The system gives ports from this one on to the near ends of connections."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 49_152  # as IANA has it, where the system does not say
 
 
 def _service_options(kind: SessionKind) -> dict[str, Option]:

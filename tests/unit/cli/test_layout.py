@@ -1,8 +1,10 @@
+import socket
 from pathlib import Path
 
 import pytest
 
 from penstock.domain.errors import PenstockError
+from penstock.launcher import layout
 from penstock.launcher.layout import BUNDLED_NAME, Child, Launch, callable_address, children, free_ports, parse
 from servicekit.bus.calls import SessionKind
 
@@ -107,6 +109,20 @@ def test_a_wildcard_is_called_on_this_machine() -> None:
 
 
 def test_free_ports_differ() -> None:
+    assert len(set(free_ports(50))) == 50
+
+
+def test_a_port_that_somebody_has_is_not_free() -> None:
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        assert port not in free_ports(50)
+
+
+@pytest.mark.parametrize("first_ephemeral", [0, layout.FIRST_PORT + 3])
+def test_where_few_ports_are_kept_from_connections_others_are_found(
+    monkeypatch: pytest.MonkeyPatch, first_ephemeral: int
+) -> None:
+    monkeypatch.setattr(layout, "first_ephemeral_port", lambda: first_ephemeral)
     assert len(set(free_ports(50))) == 50
 
 
