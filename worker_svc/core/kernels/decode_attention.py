@@ -8,122 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, Cut, cut
+from worker_svc.core.kernels.decode_tiles import attend_tile, begin, constants
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-from worker_svc.core.kernels.norm import row_scale
 from worker_svc.core.operations.interface import Unscaled
 
 _LOG2E = 1.4426950408889634
 _PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
-
-
-@triton.jit
-def _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
-    """One tile of keys and values more: the running maximum, sum of exponentials and weighted values."""
-    scores = tl.dot(a1, keys_1)
-    scores = tl.dot(a2, keys_2, scores)
-    scores = tl.where(is_past[None, :], scores, float("-inf"))
-    larger = tl.maximum(most, tl.max(scores, 1))
-    p = tl.exp2(scores - larger[:, None])
-    alpha = tl.exp2(most - larger)
-    total = total * alpha + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
-    return larger, total, acc
-
-
-@triton.jit
-def _constants(rotary_ptr, query_norm_ptr, key_norm_ptr, past, D: tl.constexpr, NORM: tl.constexpr):
-    """What does not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
-    HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
-    cos = tl.load(rotary_ptr + past * D + half)
-    sin = tl.load(rotary_ptr + past * D + HALF + half)
-    query_norm_1, query_norm_2, key_norm_1, key_norm_2 = cos, sin, cos, sin
-    if NORM:
-        query_norm_1 = tl.load(query_norm_ptr + half).to(tl.float32)
-        query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
-        key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
-        key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
-    return cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2
-
-
-@triton.jit
-def _begin(
-    heads,  # the sequence's row of qkv
-    hidden_row,  # the sequence's row of hidden states
-    cos,
-    sin,
-    query_norm_1,
-    query_norm_2,
-    key_norm_1,
-    key_norm_2,
-    table,
-    keys_ptr,
-    values_ptr,
-    eps,
-    hidden_eps,
-    scale,
-    past,
-    kv_head,
-    is_last,  # this part of the context ends with the new token
-    block_stride,
-    token_stride,
-    head_stride,
-    H: tl.constexpr,
-    HK: tl.constexpr,
-    D: tl.constexpr,
-    G: tl.constexpr,
-    GP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr,
-    HIDDEN: tl.constexpr,
-):
-    """The rotated queries in two halves [GP, D / 2], and what `_attend_tile` goes on from: the new token's attention,
-    whose key and value are written to the cache, or none.
-    """
-    HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
-    dims = tl.arange(0, D)
-    group = tl.arange(0, GP)[:, None]
-    queries = heads + (kv_head * G + group) * D + half[None, :]
-    q1 = tl.load(queries, mask=group < G, other=0.0).to(tl.float32)
-    q2 = tl.load(queries + HALF, mask=group < G, other=0.0).to(tl.float32)
-    if HIDDEN > 0:
-        from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
-        q1 *= from_hidden
-        q2 *= from_hidden
-    if NORM:
-        q_scale = 1.0 / tl.sqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / D + eps)
-        q1 = q1 * q_scale[:, None] * query_norm_1[None, :]
-        q2 = q2 * q_scale[:, None] * query_norm_2[None, :]
-    a1 = (q1 * cos[None, :] - q2 * sin[None, :]) * scale
-    a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
-    most = tl.full((GP,), float("-inf"), tl.float32)
-    total = tl.zeros((GP,), tl.float32)
-    acc = tl.zeros((GP, D), tl.float32)
-    if is_last:
-        key = heads + (H + kv_head) * D + half
-        k1 = tl.load(key).to(tl.float32)
-        k2 = tl.load(key + HALF).to(tl.float32)
-        v = tl.load(heads + (H + HK + kv_head) * D + dims)
-        if HIDDEN > 0:
-            k1 *= from_hidden
-            k2 *= from_hidden
-            v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
-        if NORM:
-            k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
-            k1 = k1 * k_scale * key_norm_1
-            k2 = k2 * k_scale * key_norm_2
-        b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
-        b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
-        block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
-        cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
-        tl.store(keys_ptr + cell + half, b1)
-        tl.store(keys_ptr + cell + HALF + half, b2)
-        tl.store(values_ptr + cell + dims, v)
-        most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
-        total = tl.full((GP,), 1.0, tl.float32)
-        acc += v.to(tl.float32)[None, :]
-    return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc
 
 
 @triton.jit
@@ -212,10 +102,10 @@ def _decode_attention(
                 if start == first:
                     wait(DEPENDENT)
                     release(DEPENDENT)
-                    cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = _constants(
+                    cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
                         rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
                     )
-                    a1, a2, most, total, acc = _begin(
+                    a1, a2, most, total, acc = begin(
                         qkv_ptr + row * ((H + 2 * HK) * D),
                         hidden_ptr + row * HIDDEN,
                         cos,
@@ -245,9 +135,9 @@ def _decode_attention(
                         NORM,
                         HIDDEN,
                     )
-                most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
         else:
-            cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = _constants(
+            cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
                 rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
             )
             if AHEAD == 1:
@@ -259,7 +149,7 @@ def _decode_attention(
                 early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
             wait(DEPENDENT)
             release(DEPENDENT)
-            a1, a2, most, total, acc = _begin(
+            a1, a2, most, total, acc = begin(
                 qkv_ptr + row * ((H + 2 * HK) * D),
                 hidden_ptr + row * HIDDEN,
                 cos,
@@ -290,7 +180,7 @@ def _decode_attention(
                 HIDDEN,
             )
             if AHEAD == 1:
-                most, total, acc = _attend_tile(
+                most, total, acc = attend_tile(
                     a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
                 )
                 first += BLOCK_T
@@ -302,7 +192,7 @@ def _decode_attention(
                 keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
                 keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
                 v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
-                most, total, acc = _attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
             tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
