@@ -12,7 +12,7 @@ from worker_svc.core.kernels.truncation import floors
 from worker_svc.core.sampler import Truncation, _truncate
 
 TOP_K, TOP_P, MIN_P = (0, 5, 40), (1.0, 0.6), (0.0, 0.05)
-NUM_DRAWS = 200_000 if DEVICE.type == "cuda" else 150
+NUM_DRAWS = 200_000 if DEVICE.type == "cuda" else 300
 
 
 def kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

@@ -59,13 +59,19 @@ def test_a_scheduler_without_a_worker_hands_its_requests_to_one_that_has_some(mo
         assert service.stats().num_requests == 0
 
 
+def left_behind(bus: MemoryBus, client: Client, worker: Worker) -> list[bytes]:
+    """Four requests of two samples that a scheduler has begun, which is gone."""
+    with scheduler(bus, "s1"):
+        ids = [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
+        until(lambda: worker.num_steps > 8, "a few steps")
+    return ids
+
+
 def test_another_scheduler_takes_over_behind_the_tokens_in_the_log() -> None:
     bus = MemoryBus()
     client = Client(bus)
     with Worker(bus) as worker:
-        with scheduler(bus, "s1"):
-            ids = [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
-            until(lambda: worker.num_steps > 8, "a few steps")
+        ids = left_behind(bus, client, worker)
         client.read()
         partial = {key: list(tokens) for key, tokens in client.tokens.items()}
         assert any(0 < len(tokens) < 30 for tokens in partial.values())
@@ -80,9 +86,7 @@ def test_another_scheduler_takes_over_behind_the_tokens_in_checkpoints() -> None
     bus = MemoryBus()
     client = Client(bus)
     with Worker(bus) as worker:
-        with scheduler(bus, "s1"):
-            ids = [client.submit(number, prompt(number), n=2, max_tokens=30) for number in range(1, 5)]
-            until(lambda: worker.num_steps > 8, "a few steps")
+        ids = left_behind(bus, client, worker)
         client.compact()
         known = {key: len(tokens) for key, tokens in client.tokens.items()}
         assert any(0 < number < 30 for number in known.values())
