@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.domain.errors import PenstockError, PoisonMessageError
 from penstock.domain.finish import RequestError
-from penstock.domain.plan import U32, Admission, StepPlan, StepResult
+from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
 from penstock.v1 import results_pb2, steps_pb2, worker_pb2
 from penstock.wire.requests import decode_sampling
 from penstock.wire.tokens import encode_error, encode_logprobs
@@ -149,14 +149,18 @@ def _admission(message: steps_pb2.Admission) -> Admission:
 
 
 def _column(name: str, data: bytes) -> U32:
+    if not data:
+        return NO_TOKENS
     if len(data) % 4:
         raise PoisonMessageError(f"the column {name} has {len(data)} bytes, not a multiple of four")
     return np.frombuffer(data, "<u4")
 
 
 def _columns(name: str, *data: bytes) -> tuple[U32, ...]:
+    if not any(data):  # as nearly always
+        return (NO_TOKENS,) * len(data)
     columns = tuple(_column(name, each) for each in data)
-    if len({len(column) for column in columns}) > 1:
+    if len(set(map(len, columns))) > 1:
         raise PoisonMessageError(f"the columns {name} have different lengths: {[len(column) for column in columns]}")
     return columns
 

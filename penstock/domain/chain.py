@@ -13,6 +13,10 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 
+_COLUMN_ONE, _COLUMN_GAMMA, _COLUMN_MUL1, _COLUMN_MUL2 = map(np.uint64, (1, _GAMMA, _MUL1, _MUL2))
+_COLUMN_SHIFTS = tuple(map(np.uint64, (30, 27, 31)))
+_FEW = 8  # numbers that are mixed faster one by one than as a column
+
 CHAIN_START = 0x243F6A8885A308D3  # the hash of no tokens
 
 
@@ -33,11 +37,23 @@ def extend(chain: int, token_ids: Iterable[int]) -> int:
 
 def extend_columns(chains: npt.NDArray[np.uint64], token_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """`extend` by one token for many sequences: chains u64[rows], token_ids u32[rows] -> u64[rows]."""
-    with np.errstate(over="ignore"):
-        value = (chains ^ (token_ids.astype(np.uint64) + np.uint64(1))) + np.uint64(_GAMMA)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(_MUL1)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(_MUL2)
-        return value ^ (value >> np.uint64(31))
+    values = token_ids.astype(np.uint64)
+    values += _COLUMN_ONE
+    values ^= chains
+    return mix_columns(values)
+
+
+def mix_columns(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`mix` of every value u64[rows]; may be done in their place (arrays wrap around without a word)."""
+    if len(values) < _FEW:
+        return np.array(list(map(mix, values.tolist())), np.uint64)
+    values += _COLUMN_GAMMA
+    values ^= values >> _COLUMN_SHIFTS[0]
+    values *= _COLUMN_MUL1
+    values ^= values >> _COLUMN_SHIFTS[1]
+    values *= _COLUMN_MUL2
+    values ^= values >> _COLUMN_SHIFTS[2]
+    return values
 
 
 def sequence_seed(seed: int, sequence: int) -> int:

@@ -42,18 +42,20 @@ class Draft:
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and behind them those of the chunks."""
         appended, copied = _columns(self.appended), _columns(self.copied)
-        chunk_slots = [sequence.slot for sequence, _ in self.chunks]
-        num_tokens = np.concatenate((np.ones(len(decoding)), [num for _, num in self.chunks]))
+        slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
+        if self.chunks:
+            chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks], np.uint32)
+            slots, num_tokens = np.concatenate((slots, chunks[:, 0])), np.concatenate((num_tokens, chunks[:, 1]))
         return StepPlan(
             step=step,
-            released_slots=np.array(released_slots, np.uint32),
+            released_slots=np.array(released_slots, np.uint32) if released_slots else NO_TOKENS,
             admissions=tuple(self.admissions),
             append_slots=appended[0],
             append_blocks=appended[1],
             copy_sources=copied[0],
             copy_targets=copied[1],
-            slots=np.concatenate((decoding, chunk_slots)).astype(np.uint32),
-            num_tokens=num_tokens.astype(np.uint32),
+            slots=slots,
+            num_tokens=num_tokens,
         )
 
 

@@ -13,6 +13,8 @@ from penstock.domain.rows import U8, TokenRows
 from scheduler_svc.core.sequence import QueuedRequest, SequenceState
 from scheduler_svc.core.worker import I64, Mask, WorkerState
 
+_GOES_ON = int(FinishReason.UNSPECIFIED)
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -109,7 +111,7 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
     """The log's rows of a result: `valid` bool[rows] are those whose sequence still runs; a row is cut behind the
     token that ends its sequence. Advances tokens, chains and received counts; returns the rows and their slots."""
     offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
-    rows = np.flatnonzero(valid & (result.counts > 0))
+    (rows,) = (valid & (result.counts > 0)).nonzero()
     slots, offsets = result.slots[rows].astype(np.int64), offsets[rows]
     positions = worker.received[slots] - worker.num_prompt[slots]
     chains = worker.chains[slots]
@@ -145,23 +147,35 @@ def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_id
     """
     taken = np.zeros(len(slots), np.int64)
     finishes = np.zeros(len(slots), np.uint8)
-    outputs = [worker.sequence_in(slot).output for slot in slots.tolist()]
-    active = np.arange(len(slots))
-    for depth in range(int(counts.max(initial=0))):
-        active = active[(counts[active] > depth) & (finishes[active] == FinishReason.UNSPECIFIED)]
-        here = slots[active]
+    active, here, depth = np.arange(len(slots)), slots, 0
+    while len(active):
         tokens = token_ids[offsets[active] + depth]
-        for row, token_id in zip(active.tolist(), tokens.tolist(), strict=True):
-            outputs[row].append(token_id)
+        for slot, token_id in zip(here.tolist(), tokens.tolist(), strict=True):
+            worker.sequence_in(slot).output.append(token_id)
         taken[active] += 1
         worker.chains[here] = chain.extend_columns(worker.chains[here], tokens)
-        worker.received[here] += 1
-        received = worker.received[here]
-        stopped = (worker.stops[here] == tokens[:, None]).any(axis=1)
-        stopped &= received - worker.num_prompt[here] > worker.min_output[here]
-        full = received >= worker.limit[here]
-        finishes[active] = np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0))
+        received = worker.received[here] + 1
+        worker.received[here] = received
+        ends = _ends(worker, here, received, tokens)
+        if ends is not None:
+            finishes[active] = ends
+        depth += 1
+        more = counts[active] > depth
+        if not np.count_nonzero(more):
+            break
+        active = active[more & (finishes[active] == _GOES_ON)]
+        here = slots[active]
     return taken, finishes
+
+
+def _ends(worker: WorkerState, slots: I64, received: I64, tokens: U32) -> U8 | None:
+    """u8[slots] the ends that `tokens` have brought, the last of `received` in each slot; None: no slot's."""
+    full = received >= worker.limit[slots]
+    stops = worker.stops[slots] == tokens[:, None]
+    if not np.count_nonzero(full) and not np.count_nonzero(stops):
+        return None
+    stopped = stops.any(axis=1) & (received - worker.num_prompt[slots] > worker.min_output[slots])
+    return np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, _GOES_ON)).astype(np.uint8)
 
 
 def _take(logprobs: Logprobs, tokens: I64) -> Logprobs:

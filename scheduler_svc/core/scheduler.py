@@ -149,7 +149,8 @@ class Scheduler:
         budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
             budget -= self._advance(worker, sequence, budget, draft)
-        if not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker)):
+        may_begin = not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker))
+        if may_begin and len(self.waiting):
             self._admit(worker, budget, draft, now_ns)
         if not len(decoding) and not draft.chunks:
             return None
@@ -174,7 +175,7 @@ class Scheduler:
             num_full = (worker.received[slots] - 1) // worker.limits.block_size
             for slot in slots[num_full > worker.registered[slots]].tolist():
                 worker.register_blocks(worker.sequence_in(slot), int(worker.received[slot]) - 1)
-        for row in np.flatnonzero(rows.finishes).tolist():
+        for row in rows.finishes.nonzero()[0].tolist():
             sequence = worker.sequence_in(int(slots[row]))
             self._finish(End(sequence, FinishReason(rows.finishes[row])))
         return rows
@@ -281,7 +282,7 @@ class Scheduler:
         worker.known[decoding] += 1
         plan = draft.plan(worker.last_step + 1, worker.released_slots, decoding)
         tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
-        worker.issue(plan, np.concatenate((decoding, tips)).astype(np.int64), now_ns)
+        worker.issue(plan, np.concatenate((decoding, np.array(tips, np.int64))) if tips else decoding, now_ns)
         worker.num_plain_plans = 0 if draft.chunks else worker.num_plain_plans + 1
         for sequence, _ in draft.chunks:
             slot = sequence.slot

@@ -135,7 +135,7 @@ class WorkerState:
 
     def decoding(self) -> I64:
         """The slots that are at their tip and do not end there by count."""
-        return np.flatnonzero(self.at_tip & (self.known < self.limit))
+        return (self.at_tip & (self.known < self.limit)).nonzero()[0]
 
     def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
         """Whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is left
@@ -234,18 +234,21 @@ class WorkerState:
         missing = np.zeros(len(self.sequences), np.int64)
         missing[planned.slots] = 1
         num_tokens = int(counts.sum())
-        in_range = len(slots) == len(counts) and (not len(slots) or int(slots.max()) < len(missing))
+        in_range = len(slots) == len(counts) and not np.count_nonzero(slots >= len(missing))
         if in_range:
             missing[slots] -= counts
-        if not in_range or missing.min() < 0 or missing.sum() + num_tokens != len(planned.slots):
+        if not in_range or np.count_nonzero(missing < 0) or missing.sum() + num_tokens != len(planned.slots):
             raise StepError(self.worker_id, f"result of step {result.step} has tokens that were not planned")
         if num_tokens != len(result.token_ids):
             raise StepError(self.worker_id, f"result of step {result.step} has counts that do not match its tokens")
         self.in_flight.popleft()
         self.round_trip_ns = now_ns - planned.issued_ns
         self.step_ns = result.step_ns
+        stays = self.generation[planned.slots] == planned.generations
+        if num_tokens == len(planned.slots) == np.count_nonzero(stays):
+            return np.ones(len(slots), np.bool_)
         alive = np.zeros(len(self.sequences), np.bool_)
-        alive[planned.slots] = self.generation[planned.slots] == planned.generations
+        alive[planned.slots] = stays
         if num_tokens < len(planned.slots):
             short = np.where(alive, missing, 0)
             self.known -= short

@@ -53,20 +53,21 @@ def build_batch(
     """
     rows = slots.astype(np.int64)
     limits = state.limits
-    if len(rows) and (rows.max() >= limits.max_num_seqs or not state.active[rows].all()):
+    if np.count_nonzero(rows >= limits.max_num_seqs) or np.count_nonzero(state.active[rows]) < len(rows):
         raise plan_error("it computes a slot that is empty or not there")
     if len(set(rows.tolist())) != len(rows):
         raise plan_error("it computes a slot twice")
     query_lens = num_tokens.astype(np.int64)
     computed, known = state.num_computed[rows], state.num_tokens[rows]
     context_lens = computed + query_lens
-    if (query_lens < 1).any() or (context_lens > known).any():
+    if np.count_nonzero((query_lens < 1) | (context_lens > known)):
         raise plan_error("a slot must advance by at least one token and by no more than it knows")
-    if (context_lens > limits.max_model_len).any() or query_lens.sum() > limits.max_num_batched_tokens:
+    total = int(query_lens.sum())
+    if np.count_nonzero(context_lens > limits.max_model_len) or total > limits.max_num_batched_tokens:
         raise plan_error("it computes more tokens than a context or a step may have")
-    if (context_lens > state.num_blocks[rows] * limits.block_size).any():
+    if np.count_nonzero(context_lens > state.num_blocks[rows] * limits.block_size):
         raise plan_error("a slot has too few blocks for the tokens it computes")
-    are_single = len(rows) == query_lens.sum()
+    are_single = len(rows) == total
     if longest_first and len(rows) > 1:
         order = np.argsort(-computed if are_single else np.where(query_lens == 1, -computed, 1), kind="stable")
         rows, query_lens, computed, context_lens, known = (
@@ -79,9 +80,10 @@ def build_batch(
         query_starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(query_lens, out=query_starts[1:])
         token_slots = np.repeat(rows, query_lens)
-        positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], query_lens)
-    blocks = state.block_tables[token_slots, positions // limits.block_size]
-    samples = np.flatnonzero(context_lens == known)
+        positions = np.arange(total) + np.repeat(computed - query_starts[:-1], query_lens)
+    indices = positions // limits.block_size
+    blocks = state.block_tables[token_slots, indices]
+    (samples,) = (context_lens == known).nonzero()
     return Batch(
         slots=rows,
         query_lens=query_lens,
@@ -89,7 +91,7 @@ def build_batch(
         context_lens=context_lens,
         token_slots=token_slots,
         positions=positions,
-        slot_mapping=blocks * limits.block_size + positions % limits.block_size,
+        slot_mapping=(blocks - indices) * limits.block_size + positions,
         samples=samples,
         sample_positions=known[samples],
     )

@@ -17,19 +17,7 @@ U64 = npt.NDArray[np.uint64]
 
 BASE = chain.mix(0) | 1
 _POISON = 2**32 - 1  # no vocabulary is that large
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MUL1 = np.uint64(0xBF58476D1CE4E5B9)
-_MUL2 = np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _ONE = np.uint64(1)
-
-
-def mix(values: U64) -> U64:
-    """`penstock.domain.chain.mix` of every value."""
-    values = values + _GAMMA
-    values = (values ^ (values >> _SHIFTS[0])) * _MUL1
-    values = (values ^ (values >> _SHIFTS[1])) * _MUL2
-    return values ^ (values >> _SHIFTS[2])
 
 
 def context_term(token_id: int) -> int:
@@ -38,56 +26,67 @@ def context_term(token_id: int) -> int:
 
 
 def _terms(token_ids: U32) -> U64:
-    return mix(token_ids.astype(np.uint64) + _ONE)
+    values = token_ids.astype(np.uint64)
+    values += _ONE
+    return chain.mix_columns(values)
 
 
 class PretendedCache:
-    """cells u32[num_blocks, block_size] and the sums u64[num_blocks] of their weighted terms."""
+    """What each cell's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
+    u64[num_blocks].
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
+        self._offsets = np.arange(block_size)
         self._weights = _powers(BASE, block_size)
         self._block_weights = _powers(pow(BASE, block_size, 2**64), 64)
-        self._poison_sum = (_terms(np.full(block_size, _POISON, np.uint32)) * self._weights).sum()
-        self._cells = np.empty((num_blocks, block_size), np.uint32)
+        self._poison_term = _terms(np.array([_POISON], np.uint32))[0]
+        self._poison_sum = (np.full(block_size, self._poison_term) * self._weights).sum()
+        self._cells = np.empty((num_blocks, block_size), np.uint64)
         self._sums = np.empty(num_blocks, np.uint64)
         self.poison_all()
 
     def poison_all(self) -> None:
         """Make all that was written unreadable."""
-        self._cells.fill(_POISON)
+        self._cells.fill(self._poison_term)
         self._sums.fill(self._poison_sum)
 
     def poison(self, blocks: npt.NDArray[np.integer]) -> None:
         """Make what was written to `blocks` unreadable: they have a new owner."""
-        self._cells[blocks] = _POISON
-        self._sums[blocks] = self._poison_sum
+        if len(blocks):
+            self._cells[blocks] = self._poison_term
+            self._sums[blocks] = self._poison_sum
 
     def copy(self, sources: U32, targets: U32) -> None:
         """Copy whole blocks; all sources are read before a target is written."""
-        self._cells[targets] = self._cells[sources]
-        self._sums[targets] = self._sums[sources]
+        if len(sources):
+            self._cells[targets] = self._cells[sources]
+            self._sums[targets] = self._sums[sources]
 
     def write(self, slot_mapping: I64, token_ids: U32) -> None:
         """Put token i of `token_ids` into cell `slot_mapping[i]` (block * block_size + offset)."""
-        blocks, offsets = slot_mapping // self._block_size, slot_mapping % self._block_size
-        changes = (_terms(token_ids) - _terms(self._cells[blocks, offsets])) * self._weights[offsets]
-        np.add.at(self._sums, blocks, changes)
-        self._cells[blocks, offsets] = token_ids
+        blocks = slot_mapping // self._block_size
+        offsets = slot_mapping - blocks * self._block_size
+        terms = _terms(token_ids)
+        np.add.at(self._sums, blocks, (terms - self._cells[blocks, offsets]) * self._weights[offsets])
+        self._cells[blocks, offsets] = terms
 
     def context_hashes(self, block_tables: I64, num_tokens: I64) -> U64:
         """Hash of the first `num_tokens[i]` tokens that row i of `block_tables` leads to: u64[rows]."""
-        num_full, rest = num_tokens // self._block_size, num_tokens % self._block_size
+        num_full = num_tokens // self._block_size
+        rest = num_tokens - num_full * self._block_size
         longest = int(num_full.max(initial=0))
         if longest >= len(self._block_weights):
             self._block_weights = _powers(pow(BASE, self._block_size, 2**64), 2 * longest)
         sums = self._sums[block_tables[:, :longest]]
         sums *= self._block_weights[:longest]
-        sums *= np.arange(longest) < num_full[:, None]
+        if np.count_nonzero(num_full < longest):
+            sums *= np.arange(longest) < num_full[:, None]
         last = block_tables[np.arange(len(num_full)), np.minimum(num_full, block_tables.shape[1] - 1)]
-        terms = _terms(self._cells[last])
+        terms = self._cells[last]
         terms *= self._weights
-        terms *= np.arange(self._block_size) < rest[:, None]
+        terms *= self._offsets < rest[:, None]
         hashes: U64 = sums.sum(axis=1) + terms.sum(axis=1) * self._block_weights[num_full]
         return hashes
 

@@ -15,7 +15,7 @@ from penstock.domain.params import Sampling
 from penstock.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch
 from worker_svc.core.interface import Limits
-from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term, mix
+from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
 from worker_svc.core.slots import I64, HostSlots
 
 U64 = npt.NDArray[np.uint64]
@@ -153,7 +153,7 @@ class SimulatedRunner:
         low, high = self._config.min_tokens_per_step, self._config.max_tokens_per_step
         if low == high == 1:
             return np.ones(len(slots), np.int64)
-        drawn = mix(slots.astype(np.uint64) ^ np.uint64(chain.mix(step))) % np.uint64(high - low + 1)
+        drawn = chain.mix_columns(slots.astype(np.uint64) ^ np.uint64(chain.mix(step))) % np.uint64(high - low + 1)
         return np.minimum(drawn.astype(np.int64) + low, room)
 
     def _sample(self, slots: I64) -> U32:
@@ -162,9 +162,10 @@ class SimulatedRunner:
         positions = state.num_tokens[slots]
         num_blocks = int(positions.max(initial=0)) // self._limits.block_size + 1
         hashes = self._cache.context_hashes(state.block_tables[slots, :num_blocks], positions)
-        drawn = mix(mix(hashes ^ positions.astype(np.uint64)) ^ self._salts[slots])
+        hashes ^= positions.astype(np.uint64)
+        drawn = chain.mix_columns(chain.mix_columns(hashes) ^ self._salts[slots])
         token_ids = _choose(drawn, self._limits, self._config.eos_every)
-        for row in np.flatnonzero(positions < self._min_tokens[slots]).tolist():
+        for row in (positions < self._min_tokens[slots]).nonzero()[0].tolist():
             stop_ids = self._stop_ids[int(slots[row])]
             token_ids[row] = _allowed(int(token_ids[row]), stop_ids, self._limits.vocab_size)
         self._tokens[slots, positions] = token_ids
@@ -217,7 +218,7 @@ def _allowed(token_id: int, forbidden: tuple[int, ...], vocab_size: int) -> int:
 
 def _logprobs(wanted: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:
     """Half the probability is the sampled token's, half of the rest the next token id's, and so on."""
-    if (wanted == _NO_LOGPROBS).all():
+    if not np.count_nonzero(wanted != _NO_LOGPROBS):
         return None
     counts = np.maximum(wanted, 0)
     ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
