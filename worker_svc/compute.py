@@ -123,7 +123,7 @@ class TritonCompute:
     ) -> ModelRunner:
         """See `Compute.make_runner`."""
         from worker_svc.core.attention.triton_backend import TritonAttention  # noqa: PLC0415  (these import triton)
-        from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep  # noqa: PLC0415
+        from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, make_shapes  # noqa: PLC0415
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
@@ -135,7 +135,11 @@ class TritonCompute:
             step = DecodeStep(model, attention, slots)
             if num_graphs == 0 or cache.keys.device.type != "cuda":
                 return StepDecoder(step)
-            chunks = ChunkGraphs(ChunkStep(model, attention, slots, limits)) if self._chunk_graphs else None
+            chunks = None
+            if self._chunk_graphs:
+                with_flash = flash is not None and flash.is_recordable
+                shapes = make_shapes(limits, model.config.num_layer_weights, with_flash=with_flash)
+                chunks = ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
             graphs = DecodeGraphs(step, chunks)
             started_ns = clock_ns()
             graphs.capture(num_graphs, observe)

@@ -9,6 +9,8 @@ from plans import drive
 from test_gpu_parity import NUM_PROMPTS, VARIANTS, assert_near_the_likeliest, load, sequences
 
 from penstock.domain.params import Sampling
+from worker_svc.core import chunk_graphs
+from worker_svc.core.attention import triton_backend
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs, Shape
 from worker_svc.core.graphs import DecodeGraphs
@@ -16,10 +18,10 @@ from worker_svc.core.graphs import DecodeGraphs
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_tokens_in_bf16_are_near_the_likeliest(
-    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def replayed_shapes(variant: Variant, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Shape]:
+    """Those of a run in which one sequence enters with each step, the first of one token, and many come to an end while
+    others are at their prompts; its tokens are checked.
+    """
     found: list[Shape | None] = []
     shape_of = ChunkGraphs.shape_of
 
@@ -28,15 +30,35 @@ def test_tokens_in_bf16_are_near_the_likeliest(
         return found[-1]
 
     monkeypatch.setattr(ChunkGraphs, "shape_of", remembered)
-    model = save_rounded_checkpoint(tmp_path, variant)
-    loaded = load(tmp_path, dtype="bfloat16", attention="triton", chunk_graphs=True)
+    model = save_rounded_checkpoint(directory, variant)
+    loaded = load(directory, dtype="bfloat16", attention="triton", chunk_graphs=True)
     assert isinstance(loaded.runner._decoder, DecodeGraphs)
     loaded.runner._cache.keys.fill_(torch.nan)
     loaded.runner._cache.values.fill_(torch.nan)
     drives = sequences(Sampling(temperature=0.0))
-    # One enters with each step, the first of one token, and many come to an end while others are at their prompts.
     drive(loaded.runner, drives, chunk=100, window=3, stagger=1)
-    replayed = {shape for shape in found if shape is not None}
+    assert_near_the_likeliest(model, drives)
+    return {shape for shape in found if shape is not None}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_tokens_in_bf16_are_near_the_likeliest(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = replayed_shapes(variant, tmp_path, monkeypatch)
     assert len(replayed) > 5
     assert {shape.decodes for shape in replayed} == {16, NUM_PROMPTS}
-    assert_near_the_likeliest(model, drives)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:2], ids=lambda variant: variant.name)
+def test_so_they_are_where_flash_attention_attends(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flash_attn.cute")
+    # However little there is to attend to; steps are padded by less than the sizes in use would make it, and by more.
+    monkeypatch.setattr(triton_backend, "_FLASH_FLOPS", 0)
+    monkeypatch.setattr(chunk_graphs, "_FLASH_TOKENS", (256, 512, 2048))
+    monkeypatch.setattr(chunk_graphs, "_LONGEST_PAD", 100)
+    replayed = {shape for shape in replayed_shapes(variant, tmp_path, monkeypatch) if shape.by_flash}
+    assert len(replayed) > 2
+    assert {shape.decodes for shape in replayed} == {16, NUM_PROMPTS}

@@ -31,6 +31,12 @@ class Batch:
         return len(self.positions)
 
     @property
+    def num_decodes(self) -> int:
+        """Sequences, from the first on, that advance by one token: all such, where these stand first."""
+        longer = np.flatnonzero(self.query_lens != 1)
+        return int(longer[0]) if len(longer) else len(self.slots)
+
+    @property
     def only_decodes(self) -> bool:
         """Whether every sequence computes its last known token and samples the next."""
         return len(self.samples) == len(self.slots) == self.num_tokens

@@ -1,18 +1,19 @@
 """Steps in which sequences advance by chunks, as CUDA graphs: one for each of some numbers of tokens and decodes.
 
-Launched kernel by kernel, a small such step costs the host several times what it costs the device. Sequences that
-advance by one token stand first, as rows of the decode kernel; the others go through the prefill kernel. What is left
-of a graph's rows and tokens is the dummy slot's, in whose block nothing of anybody's is.
+Launched kernel by kernel, such a step costs the host as much as the device, a small one several times as much.
+Sequences that advance by one token stand first, as rows of the decode kernel; the others go through the prefill kernel,
+or through a FlashAttention package where that gains much. What is left of a graph's rows and tokens is the dummy
+slot's, in whose block nothing of anybody's is.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker_svc.core.attention.triton_backend import TritonAttention, chunk_tiles
+from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chunk_spans, chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
@@ -27,6 +28,9 @@ _TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
+_FLASH_TOKENS = (2048, 4096, 6144, 8192)
+_FLASH_CHUNK_TOKENS = 512
+_LONGEST_PAD = 2048  # of tokens that pad a step so many attend to each other, where FlashAttention attends
 # A step whose products are more keeps an H200 busy for longer than its launches take.
 _MOST_FLOPS = 8e12
 _ALIGNMENT = 2  # of columns, in numbers: kernels are compiled again for pointers that are not aligned
@@ -41,6 +45,7 @@ class Shape:
 
     decodes: int  # sequences that advance by one token
     tokens: int  # of the sequences that advance by more
+    by_flash: bool = False  # who attends for these: a FlashAttention package, or the prefill kernel
 
     @property
     def rows(self) -> int:
@@ -50,26 +55,34 @@ class Shape:
     @property
     def chunks(self) -> int:
         """Sequences that advance by more than one token."""
-        return max(_FEWEST_CHUNKS, self.tokens // _CHUNK_TOKENS)
+        return max(_FEWEST_CHUNKS, self.tokens // (_FLASH_CHUNK_TOKENS if self.by_flash else _CHUNK_TOKENS))
 
     def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
         """For so many, the tokens in chunks."""
         return self.decodes >= decodes and self.chunks >= chunks and self.tokens >= tokens
 
 
-def make_shapes(limits: Limits, num_weights: int) -> list[Shape]:
-    """The shapes for a model with so many weights in its layers."""
+def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[Shape]:
+    """The shapes for a model with so many weights in its layers, ascending; none where contexts are shorter than a tile
+    of the prefill kernel: what pads a step is up to that long. `with_flash`: a package is there that can be recorded.
+    """
+    if limits.max_model_len < QUERY_TILE:
+        return []
     budget = limits.max_num_batched_tokens
     most = min(budget, int(_MOST_FLOPS / (2 * num_weights)))
-    # Beside few decodes a full step has almost as many tokens in chunks.
-    sizes = sorted({*_TOKENS, budget} if budget < _TOKENS[-1] else _TOKENS)
-    counts = [count for count in _DECODES if count < limits.max_num_seqs] + [limits.max_num_seqs]
-    return [
-        Shape(count, tokens)
-        for count in counts
-        for tokens in sizes
-        if tokens <= most and (not count or tokens >= _FEWEST_BESIDE_DECODES)
-    ]
+
+    def make(given: tuple[int, ...], *, by_flash: bool) -> list[Shape]:
+        # Beside few decodes a full step has almost as many tokens in chunks.
+        sizes = [size for size in {*given, min(budget, given[-1])} if size <= most]
+        return [
+            Shape(count, size, by_flash)
+            for count in [*(count for count in _DECODES if count < limits.max_num_seqs), limits.max_num_seqs]
+            for size in sizes
+            if not count or size >= _FEWEST_BESIDE_DECODES
+        ]
+
+    flash = make(_FLASH_TOKENS, by_flash=True) if with_flash else []
+    return sorted(make(_TOKENS, by_flash=False) + flash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +95,7 @@ class _Columns:
     slot_mapping: Tensor
     decode_slots: Tensor
     decode_contexts: Tensor
-    tiles: PrefillTiles
+    work: PrefillTiles | Spans  # of the sequences that advance by chunks
     slots: Tensor  # of all sequences
     contexts: Tensor
     last_tokens: Tensor  # of the sequences that sample, as the next two
@@ -97,7 +110,6 @@ class ChunkStep:
         self.state = state
         self.limits = limits
         self.attention = attention
-        self.num_weights = model.config.num_layer_weights
         self._model = model
 
     def __call__(self, columns: _Columns) -> DecodeOutput:
@@ -108,7 +120,7 @@ class ChunkStep:
         num_decodes = len(columns.decode_slots)
         attention = self.attention.prepare_chunks(
             DecodeRows(rows[:num_decodes], columns.decode_slots, columns.decode_contexts),
-            columns.tiles,
+            columns.work,
             rows=rows[num_decodes:],
             positions=columns.positions,
             slot_mapping=columns.slot_mapping,
@@ -122,15 +134,13 @@ class ChunkStep:
 
 
 class ChunkGraphs:
-    """Carries out small steps; without `capture`, kernel by kernel."""
+    """Carries out steps for which there is a shape; without `capture`, kernel by kernel."""
 
-    def __init__(self, step: ChunkStep, shapes: list[Shape] | None = None) -> None:
-        """Nothing is recorded yet. `shapes`: those that suit the model, if not given."""
+    def __init__(self, step: ChunkStep, shapes: list[Shape]) -> None:
+        """Nothing is recorded yet."""
         self._step = step
         self._device = step.state.num_computed.device
-        found = make_shapes(step.limits, step.num_weights) if shapes is None else sorted(shapes)
-        # The dummy's chunks are up to a tile long.
-        self.shapes = found if step.limits.max_model_len >= QUERY_TILE else []
+        self.shapes = sorted(shapes)
         self._columns = {shape: self._make_columns(shape) for shape in self.shapes}
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
 
@@ -151,18 +161,19 @@ class ChunkGraphs:
             yield shape
 
     def shape_of(self, batch: Batch) -> Shape | None:
-        """The smallest shape that has room for a step, whose decodes stand first; None: there is none, or there is so
-        much attention in it that others do it better.
+        """The smallest shape that has room for a step, whose decodes stand first, and in which those attend for its
+        chunks who do it best; None: there is none.
         """
-        num_decodes = _num_decodes(batch)
+        num_decodes = batch.num_decodes
         chunks = np.arange(num_decodes, len(batch.slots))
-        if not len(chunks) or self._step.attention.gains_by_flash(batch, chunks):
+        if not len(chunks):
             return None
-        num_tokens = batch.num_tokens - num_decodes
-        return next((each for each in self.shapes if each.has_room(num_decodes, len(chunks), num_tokens)), None)
+        by_flash = self._step.attention.gains_by_flash(batch, chunks)
+        room = num_decodes, len(chunks), batch.num_tokens - num_decodes
+        return next((each for each in self.shapes if each.by_flash == by_flash and each.has_room(*room)), None)
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
-        """Carry out a step that is small enough; rows of the output are its samples, whose tokens are in the histories.
+        """Carry out a step that has a shape; rows of the output are its samples, whose tokens are in the histories.
         None, and nothing done, for others.
         """
         shape = self.shape_of(batch)
@@ -181,71 +192,100 @@ class ChunkGraphs:
         return DecodeOutput(output.logits[:num_samples], output.token_ids[:num_samples])
 
     def _make_columns(self, shape: Shape) -> _Columns:
-        places = _places(shape)
+        places = self._places(shape)
         packed = torch.zeros(_end(places), dtype=torch.int64, device=self._device)
-        columns = [packed[place] for place in places]
+        (
+            token_slots,
+            positions,
+            slot_mapping,
+            decode_slots,
+            decode_contexts,
+            *work,
+            slots,
+            contexts,
+            last,
+            samples,
+            at,
+        ) = (packed[place] for place in places)
         return _Columns(
             packed=packed,
-            token_slots=columns[0],
-            positions=columns[1],
-            slot_mapping=columns[2],
-            decode_slots=columns[3],
-            decode_contexts=columns[4],
-            tiles=PrefillTiles(*columns[5:9]),
-            slots=columns[9],
-            contexts=columns[10],
-            last_tokens=columns[11],
-            sample_slots=columns[12],
-            sample_positions=columns[13],
+            token_slots=token_slots,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            decode_slots=decode_slots,
+            decode_contexts=decode_contexts,
+            work=Spans(shape.tokens, self._step.limits.max_model_len, *work) if shape.by_flash else PrefillTiles(*work),
+            slots=slots,
+            contexts=contexts,
+            last_tokens=last,
+            sample_slots=samples,
+            sample_positions=at,
         )
+
+    def _places(self, shape: Shape) -> list[slice]:
+        """Of the columns, in the order of `_Columns`."""
+        if shape.by_flash:
+            num_spans = shape.chunks + -(-shape.tokens // self._longest_pad(shape))
+            work = [num_spans + 1, num_spans, num_spans]
+        else:
+            work = [-(-shape.tokens // QUERY_TILE) + shape.chunks + 2] * 4
+        lengths = [shape.rows] * 3 + [shape.decodes] * 2 + work + [shape.decodes + shape.chunks] * 5
+        starts = np.cumsum([0, *(length + length % _ALIGNMENT for length in lengths)]).tolist()
+        return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 
     def _fill(self, shape: Shape, batch: Batch, packed: I64) -> None:
         """The columns of a batch; what is left of them is the dummy's."""
-        dummy_slot, limits = self._step.state.dummy_slot, self._step.limits
-        decodes = _num_decodes(batch)
-        idle = shape.decodes - decodes  # rows between the decodes and the chunks
-        offsets = np.arange(shape.rows - idle - batch.num_tokens)
-        positions = offsets % QUERY_TILE
-        cells = limits.num_blocks * limits.block_size + positions % limits.block_size
-        first_rows, *tiles = chunk_tiles(batch, np.arange(decodes, len(batch.slots)))
-        pad_rows = batch.num_tokens + idle + offsets[::QUERY_TILE]
-        zeros = np.zeros_like(pad_rows)
-        pad_tiles = (zeros, np.minimum(shape.rows - pad_rows, QUERY_TILE), zeros + dummy_slot)
-        columns = [np.concatenate(both) for both in zip(tiles, pad_tiles, strict=True)]
-        last_tokens = batch.query_starts[batch.samples + 1] - 1
-        between, none = np.full(idle, dummy_slot), np.zeros(idle, np.int64)
+        dummy_slot = self._step.state.dummy_slot
+        padded = self._padded(shape, batch)
+        decodes, chunks = slice(shape.decodes), np.arange(shape.decodes, len(padded.slots))
+        work = (chunk_spans if shape.by_flash else chunk_tiles)(padded, chunks)
         parts = [  # what each begins with, and what the rest is
-            (np.concatenate((batch.token_slots[:decodes], between, batch.token_slots[decodes:])), dummy_slot),
-            (np.concatenate((batch.positions[:decodes], none, batch.positions[decodes:], positions)), 0),
-            (np.concatenate((batch.slot_mapping[:decodes], none, batch.slot_mapping[decodes:], cells)), 0),
-            (batch.slots[:decodes], dummy_slot),
-            (batch.context_lens[:decodes], 1),
-            # A tile may be computed twice: the last one is none of the longest.
-            *((column, int(column[-1])) for column in (np.concatenate((first_rows + idle, pad_rows)), *columns)),
+            *((column, 0) for column in (padded.token_slots, padded.positions, padded.slot_mapping)),
+            *((column[decodes], 0) for column in (padded.slots, padded.context_lens)),
+            # A tile may be computed twice: the last one is none of the longest. Spans behind the end are empty.
+            *((column, int(column[-1])) for column in work),
             (batch.slots, dummy_slot),
             (batch.context_lens, 0),
-            (last_tokens + np.where(last_tokens >= decodes, idle, 0), 0),
+            (padded.query_starts[padded.samples + 1] - 1, 0),
             (batch.slots[batch.samples], dummy_slot),
             (batch.sample_positions, 0),
         ]
-        for place, (beginning, rest) in zip(_places(shape), parts, strict=True):
+        for place, (beginning, rest) in zip(self._places(shape), parts, strict=True):
             middle = place.start + len(beginning)
             packed[place.start : middle] = beginning
             packed[middle : place.stop] = rest
 
+    def _padded(self, shape: Shape, batch: Batch) -> Batch:
+        """A batch with as many decodes and tokens as the shape has: what it lacks is the dummy's."""
+        dummy_slot, limits = self._step.state.dummy_slot, self._step.limits
+        num_decodes = batch.num_decodes
+        idle = shape.decodes - num_decodes
+        num_tokens = shape.rows - idle - batch.num_tokens
+        longest = self._longest_pad(shape)
+        lengths = np.minimum(np.arange(num_tokens, 0, -longest), longest)
+        positions = np.arange(num_tokens) % longest
+        cells = limits.num_blocks * limits.block_size + positions % limits.block_size
+        none, ones = np.zeros(idle, np.int64), np.ones(idle, np.int64)
 
-def _num_decodes(batch: Batch) -> int:
-    longer = np.flatnonzero(batch.query_lens != 1)
-    return int(longer[0]) if len(longer) else len(batch.slots)
+        def fill_up(column: I64, between: I64, behind: I64) -> I64:
+            return np.concatenate((column[:num_decodes], between, column[num_decodes:], behind))
 
+        query_lens = fill_up(batch.query_lens, ones, lengths)
+        return replace(
+            batch,
+            slots=fill_up(batch.slots, none + dummy_slot, np.full_like(lengths, dummy_slot)),
+            query_lens=query_lens,
+            query_starts=np.concatenate(([0], np.cumsum(query_lens))),
+            context_lens=fill_up(batch.context_lens, ones, lengths),
+            token_slots=fill_up(batch.token_slots, none + dummy_slot, np.full_like(positions, dummy_slot)),
+            positions=fill_up(batch.positions, none, positions),
+            slot_mapping=fill_up(batch.slot_mapping, none, cells),
+            samples=batch.samples + np.where(batch.samples >= num_decodes, idle, 0),
+        )
 
-def _places(shape: Shape) -> list[slice]:
-    """Of the columns, in the order of `_Columns`."""
-    num_tiles = -(-shape.tokens // QUERY_TILE) + shape.chunks + 2
-    num_seqs = shape.decodes + shape.chunks
-    lengths = [shape.rows] * 3 + [shape.decodes] * 2 + [num_tiles] * 4 + [num_seqs] * 5
-    starts = np.cumsum([0, *(length + length % _ALIGNMENT for length in lengths)]).tolist()
-    return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+    def _longest_pad(self, shape: Shape) -> int:
+        """Of the chunks of the dummy's: its context is as long."""
+        return min(_LONGEST_PAD, self._step.limits.max_model_len) if shape.by_flash else QUERY_TILE
 
 
 def _end(places: list[slice]) -> int:

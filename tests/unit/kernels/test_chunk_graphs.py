@@ -7,14 +7,18 @@ import pytest
 import torch
 from kernel_inputs import DEVICE
 from plans import drive
+from test_flash_attention import always, reference  # noqa: F401  (a fixture)
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 
 from penstock.domain.params import Sampling
 from worker_svc.compute import TorchCompute, TritonCompute
+from worker_svc.core import chunk_graphs
+from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_shapes
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.interface import Limits
 from worker_svc.core.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
@@ -52,14 +56,39 @@ def test_tokens_are_those_of_the_reference(samplings: list[Sampling]) -> None:
     assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())
 
 
+@pytest.mark.usefixtures("always")
+def test_a_package_that_attends_for_chunks_is_given_what_the_reference_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunk_graphs, "_LONGEST_PAD", 24)
+    shapes = Shape(0, 40, by_flash=True), Shape(3, 40, by_flash=True), Shape(3, 80, by_flash=True), Shape(3, 80)
+    expected, padded = sequences(PLAIN[:4], num=3), sequences(PLAIN[:4], num=3)
+    drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
+    runner = make_runner(CONFIG, TritonCompute(""))
+    assert isinstance(runner._attention, TritonAttention)
+    runner._attention.flash = reference
+    decoder = runner._decoder = Unrecorded(runner, *shapes)
+    drive(runner, padded, chunk=16, stagger=1)
+    assert set(decoder.taken) >= {Shape(3, 40, by_flash=True)}
+    assert all(shape.by_flash for shape in decoder.taken)
+    assert [each.output for each in padded] == [each.output for each in expected]
+    assert int(runner._slots.num_computed[-1]) == 0
+    assert bool(torch.isfinite(runner._cache.keys[:, -1]).all())
+
+
+def make_batch(num_decodes: int, *lengths: int) -> Batch:
+    """So many decodes, and chunks of `lengths` without a context before them."""
+    column = np.array([*[1] * num_decodes, *lengths])
+    tokens = np.zeros(int(column.sum()), np.int64)
+    return Batch(column, column, column, column, tokens, tokens, tokens, column, column)
+
+
 def test_a_step_gets_the_smallest_shape_that_has_room() -> None:
     runner = make_runner(CONFIG, TritonCompute(""))
     chunks = Unrecorded(runner, Shape(4, 48), Shape(0, 48), Shape(4, 96), Shape(0, 16)).chunks
 
     def shape_of(num_decodes: int, *lengths: int) -> Shape | None:
-        column = np.array([*[1] * num_decodes, *lengths])
-        tokens = np.zeros(int(column.sum()), np.int64)
-        return chunks.shape_of(Batch(column, column, column, column, tokens, tokens, tokens, column, column))
+        return chunks.shape_of(make_batch(num_decodes, *lengths))
 
     assert shape_of(0, 16) == Shape(0, 16)
     assert shape_of(0, 14, 3) == Shape(0, 48)
@@ -74,13 +103,44 @@ def test_a_step_gets_the_smallest_shape_that_has_room() -> None:
     assert shape_of(0, *[2] * (most + 1)) is None
 
 
+def test_steps_with_much_attention_are_left_to_the_package() -> None:
+    runner = make_runner(CONFIG, TritonCompute(""))
+    assert isinstance(runner._attention, TritonAttention)
+    runner._attention.flash = reference
+    chunks = Unrecorded(runner, Shape(0, 12_000), Shape(0, 12_000, by_flash=True)).chunks
+    # Two heads of 64 and half of all pairs of tokens: 256 operations a pair of 8,000 tokens are 16e9.
+    assert chunks.shape_of(make_batch(0, 8000)) == Shape(0, 12_000)
+    assert chunks.shape_of(make_batch(0, 11_500)) == Shape(0, 12_000, by_flash=True)
+    assert chunks.shape_of(make_batch(0, 12_500)) is None
+    assert chunks.shape_of(make_batch(1, 11_500)) is None
+
+
+LIMITS = Limits(
+    num_blocks=80, block_size=16, max_num_seqs=256, max_model_len=200, max_num_batched_tokens=8192, vocab_size=9
+)
+
+
 def test_shapes_end_where_products_outlast_their_launches() -> None:
-    limits = make_runner(CONFIG, TorchCompute("")).limits
-    limits = replace(limits, max_num_seqs=256, max_num_batched_tokens=8192)
-    small, large = make_shapes(limits, 440_000_000), make_shapes(limits, 7_000_000_000)
+    limits = LIMITS
+    small, large = (make_shapes(limits, num_weights, with_flash=False) for num_weights in (440_000_000, 7_000_000_000))
     assert max(shape.tokens for shape in small) == 8192
     assert {shape.decodes for shape in small} == {0, 16, 64, 256}
     assert max(shape.tokens for shape in large) == 512
     assert set(large) < set(small)
     # However few decodes are in a step, its budget of tokens fits.
-    assert Shape(0, 2304) in make_shapes(replace(limits, max_num_batched_tokens=2304), 440_000_000)
+    fewer = replace(limits, max_num_batched_tokens=2304)
+    assert Shape(0, 2304) in make_shapes(fewer, 440_000_000, with_flash=False)
+    assert Shape(0, 2304, by_flash=True) in make_shapes(fewer, 440_000_000, with_flash=True)
+
+
+def test_a_package_that_can_be_recorded_has_shapes_of_its_own() -> None:
+    without, found = (make_shapes(LIMITS, 440_000_000, with_flash=with_flash) for with_flash in (False, True))
+    assert not any(shape.by_flash for shape in without)
+    assert [shape for shape in found if not shape.by_flash] == without
+    flash = [shape for shape in found if shape.by_flash]
+    assert {shape.decodes for shape in flash} == {0, 16, 64, 256}
+    assert max(shape.tokens for shape in flash) == 8192
+
+
+def test_contexts_shorter_than_a_tile_have_no_shapes() -> None:
+    assert make_shapes(replace(LIMITS, max_model_len=63), 440_000_000, with_flash=True) == []

@@ -37,11 +37,12 @@ class FlashAttention:
 
     name: str
     attend: PagedAttention
+    is_recordable: bool  # in a CUDA graph: it launches by the shapes of what it gets, whatever the lengths in them
 
 
 def find_flash_attention(block_size: int) -> FlashAttention | None:
     """The first of FlashAttention-4, -3 and -2 that is installed and reads blocks of `block_size` tokens."""
-    for name, module, function, arguments in _PACKAGES:
+    for name, module, function, arguments, is_recordable in _PACKAGES:
         if name == "flash-attn" and block_size % _V2_BLOCK_TOKENS:
             continue
         try:
@@ -49,7 +50,7 @@ def find_flash_attention(block_size: int) -> FlashAttention | None:
         # A package that is there but was built for another machine raises whatever it likes.
         except Exception:  # noqa: BLE001
             continue
-        return FlashAttention(name, _attention(found, arguments))
+        return FlashAttention(name, _attention(found, arguments), is_recordable)
     return None
 
 
@@ -97,9 +98,9 @@ def _first(out: Any) -> Tensor:
     return attended
 
 
-# Name, module, function, and what it calls the arguments.
-_PACKAGES: tuple[tuple[str, str, str, Callable[[Chunks], dict[str, Any]]], ...] = (
-    ("flash-attn-4", "flash_attn.cute", "flash_attn_varlen_func", _fourth),
-    ("flash-attn-3", "flash_attn_interface", "flash_attn_with_kvcache", _third),
-    ("flash-attn", "flash_attn", "flash_attn_varlen_func", _second),
+# Name, module, function, what it calls the arguments, and whether its launches can be recorded.
+_PACKAGES: tuple[tuple[str, str, str, Callable[[Chunks], dict[str, Any]], bool], ...] = (
+    ("flash-attn-4", "flash_attn.cute", "flash_attn_varlen_func", _fourth, True),
+    ("flash-attn-3", "flash_attn_interface", "flash_attn_with_kvcache", _third, False),
+    ("flash-attn", "flash_attn", "flash_attn_varlen_func", _second, False),
 )

@@ -61,8 +61,7 @@ class TritonAttention:
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
     ) -> "TritonStepAttention":
         """See `AttentionBackend.prepare`."""
-        longer = np.flatnonzero(batch.query_lens != 1)
-        num_decodes = int(longer[0]) if len(longer) else len(batch.slots)
+        num_decodes = batch.num_decodes
         chunks = np.arange(num_decodes, len(batch.slots))
         by_flash = self._suits_flash(batch, chunks)
         columns = upload(
@@ -71,17 +70,19 @@ class TritonAttention:
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
             np.arange(num_decodes, batch.num_tokens),
-            *(_flash_columns if by_flash else chunk_tiles)(batch, chunks),
+            *(chunk_spans if by_flash else chunk_tiles)(batch, chunks),
         )
-        chunked = None
-        if len(chunks):
-            work: Chunks | PrefillTiles
-            if by_flash:
-                work = self._flash_chunks(batch, chunks, columns[4:], block_tables)
-            else:
-                work = PrefillTiles(*columns[4:])
-            chunked = _Chunked(work, columns[3], positions, slot_mapping)
-        return TritonStepAttention(self, block_tables, DecodeRows(*columns[:3]), chunked)
+        decode_rows, rows, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
+        if not len(chunks):
+            return self.prepare_decode(decode_rows, block_tables)
+        work: PrefillTiles | Spans
+        if by_flash:
+            work = Spans(int(batch.query_lens[chunks].max()), int(batch.context_lens[chunks].max()), *columns)
+        else:
+            work = PrefillTiles(*columns)
+        return self.prepare_chunks(
+            decode_rows, work, rows=rows, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
+        )
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token; launches nothing."""
@@ -90,48 +91,50 @@ class TritonAttention:
     def prepare_chunks(
         self,
         decode_rows: DecodeRows,
-        tiles: PrefillTiles,
+        work: "PrefillTiles | Spans",
         *,
         rows: Tensor,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
     ) -> "TritonStepAttention":
-        """The attention of a step whose tokens are `decode_rows` and, in `tiles`, the last of the flat columns, which
-        `rows` i64[n] names; launches nothing.
+        """The attention of a step whose tokens are `decode_rows` and, as `work` says, the last of the flat columns,
+        which `rows` i64[n] names: tiles are the prefill kernel's, spans the FlashAttention package's.
         """
-        chunked = _Chunked(tiles, rows, positions, slot_mapping)
+        chunks = self._flash_chunks(work, block_tables) if isinstance(work, Spans) else work
+        chunked = _Chunked(chunks, rows, positions, slot_mapping)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
     def gains_by_flash(self, batch: Batch, chunks: I64) -> bool:
         """Whether a FlashAttention package is there that gains more at these sequences of the batch than what launching
-        the step kernel by kernel, which it asks for, costs.
+        the step kernel by kernel, which it may ask for, costs.
         """
-        return self.flash is not None and self._flops(batch, chunks) >= _FLASH_FLOPS
+        return self._can_flash(batch, chunks) and self._flops(batch, chunks) >= _FLASH_FLOPS
 
     def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
-        query_lens = batch.query_lens[chunks]
+        is_many = int(batch.query_lens[chunks].sum()) >= _MANY_TOKENS
+        least = _FLASH_FLOPS_OF_MANY if is_many else _FLASH_FLOPS
+        return self._can_flash(batch, chunks) and self._flops(batch, chunks) >= least
+
+    def _can_flash(self, batch: Batch, chunks: I64) -> bool:
         if self.flash is None or not len(chunks):
             return False
-        if query_lens.max() * self.num_heads <= _FLASH_QUERIES * self.cache.shape.num_kv_heads:
-            return False
-        least = _FLASH_FLOPS_OF_MANY if query_lens.sum() >= _MANY_TOKENS else _FLASH_FLOPS
-        return self._flops(batch, chunks) >= least
+        longest = int(batch.query_lens[chunks].max())
+        return longest * self.num_heads > _FLASH_QUERIES * self.cache.shape.num_kv_heads
 
     def _flops(self, batch: Batch, chunks: I64) -> float:
         query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
         pairs = int((query_lens * (2 * contexts - query_lens)).sum()) / 2
         return 4 * self.num_heads * self.cache.shape.head_dim * pairs
 
-    def _flash_chunks(self, batch: Batch, chunks: I64, columns: tuple[Tensor, ...], block_tables: Tensor) -> Chunks:
-        starts, contexts, slots = columns
-        longest = int(batch.context_lens[chunks].max())
+    def _flash_chunks(self, spans: "Spans", block_tables: Tensor) -> Chunks:
+        num_blocks = -(-spans.longest_context // self.cache.shape.block_size)
         return Chunks(
-            starts=starts.to(torch.int32),
-            contexts=contexts.to(torch.int32),
-            tables=block_tables[slots, : -(-longest // self.cache.shape.block_size)],
-            longest_query=int(batch.query_lens[chunks].max()),
-            longest_context=longest,
+            starts=spans.starts.to(torch.int32),
+            contexts=spans.contexts.to(torch.int32),
+            tables=block_tables[spans.slots, :num_blocks],
+            longest_query=spans.longest_query,
+            longest_context=spans.longest_context,
         )
 
     def _compile(self, flash: PagedAttention) -> None:
@@ -146,6 +149,17 @@ class TritonAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """Sequences that advance by chunks, one after the other; tensors are i64 on the device."""
+
+    longest_query: int  # no chunk is longer
+    longest_context: int
+    starts: Tensor  # [seqs + 1]: where each one's tokens begin among those of all, and the end
+    contexts: Tensor  # [seqs]: tokens with KV once the step is done
+    slots: Tensor  # [seqs]
+
+
+@dataclass(frozen=True, slots=True)
 class _Chunked:
     """The tokens of a step that come in chunks, the last of the flat columns."""
 
@@ -155,10 +169,10 @@ class _Chunked:
     slot_mapping: Tensor
 
 
-def _flash_columns(batch: Batch, chunks: I64) -> tuple[I64, I64, I64]:
-    """Starts, contexts and slots of `Chunks`."""
-    starts = batch.query_starts[chunks[0] :] - batch.query_starts[chunks[0]]
-    return starts, batch.context_lens[chunks], batch.slots[chunks]
+def chunk_spans(batch: Batch, sequences: I64) -> tuple[I64, I64, I64]:
+    """Starts, contexts and slots of `Spans`, for the last sequences of a batch."""
+    starts = batch.query_starts[sequences[0] :] - batch.query_starts[sequences[0]]
+    return starts, batch.context_lens[sequences], batch.slots[sequences]
 
 
 def chunk_tiles(batch: Batch, sequences: I64) -> tuple[I64, I64, I64, I64]:
