@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -247,22 +247,21 @@ def _prompts(raw: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...
         raise invalid("prompt must not be an empty list", "prompt")
     if len(raw) > MAX_CHOICES and not isinstance(raw[0], int):
         raise invalid(f"at most {MAX_CHOICES} prompts, got {len(raw)}", "prompt")
-    texts = [item for item in raw if isinstance(item, str)]
-    ids = [item for item in raw if isinstance(item, int)]
-    lists = [item for item in raw if isinstance(item, list)]
-    if len(texts) == len(raw):
-        return tuple(Prompt(text=text) for text in texts)
-    if len(ids) == len(raw):
-        return (Prompt(token_ids=_token_ids(ids)),)
-    if len(lists) == len(raw):
-        return tuple(Prompt(token_ids=_token_ids(item)) for item in lists)
+    kinds = set(map(type, raw))
+    if kinds == {str}:
+        return tuple(Prompt(text=text) for text in cast(list[str], raw))
+    if kinds == {int}:
+        return (Prompt(token_ids=_token_ids(cast(list[int], raw))),)
+    if kinds == {list}:
+        return tuple(Prompt(token_ids=_token_ids(ids)) for ids in cast(list[list[int]], raw))
     raise invalid("prompt must be a string, strings, token ids, or lists of token ids, not a mixture", "prompt")
 
 
 def _token_ids(ids: list[int]) -> tuple[int, ...]:
     if not ids:
         raise invalid("a prompt must have at least one token id", "prompt")
-    if min(ids) < 0 or max(ids) >= _U32:
-        wrong = min(ids) if min(ids) < 0 else max(ids)
+    least, most = min(ids), max(ids)
+    if least < 0 or most >= _U32:
+        wrong = least if least < 0 else most
         raise invalid(f"token ids of prompt must be in [0, {_U32 - 1}], got {wrong}", "prompt")
     return tuple(ids)
