@@ -39,6 +39,7 @@ class DecodeGraphs(StepDecoder):
         self._slots = torch.full((max_num_seqs,), self._dummy_slot, dtype=torch.int64, device=device)
         self._last: I64 = np.empty(0, np.int64)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
+        self._chosen: tuple[torch.cuda.CUDAGraph, DecodeOutput]  # for `_last`, and the rows that it has
 
     @torch.inference_mode()
     def capture(self, num_graphs: int, observe: Callable[[int, int], None]) -> None:
@@ -67,16 +68,23 @@ class DecodeGraphs(StepDecoder):
 
     def decode(self, slots: I64) -> DecodeOutput:
         """See `Decoder.decode`."""
+        if slots is not self._last:
+            self._choose(slots)
+        graph, output = self._chosen
+        graph.replay()
+        return output
+
+    def _choose(self, slots: I64) -> None:
+        """The graph for so many slots, which are told to it unless they are known already."""
         size = int(self._sizes[np.searchsorted(self._sizes, len(slots))])
         if not np.array_equal(slots, self._last):
             padded = np.full(max(size, len(self._last)), self._dummy_slot, np.int64)
             padded[: len(slots)] = slots
             (on_device,) = upload(self._slots.device, padded)
             self._slots[: len(padded)].copy_(on_device)
-            self._last = slots
+        self._last = slots
         graph, output = self._graphs[size]
-        graph.replay()
-        return DecodeOutput(output.logits[: len(slots)], output.token_ids[: len(slots)])
+        self._chosen = graph, DecodeOutput(output.logits[: len(slots)], output.token_ids[: len(slots)])
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
         """See `Decoder.compute`."""

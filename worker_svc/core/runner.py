@@ -1,14 +1,17 @@
 """Carries out step plans on a model: state stays on the device, changes go up, results come down, nothing waits."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.plan import NO_TOKENS, Logprobs, StepPlan, StepResult
+from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch
+from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
@@ -20,29 +23,41 @@ from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The slots that sample in a step, as its result names them."""
+
+    slots: U32
+    counts: U32
+    num_logprobs: I64
+
+    @classmethod
+    def of(cls, slots: I64, num_logprobs: I64) -> "_Sampling":
+        return cls(slots.astype(np.uint32), np.ones(len(slots), np.uint32), num_logprobs)
+
+
 class PendingModelStep:
     """See `PendingStep`."""
 
-    def __init__(self, step: int, slots: I64, num_logprobs: I64, download: Download, timing: StepTiming) -> None:
+    def __init__(self, step: int, sampling: _Sampling, download: Download, timing: StepTiming) -> None:
         self._step = step
-        self._slots = slots
-        self._num_logprobs = num_logprobs
+        self._sampling = sampling
         self._download = download
         self._timing = timing
 
     def result(self) -> StepResult:
         """See `PendingStep.result`."""
         try:
-            columns = self._download.wait()
             step_ns, idle_ns = self._timing.read()
         except RuntimeError as error:
             raise DeviceError(self._step, error) from error
+        sampling, columns = self._sampling, self._download.take()
         return StepResult(
             step=self._step,
-            slots=self._slots.astype(np.uint32),
-            counts=np.ones(len(self._slots), np.uint32),
+            slots=sampling.slots,
+            counts=sampling.counts,
             token_ids=columns[0].astype(np.uint32) if columns else NO_TOKENS,
-            logprobs=_pack_logprobs(self._num_logprobs, *columns[1:]) if len(columns) > 1 else None,
+            logprobs=_pack_logprobs(sampling.num_logprobs, *columns[1:]) if len(columns) > 1 else None,
             step_ns=step_ns,
             idle_ns=idle_ns,
         )
@@ -80,8 +95,10 @@ class ModelRunner:
         self._host = HostSlots(limits)
         self._slots = DeviceSlots(self._host, self._device)
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
-        self._downloads = Downloads(self._device)
+        self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
+        self._going_on: tuple[Continuation, _Sampling] | None = None  # where the last step may just go on
+        self._thread = 0  # the one that launched last
 
     @property
     def limits(self) -> Limits:
@@ -95,30 +112,51 @@ class ModelRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
-        if self._device.type == "cuda":
-            # Events are recorded on the current device's stream, and which device is current is up to each thread.
-            torch.cuda.set_device(self._device)
+        self._enter_thread()
         try:
-            self._downloads.protect()
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)
-            batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
-            outputs = self._outputs(batch)
-            advance(batch, self._host)
-            timing.stop()
-            sampled_slots = batch.slots[batch.samples]
+            if self._going_on is not None and self._going_on[0].covers(plan):
+                outputs, sampling = self._go_on(*self._going_on)
+            else:
+                outputs, sampling = self._begin(plan)
             download = self._downloads.start(outputs)
-            pending = PendingModelStep(
-                plan.step, sampled_slots, self._slots.num_logprobs(sampled_slots), download, timing
-            )
+            timing.stop()
         except torch.AcceleratorError as error:
             raise DeviceError(plan.step, error) from error
         self._last_timing = timing
-        return pending
+        return PendingModelStep(plan.step, sampling, download, timing)
 
     def close(self) -> None:
         """See `Runner.close`."""
         del self._model, self._cache, self._attention, self._slots, self._decoder
+
+    def _enter_thread(self) -> None:
+        """Events are recorded on the current device's stream, and which device is current is up to each thread."""
+        if self._device.type == "cuda" and self._thread != (thread := threading.get_ident()):
+            torch.cuda.set_device(self._device)
+            self._thread = thread
+
+    def _go_on(self, batch: Continuation, sampling: _Sampling) -> tuple[list[Tensor], _Sampling]:
+        """Launch the step of a batch that is as it was."""
+        assert self._decoder is not None
+        output = self._decoder.decode(batch.slots)
+        batch.advance()
+        return [output.token_ids], sampling
+
+    def _begin(self, plan: StepPlan) -> tuple[list[Tensor], _Sampling]:
+        """Launch the step of any plan."""
+        self._going_on = None
+        batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
+        outputs = self._outputs(batch)
+        advance(batch, self._host)
+        sampled_slots = batch.slots[batch.samples]
+        sampling = _Sampling.of(sampled_slots, self._slots.num_logprobs(sampled_slots))
+        # Whoever is plain stays so: positions only grow.
+        only_decodes = self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes
+        if only_decodes and self._slots.are_plain(sampled_slots, batch.sample_positions):
+            self._going_on = Continuation(plan, batch, self._host), sampling
+        return outputs, sampling
 
     def _update_slots(self, plan: StepPlan) -> None:
         host, slots = self._host, self._slots

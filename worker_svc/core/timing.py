@@ -1,4 +1,4 @@
-"""How long the device worked on a step, and how long it had nothing to do before it."""
+"""When a step is done, how long the device worked on it, and how long it had nothing to do before it."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ class StepTiming:
     def __init__(self, device: torch.device, clock_ns: Callable[[], int], before: "StepTiming | None") -> None:
         self._on_device = device.type == "cuda"
         self._clock_ns = clock_ns
-        self._events = [_event() for _ in range(2)] if self._on_device else []
+        self._events = [_event(), _event()] if self._on_device else []
         self._times = [0, 0]
         self._before_event = before._events[1] if before is not None and self._on_device else None
         self._before_time = before._times[1] if before is not None else None
@@ -24,17 +24,16 @@ class StepTiming:
             self._times[which] = self._clock_ns()
 
     def stop(self) -> None:
-        """All work of the step is launched."""
+        """All work of the step is launched, with what it brings down."""
         self._mark(1)
 
     def read(self) -> tuple[int, int]:
-        """Nanoseconds (at work, idle before it); waits for the end of the step, which need not have brought anything
-        down that was waited for.
-        """
+        """Wait for the end of the step; nanoseconds (at work, idle before it)."""
         if self._on_device:
             self._events[1].synchronize()
             work_ms = self._events[0].elapsed_time(self._events[1])
             idle_ms = self._before_event.elapsed_time(self._events[0]) if self._before_event is not None else 0.0
+            self._before_event = None
             return int(work_ms * 1e6), max(0, int(idle_ms * 1e6))
         idle_ns = self._times[0] - self._before_time if self._before_time is not None else 0
         return self._times[1] - self._times[0], max(0, idle_ns)

@@ -1,4 +1,4 @@
-"""Between host and device without waiting: small columns go up together, results come down behind an event."""
+"""Between host and device without waiting: small columns go up together, results come down behind the step."""
 
 import numpy as np
 import numpy.typing as npt
@@ -29,47 +29,66 @@ def upload_floats(device: torch.device, column: npt.NDArray[np.float32]) -> Tens
 
 
 class Downloads:
-    """Brings tensors to the host beside the device's work, on a stream of their own."""
+    """Brings what a step samples to the host, behind the step's own work: a few bytes take less time on their way than
+    another stream takes to wait for the step and the next step for that stream.
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._last: Download | None = None
+    Used by two threads: one launches steps, one takes what they brought.
+    """
+
+    def __init__(self, device: torch.device, num_rows: int) -> None:
+        """`num_rows`: tokens of a step at most."""
+        self._is_behind = device.type == "cuda"  # the host, so that it must not wait
+        self._num_rows = num_rows
+        self._free: list[_Landing] = []
 
     def start(self, tensors: list[Tensor]) -> "Download":
-        """Begin to copy `tensors` once the work launched so far is done."""
-        download = Download(tensors, self._stream)
-        self._last = download
-        return download
+        """Begin to copy `tensors`, the first of which are the tokens i64[rows]: they are here when the step is done."""
+        if not tensors or not self._is_behind:
+            return Download(tensors)
+        landing = self._free.pop() if self._free else _Landing(self._num_rows)
+        landing.receive(tensors[0])
+        others = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors[1:]
+        ]
+        return Download(others, landing, self._free)
 
-    def protect(self) -> None:
-        """What is launched from here on may overwrite what was to be copied: it waits for the copies."""
-        if self._last is not None:
-            self._last.hold()
+
+class _Landing:
+    """Pinned memory for the tokens of one step after the other."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._tensor = torch.empty(num_rows, dtype=torch.int64, pin_memory=True)
+        self._views: dict[int, Tensor] = {}
+        self._num_rows = 0
+
+    def receive(self, tokens: Tensor) -> None:
+        num_rows = self._num_rows = len(tokens)
+        view = self._views.get(num_rows)
+        if view is None:
+            view = self._views[num_rows] = self._tensor[:num_rows]
+        view.copy_(tokens, non_blocking=True)
+
+    def copy(self) -> npt.NDArray[np.int64]:
+        tokens: npt.NDArray[np.int64] = self._views[self._num_rows].numpy().copy()
+        return tokens
 
 
 class Download:
-    """Tensors on their way to the host; without a stream they are there already."""
+    """Tensors on their way to the host."""
 
-    def __init__(self, tensors: list[Tensor], stream: torch.cuda.Stream | None) -> None:
-        self._event: torch.cuda.Event | None = None
+    def __init__(
+        self, tensors: list[Tensor], landing: _Landing | None = None, free: list[_Landing] | None = None
+    ) -> None:
         self._tensors = tensors
-        if tensors and stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
-            with torch.cuda.stream(stream):
-                self._tensors = [
-                    torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                    for tensor in tensors
-                ]
-                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._event.record(stream)
+        self._landing = landing
+        self._free = free
 
-    def hold(self) -> None:
-        """The current stream goes on once the copies are done."""
-        if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
-
-    def wait(self) -> list[npt.NDArray[np.generic]]:
-        """The values, once they are here."""
-        if self._event is not None:
-            self._event.synchronize()
-        return [tensor.numpy() for tensor in self._tensors]
+    def take(self) -> list[npt.NDArray[np.generic]]:
+        """The values; the step is done. To be called once."""
+        others: list[npt.NDArray[np.generic]] = [tensor.numpy() for tensor in self._tensors]
+        if self._landing is None or self._free is None:
+            return others
+        tokens = self._landing.copy()
+        self._free.append(self._landing)
+        return [tokens, *others]

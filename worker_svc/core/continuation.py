@@ -1,0 +1,41 @@
+"""A batch that plans go on with: most say no more than that the same sequences advance by one token again."""
+
+import numpy as np
+
+from penstock.domain.plan import StepPlan
+from worker_svc.core.batch import Batch
+from worker_svc.core.slots import I64, HostSlots
+
+
+class Continuation:
+    """What is known of the next steps of a batch that only decodes, so that nothing of it is found out again."""
+
+    def __init__(self, plan: StepPlan, batch: Batch, state: HostSlots) -> None:
+        """`batch` was made of `plan` and is launched; `state` has been moved on."""
+        self.slots: I64 = batch.slots
+        self._state = state
+        self._planned = plan.slots.tobytes(), plan.num_tokens.tobytes()
+        self._room = self._count_room()
+
+    def covers(self, plan: StepPlan) -> bool:
+        """Whether `plan`, whose blocks are in the tables already, advances the same slots by one token each, and each
+        has room for it.
+        """
+        is_more = plan.step == 1 or plan.admissions or len(plan.released_slots) or len(plan.replace_slots)
+        if is_more or self._planned != (plan.slots.tobytes(), plan.num_tokens.tobytes()):
+            return False
+        if len(plan.append_slots):
+            self._room = self._count_room()
+        return self._room > 0
+
+    def advance(self) -> None:
+        """Move the slots' counts on as `batch.advance` does."""
+        self._state.num_computed[self.slots] += 1
+        self._state.num_tokens[self.slots] += 1
+        self._room -= 1
+
+    def _count_room(self) -> int:
+        """How many tokens every slot can advance by in the blocks and the context that it has."""
+        state, limits = self._state, self._state.limits
+        ends = np.minimum(state.num_blocks[self.slots] * limits.block_size, limits.max_model_len)
+        return int((ends - state.num_computed[self.slots]).min())
