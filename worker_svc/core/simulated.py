@@ -89,7 +89,7 @@ class SimulatedRunner:
             slots=slots.astype(np.uint32),
             counts=counts.astype(np.uint32),
             token_ids=token_ids,
-            logprobs=_logprobs(np.repeat(self._num_logprobs[slots], counts), token_ids, self._limits.vocab_size),
+            logprobs=_logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size),
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
         )
@@ -135,6 +135,8 @@ class SimulatedRunner:
         batch = build_batch(slots, np.minimum(planned, behind), state)
         self._write(batch)
         sampling = batch.slots[batch.samples]
+        if self._config.min_tokens_per_step == self._config.max_tokens_per_step == 1:
+            return sampling, np.ones(len(sampling), np.int64), self._sample(sampling)
         counts = self._counts(plan.step, sampling, (planned - behind)[batch.samples] + 1)
         columns = np.zeros((len(sampling), int(counts.max(initial=0))), np.uint32)
         for index in range(columns.shape[1]):
@@ -151,8 +153,6 @@ class SimulatedRunner:
 
     def _counts(self, step: int, slots: I64, room: I64) -> I64:
         low, high = self._config.min_tokens_per_step, self._config.max_tokens_per_step
-        if low == high == 1:
-            return np.ones(len(slots), np.int64)
         drawn = chain.mix_columns(slots.astype(np.uint64) ^ np.uint64(chain.mix(step))) % np.uint64(high - low + 1)
         return np.minimum(drawn.astype(np.int64) + low, room)
 
@@ -216,10 +216,13 @@ def _allowed(token_id: int, forbidden: tuple[int, ...], vocab_size: int) -> int:
     return token_id
 
 
-def _logprobs(wanted: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:
-    """Half the probability is the sampled token's, half of the rest the next token id's, and so on."""
+def _logprobs(wanted: I64, num_tokens: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:
+    """Half the probability is the sampled token's, half of the rest the next token id's, and so on; `wanted` i64[rows]
+    is what each of `num_tokens` i64[rows] gets.
+    """
     if not np.count_nonzero(wanted != _NO_LOGPROBS):
         return None
+    wanted = np.repeat(wanted, num_tokens)
     counts = np.maximum(wanted, 0)
     ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return Logprobs(
