@@ -112,9 +112,9 @@ class ModelRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
-        self._enter_thread()
+        stream = self._enter()
         try:
-            timing = StepTiming(self._device, self._clock_ns, self._last_timing)
+            timing = StepTiming(stream, self._clock_ns, self._last_timing)
             self._update_slots(plan)
             if self._going_on is not None and self._going_on[0].covers(plan):
                 outputs, sampling = self._go_on(*self._going_on)
@@ -131,11 +131,14 @@ class ModelRunner:
         """See `Runner.close`."""
         del self._model, self._cache, self._attention, self._slots, self._decoder
 
-    def _enter_thread(self) -> None:
-        """Events are recorded on the current device's stream, and which device is current is up to each thread."""
-        if self._device.type == "cuda" and self._thread != (thread := threading.get_ident()):
+    def _enter(self) -> torch.cuda.Stream | None:
+        """The stream that is launched on; None: on the CPU. Which device is current is up to each thread."""
+        if self._device.type != "cuda":
+            return None
+        if self._thread != (thread := threading.get_ident()):
             torch.cuda.set_device(self._device)
             self._thread = thread
+        return torch.cuda.current_stream(self._device)
 
     def _go_on(self, batch: Continuation, sampling: _Sampling) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""
