@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.plan import Admission
+from penstock.domain.plan import U32, Admission
 from worker_svc.core.batch import Batch
 from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import I64, BlockUpdates, HostSlots
@@ -59,17 +59,21 @@ class DeviceSlots:
             self._remember(admission)
         slots = np.array([admission.slot for admission in admissions], np.int64)
         num_computed = np.array([admission.num_computed_tokens for admission in admissions], np.int64)
-        columns: list[I64] = [slots, self._integers[slots].ravel(), num_computed]
-        for admission in admissions:
-            columns += [admission.token_ids.astype(np.int64), admission.block_ids.astype(np.int64)]
-        on_device = upload(self._device, *columns)
-        self.integers.index_copy_(0, on_device[0], on_device[1].view(-1, self._integers.shape[1]))
-        self.num_computed.index_copy_(0, on_device[0], on_device[2])
-        floats = upload_floats(self._device, self._floats[slots])
-        self.floats.index_copy_(0, on_device[0], floats)
-        for admission, token_ids, block_ids in zip(admissions, on_device[3::2], on_device[4::2], strict=True):
-            self.tokens[admission.slot, : len(token_ids)] = token_ids
-            self.block_tables[admission.slot, : len(block_ids)] = block_ids
+        # Many sequences may enter at once: they go up together, and into each table with one kernel.
+        rows, integers, floats, computed, *cells = upload(
+            self._device,
+            slots,
+            self._integers[slots].ravel(),
+            self._floats[slots].view(np.int64).ravel(),
+            num_computed,
+            *_cells(self.tokens, slots, [admission.token_ids for admission in admissions]),
+            *_cells(self.block_tables, slots, [admission.block_ids for admission in admissions]),
+        )
+        self.integers.index_copy_(0, rows, integers.view(-1, self._integers.shape[1]))
+        self.floats.index_copy_(0, rows, floats.view(torch.float32).view(-1, self._floats.shape[1]))
+        self.num_computed.index_copy_(0, rows, computed)
+        for table, where, values in ((self.tokens, *cells[:2]), (self.block_tables, *cells[2:])):
+            table.view(-1).index_copy_(0, where, values.to(torch.int32))
 
     def write_blocks(self, updates: BlockUpdates) -> None:
         """Enter blocks into the tables."""
@@ -204,3 +208,11 @@ class DeviceSlots:
         values = np.concatenate([values for _, _, values in found])
         on_device = upload(self._device, rows, token_ids)
         return Entries(on_device[0], on_device[1], upload_floats(self._device, values))
+
+
+def _cells(table: Tensor, slots: I64, rows: list[U32]) -> tuple[I64, I64]:
+    """Where in the flat `table` the beginnings `rows` of the rows `slots` stand, and what stands there."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    values = np.concatenate(rows).astype(np.int64)
+    starts = slots * table.shape[1] - (np.cumsum(lengths) - lengths)
+    return np.repeat(starts, lengths) + np.arange(len(values)), values
