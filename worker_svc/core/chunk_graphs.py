@@ -90,6 +90,7 @@ class _Columns:
     """What a graph reads; views of one tensor, which one copy fills. All i64 and as long as the graph's shape wants."""
 
     packed: Tensor
+    places: list[slice]  # in it, of the columns in the order in which they follow here
     token_slots: Tensor  # decodes first, as in the next two
     positions: Tensor
     slot_mapping: Tensor
@@ -209,6 +210,7 @@ class ChunkGraphs:
         ) = (packed[place] for place in places)
         return _Columns(
             packed=packed,
+            places=places,
             token_slots=token_slots,
             positions=positions,
             slot_mapping=slot_mapping,
@@ -223,7 +225,7 @@ class ChunkGraphs:
         )
 
     def _places(self, shape: Shape) -> list[slice]:
-        """Of the columns, in the order of `_Columns`."""
+        """See `_Columns.places`."""
         if shape.by_flash:
             num_spans = shape.chunks + -(-shape.tokens // self._longest_pad(shape))
             work = [num_spans + 1, num_spans, num_spans]
@@ -250,7 +252,7 @@ class ChunkGraphs:
             (batch.slots[batch.samples], dummy_slot),
             (batch.sample_positions, 0),
         ]
-        for place, (beginning, rest) in zip(self._places(shape), parts, strict=True):
+        for place, (beginning, rest) in zip(self._columns[shape].places, parts, strict=True):
             middle = place.start + len(beginning)
             packed[place.start : middle] = beginning
             packed[middle : place.stop] = rest
@@ -261,6 +263,8 @@ class ChunkGraphs:
         num_decodes = batch.num_decodes
         idle = shape.decodes - num_decodes
         num_tokens = shape.rows - idle - batch.num_tokens
+        if not idle and not num_tokens:
+            return batch
         longest = self._longest_pad(shape)
         lengths = np.minimum(np.arange(num_tokens, 0, -longest), longest)
         positions = np.arange(num_tokens) % longest
