@@ -59,7 +59,7 @@ class Shape:
 
     def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
         """For so many, the tokens in chunks."""
-        return self.decodes >= decodes and self.chunks >= chunks and self.tokens >= tokens
+        return self.decodes >= decodes and self.tokens >= tokens and self.chunks >= chunks
 
 
 def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[Shape]:
