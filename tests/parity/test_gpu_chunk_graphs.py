@@ -57,7 +57,7 @@ def test_so_they_are_where_flash_attention_attends(
     pytest.importorskip("flash_attn.cute")
     # However little there is to attend to; steps are padded by less than the sizes in use would make it, and by more.
     monkeypatch.setattr(triton_backend, "_FLASH_FLOPS", 0)
-    monkeypatch.setattr(chunk_graphs, "_FLASH_TOKENS", (256, 512, 2048))
+    monkeypatch.setattr(chunk_graphs, "_FEWEST_BY_FLASH", 256)
     monkeypatch.setattr(chunk_graphs, "_LONGEST_PAD", 100)
     replayed = {shape for shape in replayed_shapes(variant, tmp_path, monkeypatch) if shape.by_flash}
     assert len(replayed) > 2

@@ -28,8 +28,7 @@ _TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
-_FLASH_TOKENS = (2048, 4096, 6144, 8192)
-_FLASH_CHUNK_TOKENS = 512
+_FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much attention behind long contexts only
 _LONGEST_PAD = 2048  # of tokens that pad a step so many attend to each other, where FlashAttention attends
 # A step whose products are more keeps an H200 busy for longer than its launches take.
 _MOST_FLOPS = 8e12
@@ -70,19 +69,13 @@ def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[S
         return []
     budget = limits.max_num_batched_tokens
     most = min(budget, int(_MOST_FLOPS / (2 * num_weights)))
-
-    def make(given: tuple[int, ...], *, by_flash: bool) -> list[Shape]:
-        # Beside few decodes a full step has almost as many tokens in chunks.
-        sizes = [size for size in {*given, min(budget, given[-1])} if size <= most]
-        return [
-            Shape(count, size, by_flash)
-            for count in [*(count for count in _DECODES if count < limits.max_num_seqs), limits.max_num_seqs]
-            for size in sizes
-            if not count or size >= _FEWEST_BESIDE_DECODES
-        ]
-
-    flash = make(_FLASH_TOKENS, by_flash=True) if with_flash else []
-    return sorted(make(_TOKENS, by_flash=False) + flash)
+    # Beside few decodes a full step has almost as many tokens in chunks.
+    sizes = [size for size in {*_TOKENS, min(budget, _TOKENS[-1])} if size <= most]
+    counts = [*(count for count in _DECODES if count < limits.max_num_seqs), limits.max_num_seqs]
+    rooms = [(count, size) for count in counts for size in sizes if not count or size >= _FEWEST_BESIDE_DECODES]
+    own = [Shape(count, size) for count, size in rooms]
+    flash = [Shape(count, size, by_flash=True) for count, size in rooms if with_flash and size >= _FEWEST_BY_FLASH]
+    return sorted(own + flash)
 
 
 @dataclass(frozen=True, slots=True)
