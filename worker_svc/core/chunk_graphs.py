@@ -140,8 +140,10 @@ class ChunkGraphs:
 
     @torch.inference_mode()
     def capture(self, pool: "torch.cuda._POOL_HANDLE") -> Iterator[Shape]:
-        """Record one graph after the other in the memory `pool`, largest first."""
-        for shape in sorted(self.shapes, key=lambda shape: -shape.rows):
+        """Record one graph after the other in the memory `pool`, what needs most first: the largest, and of these that
+        in which a package attends, which makes its own output.
+        """
+        for shape in sorted(self.shapes, key=lambda shape: (-shape.rows, not shape.by_flash)):
             columns = self._columns[shape]
             packed = torch.empty_like(columns.packed, device="cpu")
             self._fill(shape, _NOTHING, packed.numpy())
