@@ -197,7 +197,8 @@ def _look_for_flash_attention(
         found = find_flash_attention(shape.block_size)
         if found is None and prefill == "flash_attn":
             raise invalid(
-                "prefill_attention is flash_attn, but its packages cannot be imported: install penstock[flash-attn]",
+                "prefill_attention is flash_attn, but no package can be imported that suits blocks of "
+                f"{shape.block_size} tokens: install penstock[flash-attn], or leave block_size as it is",
                 "prefill_attention",
             )
         _log.info("prefill attention chosen", extra={"attention": found.name if found is not None else "triton"})

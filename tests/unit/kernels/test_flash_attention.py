@@ -166,6 +166,12 @@ def importer(package: str, module: object) -> Callable[[str], object]:
     return import_module
 
 
-def test_flash_attention_2_needs_large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attention, "import_module", importer("flash_attn", SimpleNamespace()))
-    assert find_flash_attention(16) is None
+@pytest.mark.parametrize(
+    ("package", "block_size"),
+    [("flash_attn", 16), ("flash_attn", 128), ("flash_attn.cute", 128)],
+    ids=["too small", "none of its multiples", "loaded whole, with what is behind a context's end"],
+)
+def test_some_packages_cannot_have_some_blocks(package: str, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(flash_attn_varlen_func=reference)
+    monkeypatch.setattr(flash_attention, "import_module", importer(package, module))
+    assert find_flash_attention(block_size) is None

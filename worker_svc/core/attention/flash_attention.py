@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 _V2_BLOCK_TOKENS = 256  # FlashAttention-2 reads blocks of multiples of this only
+# FlashAttention-4 loads blocks as long as its tiles whole: NaN that another sequence left behind a context's end would
+# come into it.
+_V4_TILE_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,16 @@ class FlashAttention:
 
 
 def find_flash_attention(block_size: int) -> FlashAttention | None:
-    """The first of FlashAttention-4, -3 and -2 that is installed and reads blocks of `block_size` tokens."""
-    for name, module, function, arguments, is_recordable in _PACKAGES:
-        if name == "flash-attn" and block_size % _V2_BLOCK_TOKENS:
+    """The first of FlashAttention-4, -3 and -2 that is installed and can have blocks of `block_size` tokens."""
+    for package in _PACKAGES:
+        if not package.suits(block_size):
             continue
         try:
-            found = getattr(import_module(module), function)
+            found = getattr(import_module(package.module), package.function)
         # A package that is there but was built for another machine raises whatever it likes.
         except Exception:  # noqa: BLE001
             continue
-        return FlashAttention(name, _attention(found, arguments), is_recordable)
+        return FlashAttention(package.name, _attention(found, package.arguments), package.is_recordable)
     return None
 
 
@@ -98,9 +101,39 @@ def _first(out: Any) -> Tensor:
     return attended
 
 
-# Name, module, function, what it calls the arguments, and whether its launches can be recorded.
-_PACKAGES: tuple[tuple[str, str, str, Callable[[Chunks], dict[str, Any]], bool], ...] = (
-    ("flash-attn-4", "flash_attn.cute", "flash_attn_varlen_func", _fourth, True),
-    ("flash-attn-3", "flash_attn_interface", "flash_attn_with_kvcache", _third, False),
-    ("flash-attn", "flash_attn", "flash_attn_varlen_func", _second, False),
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """One that may be installed."""
+
+    name: str
+    module: str
+    function: str
+    arguments: Callable[[Chunks], dict[str, Any]]  # what it calls them
+    suits: Callable[[int], bool]  # blocks of so many tokens
+    is_recordable: bool = False  # see `FlashAttention`
+
+
+_PACKAGES = (
+    _Package(
+        name="flash-attn-4",
+        module="flash_attn.cute",
+        function="flash_attn_varlen_func",
+        arguments=_fourth,
+        suits=lambda tokens: tokens != _V4_TILE_TOKENS,
+        is_recordable=True,
+    ),
+    _Package(
+        name="flash-attn-3",
+        module="flash_attn_interface",
+        function="flash_attn_with_kvcache",
+        arguments=_third,
+        suits=lambda _tokens: True,
+    ),
+    _Package(
+        name="flash-attn",
+        module="flash_attn",
+        function="flash_attn_varlen_func",
+        arguments=_second,
+        suits=lambda tokens: tokens % _V2_BLOCK_TOKENS == 0,
+    ),
 )
