@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.call import Call, Sink
 from gateway_svc.core.auth import Door
@@ -51,6 +51,7 @@ _STATES = {
     RequestState.RUNNING: "running",
     RequestState.ENDED: "ended",
 }
+_SEND = "penstock.send"  # in a request's scope
 _STATUS_CODES = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.INVALID_ARGUMENT}
 
 
@@ -82,8 +83,11 @@ class HttpApi:
     max_backlog_bytes: int
     all_resumable: bool
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The ASGI application."""
+        return _keep_send(self._starlette())
+
+    def _starlette(self) -> Starlette:
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
@@ -204,6 +208,18 @@ class HttpApi:
         return _CallReply(self.delivery, form, begin, _nothing(form) if ask.stream else None, self.max_backlog_bytes)
 
 
+def _keep_send(app: ASGIApp) -> ASGIApp:
+    """Keeps the server's own `send` for event streams: to pass through what Starlette puts around it takes each event
+    longer than to be made.
+    """
+
+    async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_SEND] = send
+        await app(scope, receive, send)
+
+    return kept
+
+
 class _CallReply(Response):
     """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
 
@@ -231,7 +247,7 @@ class _CallReply(Response):
             sink = ReplySink(send, Reply(form.head), form.n, headers)
         else:
             sse = SseFormat(form.head, form.request_ids[0], self._have)
-            sink = SseSink(send, sse, form.n, headers, self._max_backlog_bytes)
+            sink = SseSink(scope[_SEND], sse, form.n, headers, self._max_backlog_bytes)
         try:
             call = await self._begin(sink)
         except PenstockError as error:

@@ -119,6 +119,8 @@ class Link:
 
     async def back_within(self, seconds: float) -> bool:
         """Whether calls may be sent, now or within so many seconds."""
+        if self._up.is_set():
+            return True
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._up.wait()

@@ -73,6 +73,8 @@ class Outbox:
         """
         self._link = link
         self._bounds = bounds
+        # Who is nobody's tenant is bound by the pool alone.
+        self._bounds_of_nobody = replace(bounds, tenant_requests=0, tenant_tokens=0)
         self._attached = attached
         self._witness = witness
         self._patience_s = patience_s
@@ -97,8 +99,7 @@ class Outbox:
 
     def _submission(self, request: Request, form: ReplyForm) -> Submit:
         header, body, token_ids = request.header, wire.encode_request(request), request.prompt.token_ids
-        # Who is nobody's tenant is bound by the pool alone.
-        bounds = self._bounds if header.tenant else replace(self._bounds, tenant_requests=0, tenant_tokens=0)
+        bounds = self._bounds if header.tenant else self._bounds_of_nobody
         return Submit(
             header.request_id,
             header.tenant,

@@ -89,7 +89,7 @@ class ClientStream:
         if row.sequence >= len(self.sequences):
             return Refusal.KNOWN
         state = self.sequences[row.sequence]
-        if not state.is_witnessed and row.token_offset == 0:
+        if row.token_offset == 0 and not state.is_witnessed:
             state.learn(row.token_ids[: state.num_tokens])
         if state.finish:
             return Refusal.DIVERGED if state.is_claimed and _contradicts(row, state) else Refusal.KNOWN

@@ -49,9 +49,12 @@ class TokenLogprob:
     top_bytes: tuple[bytes, ...] = ()  # beside `top`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextRow:
-    """What one step adds to one sequence as its client sees it. It extends `token_offset` and `text_offset`."""
+    """What one step adds to one sequence as its client sees it. It extends `token_offset` and `text_offset`.
+
+    Not to be changed, though not frozen: there is one for each token, and to make a frozen one takes thrice as long.
+    """
 
     request_id: bytes  # 16 bytes
     sequence: int
