@@ -19,6 +19,7 @@ from penstock.domain.finish import CancelReason, FinishReason, Usage
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import TextRow
 from servicekit.bus.calls import Attachment, Bounds
+from servicekit.logs import is_debugging
 
 MAX_PROBE_S = 60.0
 ATTACH_ANSWER_S = 1.0  # how long the text of a re-attachment is waited for before asking again
@@ -329,12 +330,13 @@ class Delivery:
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
             self._witness.end(served)
-            _logger.debug(
-                "served",
-                request_id=format_request_id(served.request_id),
-                num_tokens=[sequence.num_tokens for sequence in served.stream.sequences],
-                finish=[sequence.finish.name for sequence in served.stream.sequences],
-            )
+            if is_debugging():
+                _logger.debug(
+                    "served",
+                    request_id=format_request_id(served.request_id),
+                    num_tokens=[sequence.num_tokens for sequence in served.stream.sequences],
+                    finish=[sequence.finish.name for sequence in served.stream.sequences],
+                )
         self._stats.num_streams = len(self._served)
         if not self._served:
             self._idle.set()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import structlog
@@ -38,11 +38,13 @@ from gateway_svc.intake import (
 )
 from gateway_svc.reception import Reception
 from gateway_svc.sinks import ReplySink, SseSink, error_headers
+from gateway_svc.turnstile import Turnstile
 from penstock import __version__
 from penstock.domain import request as domain
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from servicekit.bus.calls import RequestState
+from servicekit.logs import is_debugging
 
 _logger = structlog.stdlib.get_logger(__name__)
 _STATES = {
@@ -82,6 +84,7 @@ class HttpApi:
     max_body_bytes: int
     max_backlog_bytes: int
     all_resumable: bool
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -175,7 +178,9 @@ class HttpApi:
             resumable = parse_resumable(request.headers.get(RESUMABLE_HEADER))
             key = request.headers.get(IDEMPOTENCY_KEY)
             key = None if key is None else check_key(key)
-            ask = parse(await read_body(request, self.max_body_bytes))
+            body = await read_body(request, self.max_body_bytes)
+            await self.turnstile.enter()
+            ask = parse(body)
             requests = self.intake.requests(
                 ask.prompts,
                 ask.params,
@@ -194,13 +199,14 @@ class HttpApi:
         except PenstockError:
             self.stats.outcomes[Outcome.REJECTED] += 1
             raise
-        _logger.debug(
-            "request",
-            request_id=domain.format_request_id(requests[0].header.request_id),
-            client_request_id=request.headers.get("x-request-id", "")[:64],
-            num_requests=len(requests),
-            ignored_fields=ask.ignored_fields,
-        )
+        if is_debugging():
+            _logger.debug(
+                "request",
+                request_id=domain.format_request_id(requests[0].header.request_id),
+                client_request_id=request.headers.get("x-request-id", "")[:64],
+                num_requests=len(requests),
+                ignored_fields=ask.ignored_fields,
+            )
 
         def begin(sink: Sink) -> Awaitable[Call]:
             return self.reception.open(requests, form, sink, is_idempotent=key is not None)

@@ -69,6 +69,7 @@ from servicekit.bus.calls import (
 )
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
+from servicekit.logs import is_debugging
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -131,8 +132,9 @@ class Dispatcher:
                 self._meters.batch_sequences.observe(len(plan.slots))
                 self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
                 for admission in plan.admissions:
-                    admitted_id = format_request_id(admission.request_id)
-                    _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
+                    if is_debugging():
+                        admitted_id = format_request_id(admission.request_id)
+                        _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
                     self._meters.recoveries.resume(admission.request_id, time.monotonic_ns())
                 started = b"".join({admission.request_id: None for admission in plan.admissions})
                 plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns()), started))
@@ -310,21 +312,24 @@ class Dispatcher:
             failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
             self._shards.log(unstarted_rows(request_id, num_samples(stored.body), failure))
             return
-        histories = histories or [History() for _ in range(request.n)]
-        lacking = restore(request_id, histories, witness, partial(finish_of, request))
-        if lacking is None:
-            _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
-            self._shards.log(diverged_rows(request_id, histories))
-            return
-        self._shards.log(lacking)
-        self._meters.num_restored_tokens += len(lacking.token_ids)
-        request = dataclasses.replace(
-            continued(request, histories), num_strikes=stored.strikes, struck_at=stored.struck_at
-        )
+        if histories or witness:
+            histories = histories or [History() for _ in range(request.n)]
+            lacking = restore(request_id, histories, witness, partial(finish_of, request))
+            if lacking is None:
+                _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
+                self._shards.log(diverged_rows(request_id, histories))
+                return
+            self._shards.log(lacking)
+            self._meters.num_restored_tokens += len(lacking.token_ids)
+            request = continued(request, histories)
+        if stored.strikes:
+            request = dataclasses.replace(request, num_strikes=stored.strikes, struck_at=stored.struck_at)
         self._shards.log(self.scheduler.add(request, now_ns))
         if stored.cancel_reason and request_id in self.scheduler.requests:
             self._shards.log(self.scheduler.cancel(request_id, CancelReason(stored.cancel_reason), now_ns))
-        _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=len(request.prompt_token_ids))
+        if is_debugging():
+            num_tokens = len(request.prompt_token_ids)
+            _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=num_tokens)
         sent_ns = self._hints.pop(request_id, now_ns)
         self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 

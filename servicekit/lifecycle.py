@@ -8,6 +8,7 @@ order. A second signal ends the process at once.
 """
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
@@ -259,6 +260,8 @@ class _Process:
                     _logger.error("stalled: the loop made no progress", seconds=STALLED_AFTER_S)
                 if ready and not self._was_ready:
                     _logger.info("ready")
+                    # What was loaded stays: to look through all of it for garbage takes tens of milliseconds.
+                    gc.freeze()
                 self._was_ready |= ready
                 known = (ready, alive)
             if await self._stop.wait_async(WATCH_INTERVAL_S) and self._stop.now.is_set():

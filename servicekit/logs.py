@@ -18,6 +18,13 @@ from structlog.typing import Processor
 _TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "grpc")
 
 
+def is_debugging() -> bool:
+    """Whether lines of level debug are written: whoever has one for each request asks first, for to find out by making
+    it takes as long as some of the work.
+    """
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
 def configure(
     level: str, log_format: Literal["auto", "json", "console"], *, stream: TextIO | None = None, **bound: str
 ) -> None:

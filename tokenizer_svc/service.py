@@ -33,6 +33,7 @@ from servicekit.bus.dead_letters import dead_letter
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.logs import is_debugging
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address
@@ -301,8 +302,9 @@ class TokenizerService:
         self._stats.num_tokens += outcome.num_tokens
         if outcome.num_tokens:
             self._stats.num_tokenized += 1
-            request_id = format_request_id(job.request_id)
-            _logger.debug("tokenized", request_id=request_id, num_tokens=outcome.num_tokens)
+            if is_debugging():
+                request_id = format_request_id(job.request_id)
+                _logger.debug("tokenized", request_id=request_id, num_tokens=outcome.num_tokens)
         else:
             self._stats.num_rejected += 1
         self._hop.observe(job.sent_ns, job.received_ns, outcome.work_s)

@@ -15,6 +15,7 @@ import structlog
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.plan import StepPlan
 from penstock.domain.request import format_request_id
+from servicekit.logs import is_debugging
 from worker_svc import wire
 from worker_svc.core.interface import DeviceError, PendingStep, Runner
 from worker_svc.core.stats import WorkerStats
@@ -168,7 +169,7 @@ class Execution:
                 self._over.add(item.epoch.incarnation)
             self._launched.put(item)
             return
-        for admission in item.plan.admissions:
+        for admission in item.plan.admissions if is_debugging() else ():
             request_id = format_request_id(admission.request_id)
             _log.debug("begun", request_id=request_id, slot=admission.slot, step=item.plan.step)
         self._launching_since_ns = time.monotonic_ns()

@@ -58,6 +58,7 @@ class RequestState:
         self.added_ns = added_ns
         self.order = order  # of arrival at this scheduler: breaks ties
         self.prompt: U32 = np.ascontiguousarray(queued.prompt_token_ids, np.uint32)
+        self.num_prompt_tokens = len(self.prompt)
         self.stop_token_ids = queued.all_stop_ids
         self.root = root_hash(queued.cache_salt)
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
@@ -70,11 +71,6 @@ class RequestState:
     def request_id(self) -> bytes:
         """16 bytes."""
         return self.queued.request_id
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt)
 
     @property
     def num_output_tokens(self) -> int:
