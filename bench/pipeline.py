@@ -4,7 +4,8 @@ The worker is simulated, two plans are in flight, all sequences decode. Each fig
 loop and pipeline take turns. CPU is what each process used for one step, in microseconds.
 
     two-core     scheduler and worker as processes over an embedded server, the token log written
-    full         all five services, streaming to a client over HTTP; wants 16 cores
+    full         all five services, streaming to a client over HTTP; wants 16 cores. One gateway, or two that
+                 write more than 50,000 events a second
     first-token  what an idle pipeline adds to the time to the first token, and where; wants 16 cores
 
     python -m bench.pipeline [--mode two-core] [--rounds 3]
@@ -16,7 +17,6 @@ With --against, two-core alone, in this checkout and in that of another commit, 
 
 import argparse
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from bench.rig.first_token import hops_of, measure_engine, measure_http
 from bench.rig.loop import WINDOW, measure_loop
 from bench.rig.machine import describe_machine, num_cores
 from bench.rig.services import Services
-from bench.rig.step_rate import SERVICES, Rate, measure_bus, measure_pipeline
+from bench.rig.step_rate import SERVICES, measure_bus, measure_pipeline
 from bench.rig.two_trees import alternate, line
 
 MODES = ("two-core", "full", "first-token")
@@ -43,6 +43,7 @@ class Case:
     num_seqs: int
     step_s: float
     target: float
+    num_gateways: int = 1  # one for each 50,000 events a second that it has to write, or more
 
     @property
     def num_steps(self) -> int:
@@ -52,9 +53,8 @@ class Case:
 
 CASES = {
     "two-core": (Case(256, 0.002, 0.97), Case(256, 0.008, 0.97)),
-    "full": (Case(256, 0.008, 0.97), Case(32, 0.002, 0.97), Case(1, 0.0005, 0.95), Case(32, 0.0005, 0.95)),
+    "full": (Case(256, 0.008, 0.97), Case(32, 0.002, 0.97), Case(1, 0.0005, 0.95), Case(32, 0.0005, 0.95, 2)),
 }
-MEASURES: dict[str, Callable[[float, int, int, int], Rate]] = {"two-core": measure_bus, "full": measure_pipeline}
 
 
 def compare(mode: str, case: Case, rounds: int) -> str:
@@ -62,7 +62,8 @@ def compare(mode: str, case: Case, rounds: int) -> str:
     loops, rates = [], []
     for _ in range(rounds):
         loops.append(measure_loop(case.num_seqs, case.step_s, case.num_steps))
-        rates.append(MEASURES[mode](case.step_s, case.num_seqs, case.num_steps, WINDOW))
+        load = (case.step_s, case.num_seqs, case.num_steps, WINDOW)
+        rates.append(measure_bus(*load) if mode == "two-core" else measure_pipeline(*load, case.num_gateways))
     pipelines = [rate.steps_per_s for rate in rates]
     loop, pipeline = statistics.median(loops), statistics.median(pipelines)
     cpu = ", ".join(f"{kind} {statistics.median(rate.cpu_us[kind] for rate in rates):.0f}" for kind in rates[0].cpu_us)

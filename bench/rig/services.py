@@ -28,18 +28,22 @@ class Services:
         max_num_seqs: slots of the worker.
         max_model_len: tokens of the longest sequence.
         window: plans in flight.
+        num_gateways: processes that `start("gateway")` starts.
     """
 
-    def __init__(self, step_s: float, max_num_seqs: int, max_model_len: int, window: int) -> None:
+    def __init__(
+        self, step_s: float, max_num_seqs: int, max_model_len: int, window: int, num_gateways: int = 1
+    ) -> None:
         self._exits = ExitStack()
         self._processes: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-        self.http_port, self.grpc_port = free_ports(2)
+        ports = free_ports(2 * num_gateways)
+        self.http_ports = ports[:num_gateways]
+        self.http_port, self.grpc_port = ports[0], ports[num_gateways]
         num_blocks = max_num_seqs * -(-max_model_len // 16)
         self._directory = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         write_checkpoint(self._directory)
         model = ["--model", str(self._directory)]
         self._arguments = {
-            "gateway": [f"--http-address=127.0.0.1:{self.http_port}", f"--grpc-address=127.0.0.1:{self.grpc_port}"],
             "tokenizer": [*model, f"--max-model-len={max_model_len}"],
             "scheduler": [f"--window={window}", f"--max-num-batched-tokens={max(2048, max_num_seqs)}"],
             "worker": [
@@ -54,6 +58,10 @@ class Services:
             ],
             "detokenizer": model,
         }
+        self._gateways = [
+            [f"--http-address=127.0.0.1:{http}", f"--grpc-address=127.0.0.1:{grpc}"]
+            for http, grpc in zip(self.http_ports, ports[num_gateways:], strict=True)
+        ]
 
     def __enter__(self) -> "Services":
         self._server = EmbeddedServer(self._directory / "data")
@@ -83,17 +91,22 @@ class Services:
     def start(self, *kinds: str) -> None:
         """Starts services; they need not be ready when this returns."""
         for kind in kinds:
-            log = self._directory / f"{kind}.log"
-            command = [sys.executable, "-m", f"{kind}_svc", *self._arguments[kind]]
-            common = [f"--redis-url={self._url}", f"--pool={POOL}", f"--name={kind}", "--log-level=warning"]
-            with log.open("wb") as output:
-                process = subprocess.Popen(command + common, stdout=output, stderr=subprocess.STDOUT)
-            self._processes.append((kind, process, log))
+            for number, arguments in enumerate(self._gateways if kind == "gateway" else [self._arguments[kind]]):
+                name = f"{kind}-{number}" if number else kind
+                log = self._directory / f"{name}.log"
+                command = [sys.executable, "-m", f"{kind}_svc", *arguments]
+                common = [f"--redis-url={self._url}", f"--pool={POOL}", f"--name={name}", "--log-level=warning"]
+                with log.open("wb") as output:
+                    process = subprocess.Popen(command + common, stdout=output, stderr=subprocess.STDOUT)
+                self._processes.append((kind, process, log))
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds that each process has used so far, the server's among them; empty where there is no /proc."""
-        pids = {kind: process.pid for kind, process, _ in self._processes} | {"server": self._server.pid}
-        return {kind: _cpu_s(pid) for kind, pid in pids.items() if pid and Path(f"/proc/{pid}/stat").exists()}
+        """CPU seconds that the server and each kind of process have used so far; empty where there is no /proc."""
+        used: dict[str, float] = {}
+        for kind, pid in (*((kind, process.pid) for kind, process, _ in self._processes), ("server", self._server.pid)):
+            if pid and Path(f"/proc/{pid}/stat").exists():
+                used[kind] = used.get(kind, 0.0) + _cpu_s(pid)
+        return used
 
     def check(self) -> None:
         """Raises SystemExit with the end of its log if a service has ended."""
@@ -102,10 +115,13 @@ class Services:
                 raise SystemExit(f"{kind} ended with {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
 
     def wait_ready(self) -> None:
-        """Until the gateway answers a completion: then all five work."""
-        body = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
-        url = f"http://127.0.0.1:{self.http_port}/v1/completions"
+        """Until each gateway answers a completion: then all five work."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
+        for port in self.http_ports:
+            self._wait_for_answer(f"http://127.0.0.1:{port}/v1/completions", deadline_s)
+
+    def _wait_for_answer(self, url: str, deadline_s: float) -> None:
+        body = b'{"prompt": [1, 2, 3], "max_tokens": 1}'
         while True:
             self.check()
             request = urllib.request.Request(url, body, {"Content-Type": "application/json"})

@@ -71,14 +71,15 @@ def measure_bus(step_s: float, num_seqs: int, num_steps: int, window: int) -> Ra
     return rate_between(*marks)
 
 
-def measure_pipeline(step_s: float, num_seqs: int, num_steps: int, window: int) -> Rate:
+def measure_pipeline(step_s: float, num_seqs: int, num_steps: int, window: int, num_gateways: int = 1) -> Rate:
     """The rate at which a client gets the events of all sequences, between the last one's first and the first one's
     last; there is one event for each sequence and step.
     """
-    with Services(step_s, num_seqs, NUM_PROMPT_TOKENS + num_steps, window) as services:
+    with Services(step_s, num_seqs, NUM_PROMPT_TOKENS + num_steps, window, num_gateways) as services:
         services.start(*SERVICES)
         services.wait_ready()
-        command = [sys.executable, "-m", "bench.rig.streams", "127.0.0.1", str(services.http_port)]
+        ports = ",".join(map(str, services.http_ports))
+        command = [sys.executable, "-m", "bench.rig.streams", "127.0.0.1", ports]
         begin_cpu_s = services.cpu_s()
         shown = subprocess.run(
             [*command, str(num_seqs), str(num_steps)], stdout=subprocess.PIPE, text=True, check=True

@@ -1,6 +1,8 @@
 """A client that costs little: many streamed completions at once, events counted as they come. One process each.
 
-    python -m bench.rig.streams HOST PORT NUM_STREAMS NUM_TOKENS
+    python -m bench.rig.streams HOST PORT[,PORT...] NUM_STREAMS NUM_TOKENS
+
+Streams take turns with the ports.
 
 Prints one JSON object: the times (monotonic clock, seconds) at which the last stream got its first event and the first
 stream got its last one, and how many events had come to all streams at these times.
@@ -82,14 +84,14 @@ def completion_request(number: int, num_tokens: int) -> bytes:
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
-async def run(host: str, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
+async def run(host: str, ports: list[int], num_streams: int, num_tokens: int) -> dict[str, float]:
     """Serves all streams to their ends."""
     loop = asyncio.get_running_loop()
     meter = Meter(num_streams)
     streams = []
     for number in range(num_streams):
         make = partial(Stream, meter, completion_request(number, num_tokens))
-        transport, stream = await loop.create_connection(make, host, port)
+        transport, stream = await loop.create_connection(make, host, ports[number % len(ports)])
         streams.append((transport, stream))
     await asyncio.gather(*(stream.ended for _, stream in streams))
     for transport, _ in streams:
@@ -98,9 +100,10 @@ async def run(host: str, port: int, num_streams: int, num_tokens: int) -> dict[s
 
 
 def main() -> None:
-    host, port, num_streams, num_tokens = sys.argv[1], *map(int, sys.argv[2:5])
+    host, ports = sys.argv[1], [int(port) for port in sys.argv[2].split(",")]
+    num_streams, num_tokens = map(int, sys.argv[3:5])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(run(host, port, num_streams, num_tokens))))
+        print(json.dumps(runner.run(run(host, ports, num_streams, num_tokens))))
 
 
 if __name__ == "__main__":
