@@ -17,6 +17,7 @@ from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Call, Cancel, Entry, Retire
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
+from servicekit.logs import is_debugging
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -58,12 +59,13 @@ class Outbox:
             )
         )
         self._stats.num_retired += 1
-        _logger.debug(
-            "retired",
-            request_id=format_request_id(retirement.request_id),
-            finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
-            num_tokens=retirement.result.usage.num_output_tokens,
-        )
+        if is_debugging():
+            _logger.debug(
+                "retired",
+                request_id=format_request_id(retirement.request_id),
+                finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
+                num_tokens=retirement.result.usage.num_output_tokens,
+            )
 
     def put_letter(self, entry: Entry, stream: str, why: str) -> None:
         """Keeps what cannot be read, for the operator."""

@@ -5,6 +5,7 @@ of all leased shards. A few times a second it also renews the session, confirms 
 or gives back shards.
 """
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
+MANY_CALLS = 32  # that are written before the rest of what one entry led to is made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
 
@@ -198,9 +200,7 @@ class DetokenizerService:
         num_effects = len(calls)
         read = Read(positions, READ_COUNT, READ_BLOCK_MS, self._bell.awake_s(num_requests))
         answers = session.connection.execute([*calls, read] if positions else calls)
-        self._outbox.calls = []
-        if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
-            self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
+        self._note_sent(answers)
         if not positions:
             stop.wait(READ_BLOCK_MS / 1000)
             return
@@ -211,15 +211,27 @@ class DetokenizerService:
             for entry in entries.get(shard.log_stream, ()):
                 began_s = time.perf_counter()
                 taken = shard.take(entry)
-                self._perform(session.sid, shard, entry, taken, "tokens")
+                self._perform(session, shard, entry, taken, "tokens")
                 if taken.sent_ns:
                     self._hop.observe(taken.sent_ns, received_ns, time.perf_counter() - began_s)
             for entry in entries.get(shard.attach_stream, ()):
-                self._perform(session.sid, shard, entry, shard.attach(entry), "attach")
+                self._perform(session, shard, entry, shard.attach(entry), "attach")
             if shard.extent.is_long(self._limits):
                 self._keep_at_s = 0.0
 
-    def _perform(self, sid: bytes, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
+    def _note_sent(self, answers: Sequence[Any]) -> None:
+        """What the outbox held has been carried out; `answers` begin with those to it."""
+        calls, self._outbox.calls = self._outbox.calls, []
+        if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
+            self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
+
+    def _send_early(self, session: Session) -> None:
+        """Many requests that end at once: gateways get the ends of the first while those of the last are written."""
+        with contextlib.suppress(BusUnavailable, BusFull):  # the next exchange sends them again, and finds the same
+            self._note_sent(session.connection.execute(self._outbox.calls))
+
+    def _perform(self, session: Session, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
+        sid = session.sid
         if taken.poison:
             self._outbox.put_letter(entry, stream, taken.poison)
         effects = taken.effects
@@ -228,6 +240,8 @@ class DetokenizerService:
         self._outbox.put_cancels(effects)
         for retirement in effects.retirements:
             self._outbox.put_retirement(sid, shard, retirement, retirement.rows)
+            if len(self._outbox.calls) >= MANY_CALLS:
+                self._send_early(session)
         if self.followers:
             for row in effects.rows():
                 self.followers.deliver(row)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -15,7 +15,7 @@ from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest, Retirement
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
-from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
+from detokenizer_svc.core.textrows import NewRow, TextRows, text_rows
 from penstock.domain import chain
 from penstock.domain.finish import CancelReason, FinishReason, RequestError, Usage
 from penstock.domain.request import Header
@@ -326,7 +326,7 @@ class Detokenizer:
         )
         if not finish and sequence.end is not None:
             effects.cancels.append(Cancellation(new.request_id, new.sequence))
-        if sequence.end is None or not self._ends_request(effects, sequence.route, new, sequence.end):
+        if sequence.end is None or not self._ends_request(effects, sequence.route, new):
             selection.add(row, new, whole=len(new_ids) == len(all_tokens))
 
     def _new_tokens(
@@ -346,7 +346,7 @@ class Detokenizer:
             return token_ids[known:]
         return None
 
-    def _ends_request(self, effects: Effects, route: bytes, last: NewRow, end: SequenceEnd) -> bool:
+    def _ends_request(self, effects: Effects, route: bytes, last: NewRow) -> bool:
         """Counts a sequence's end; whether it was the last one, so that its last row goes with the result."""
         request = self._live[last.request_id]
         request.num_ended += 1
@@ -354,7 +354,7 @@ class Detokenizer:
             return False
         self._drop(last.request_id)
         result = request.result()
-        last.end = replace(end, usage=result.usage)
+        last.end = result.sequences[last.sequence].end  # with the usage
         effects.retirements.append(Retirement(last.request_id, route, result, text_rows([last])))
         return True
 

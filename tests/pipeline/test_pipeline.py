@@ -1,5 +1,6 @@
 """All five services on a bus in memory: what a client asks for comes out, and nothing is left behind."""
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -122,7 +123,10 @@ def test_a_wrong_request_ends_with_its_error_and_the_next_one_is_served(
     assert pipeline.client.complete([1], GREEDY).outputs[0].token_ids == expected([1], 12)
 
 
-def test_a_request_can_be_followed_by_its_id_through_the_logs_of_all_services(pipeline: Pipeline) -> None:
+def test_a_request_can_be_followed_by_its_id_through_the_logs_of_all_services(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     with structlog.testing.capture_logs() as lines:
         accepted = pipeline.client.complete([1, 2], GREEDY).accepted
         with pytest.raises(PenstockError):
