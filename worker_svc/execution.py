@@ -64,6 +64,7 @@ class Execution:
         self,
         runner: Runner,
         publish: Callable[[bytes], None],
+        settle: Callable[[], None],
         stats: WorkerStats,
         *,
         is_alone: bool,
@@ -74,12 +75,14 @@ class Execution:
         Args:
             runner: of this rank.
             publish: takes a penstock.v1.StepResult; called from one thread.
+            settle: makes sure that what was published has arrived; called from the same when there is time.
             stats: counts what ends.
             is_alone: there are no other ranks, which would wait for ever for one whose launch failed.
             launches_apart: a thread of its own launches; else `submit` does.
         """
         self._runner = runner
         self._publish = publish
+        self._settle = settle
         self._stats = stats
         self._is_alone = is_alone
         self._launches_apart = launches_apart
@@ -188,8 +191,13 @@ class Execution:
         finally:
             self._launching_since_ns = 0
 
+    def _next(self) -> "_Launched | Failure | None":
+        if self._launched.empty():
+            self._settle()
+        return self._launched.get()
+
     def _publish_all(self) -> None:
-        while (item := self._launched.get()) is not None:
+        while (item := self._next()) is not None:
             if isinstance(item, Failure):
                 epoch = item.epoch
                 _log.error("epoch ended", step=item.step, reason=item.error.message)
@@ -205,6 +213,7 @@ class Execution:
             if not item.epoch.is_superseded:
                 session, incarnation = item.epoch.session, item.epoch.incarnation
                 self._publish(wire.encode_result(result, session, incarnation, time.time_ns()))
+        self._settle()
 
 
 def _as_penstock_error(step: int, error: Exception) -> PenstockError:

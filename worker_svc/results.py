@@ -1,6 +1,7 @@
 """The way of results to the scheduler: appended to `results:{worker}`, again and again while the bus is away."""
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
@@ -14,7 +15,11 @@ _PAUSE_S = 0.1
 
 
 class ResultStream:
-    """Used by one thread. A result may be appended twice; the scheduler takes each step once."""
+    """Used by one thread. A result may be appended twice; the scheduler takes each step once.
+
+    Nobody waits for the server's answer to a result while there is another step to wait for: it is read when the next
+    result is sent, or when there is nothing else to do.
+    """
 
     def __init__(self, bus: Bus, worker: str, stop: threading.Event) -> None:
         """Nothing is connected yet. `stop` ends every wait for the bus."""
@@ -22,18 +27,46 @@ class ResultStream:
         self._stream = bus.keys.results(worker)
         self._stop = stop
         self._connection: Connection | None = None
+        self._unanswered: bytes | None = None  # the result that was sent last
 
     def append(self, payload: bytes) -> None:
-        """Append a penstock.v1.StepResult; waits for the bus. Once stopped, what cannot be appended is given up."""
+        """Append a penstock.v1.StepResult; waits for the bus. Once stopped, what cannot be appended is given up.
+
+        That it has arrived is known after the next `append` or `settle`.
+        """
+        self.settle()
+        self._insist(lambda connection: self._send(connection, payload))
+
+    def settle(self) -> None:
+        """Wait until what was appended has arrived."""
+        if self._unanswered is not None:
+            self._insist(self._receive)
+
+    def _send(self, connection: Connection, payload: bytes) -> None:
+        connection.send((Append(self._stream, {PAYLOAD: payload}, RESULTS_CAP),))
+        self._unanswered = payload
+
+    def _receive(self, connection: Connection) -> None:
+        """The answer to the last result, which is sent again if there has been none."""
+        if self._unanswered is None:
+            return
+        if not connection.receive():
+            self._send(connection, self._unanswered)
+            connection.receive()
+        self._unanswered = None
+
+    def _insist(self, exchange: Callable[[Connection], None]) -> None:
+        """Again and again while the bus is away, each time on a new connection."""
         while True:
             try:
                 if self._connection is None:
                     self._connection = self._bus.connect()
-                self._connection.call(Append(self._stream, {PAYLOAD: payload}, RESULTS_CAP))
+                exchange(self._connection)
             except (BusUnavailable, BusFull) as error:
                 _log.warning("result not appended yet", reason=str(error))
                 if self._stop.wait(_PAUSE_S):
                     _log.error("result given up", reason=str(error))
+                    self._unanswered = None
                     return
                 self._reconnect()
             else:

@@ -176,6 +176,7 @@ class WorkerService:
         execution = self._execution = Execution(
             loaded.runner,
             results.append if self.is_leader else lambda _: None,
+            results.settle,
             self._stats,
             is_alone=settings.world_size == 1,
             launches_apart=loaded.device == "cpu",

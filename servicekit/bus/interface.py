@@ -36,6 +36,14 @@ class Connection(Protocol):
         """Carries out calls in order, in one write; answers in order. BusFull is raised after all are read."""
         ...
 
+    def send(self, calls: Sequence[Call[Any]]) -> None:
+        """The first half of `execute`, for calls none of which blocks; nothing else is sent before `receive`."""
+        ...
+
+    def receive(self) -> list[Any]:
+        """The second half: the answers to what was sent last. After an error nothing is left to be received."""
+        ...
+
     def reconnect(self) -> None:
         """Drops what is left of the connection and makes one attempt at a new one.
 

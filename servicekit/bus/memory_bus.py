@@ -123,6 +123,7 @@ class MemoryConnection:
         self._run = bus.enter()
         self._closed = False
         self._woken = threading.Event()
+        self._answers: list[Any] = []  # to what was sent
 
     def call(self, call: Call[R]) -> R:
         """Carries out one call.
@@ -131,6 +132,24 @@ class MemoryConnection:
             BusUnavailable: closed, or the bus was stopped since.
         """
         return cast(R, self.execute((call,))[0])
+
+    def send(self, calls: Sequence[Call[Any]]) -> None:
+        """Carries out calls that do not block.
+
+        Raises:
+            BusUnavailable: closed, or the bus was stopped since.
+        """
+        self._answers = self.execute(calls)
+
+    def receive(self) -> list[Any]:
+        """The answers to what was sent last.
+
+        Raises:
+            BusUnavailable: closed, or the bus was stopped since.
+        """
+        self._check()
+        answers, self._answers = self._answers, []
+        return answers
 
     def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Carries out calls in order; the last one may block.
@@ -164,6 +183,7 @@ class MemoryConnection:
         """
         self._run = self._bus.enter()
         self._closed = False
+        self._answers = []
 
     def close(self) -> None:
         """Closes; a thread blocked in `execute` gets BusUnavailable."""

@@ -48,6 +48,7 @@ class RedisConnection:
         self._reader = hiredis.Reader()
         self._closed = False
         self._is_exchanging = False
+        self._sent: Sequence[Call[Any]] = ()  # what is to be received
         self.reconnect()
 
     def call(self, call: Call[R]) -> R:
@@ -68,10 +69,31 @@ class RedisConnection:
         """
         if not calls:
             return []
-        commands = self._commands
-        last = calls[-1]
-        packed = [commands.encode(call) for call in calls]
-        replies = self._exchange(packed, PATIENCE_S + block_s(last), max(self._busy_poll_s, awake_s(last)))
+        self.send(calls)
+        return self.receive()
+
+    def send(self, calls: Sequence[Call[Any]]) -> None:
+        """Sends calls in one write.
+
+        Raises:
+            BusUnavailable: the server is gone; what was sent may or may not have been done.
+        """
+        self._write([self._commands.encode(call) for call in calls])
+        self._sent = calls
+
+    def receive(self) -> list[Any]:
+        """The answers to what was sent last.
+
+        Raises:
+            BusUnavailable: the server is gone; what was sent may or may not have been done.
+            BusFull: the server is out of memory; the other calls were carried out.
+        """
+        calls, self._sent = self._sent, ()
+        if not calls:
+            return []
+        commands, last = self._commands, calls[-1]
+        patience_s = PATIENCE_S + block_s(last)
+        replies = self._read(len(calls), patience_s, max(self._busy_poll_s, awake_s(last)))
         answers: list[Any] = []
         failure: Exception | None = None
         for call, reply in zip(calls, replies, strict=True):
@@ -128,17 +150,32 @@ class RedisConnection:
         with contextlib.suppress(OSError):  # lost already
             sock.shutdown(socket.SHUT_RDWR)  # wakes the other thread, which then closes it
 
-    def _exchange(self, packed: list[bytes], patience_s: float, busy_poll_s: float = 0.0) -> list[Reply]:
-        """Sends commands in one write and reads as many replies, each of them without sleep for up to `busy_poll_s`."""
-        sock, reader = self._socket, self._reader
-        if sock is None or self._closed:
-            raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
+    def _exchange(self, packed: list[bytes], patience_s: float) -> list[Reply]:
+        """Sends commands in one write and reads as many replies."""
+        self._write(packed)
+        return self._read(len(packed), patience_s)
+
+    def _write(self, packed: list[bytes]) -> None:
+        sock = self._present()
+        self._is_exchanging = True
+        try:
+            sock.sendall(packed[0] if len(packed) == 1 else b"".join(packed))
+        except OSError as error:
+            raise self._lost(error) from error
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            self._is_exchanging = False
+
+    def _read(self, num_replies: int, patience_s: float, busy_poll_s: float = 0.0) -> list[Reply]:
+        """So many replies, each of them without sleep for up to `busy_poll_s`."""
+        sock, reader = self._present(), self._reader
         replies: list[Reply] = []
         waited_s = 0.0
         self._is_exchanging = True
         try:
-            sock.sendall(packed[0] if len(packed) == 1 else b"".join(packed))
-            while len(replies) < len(packed):
+            while len(replies) < num_replies:
                 reply = reader.gets()
                 if reply is not False:
                     replies.append(reply)
@@ -154,8 +191,7 @@ class RedisConnection:
                     raise ConnectionResetError("closed by the server")  # noqa: TRY301
                 reader.feed(data)
         except (OSError, hiredis.ProtocolError) as error:
-            self._drop()
-            raise BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}") from error
+            raise self._lost(error) from error
         except BaseException:
             self._drop()  # an interrupted exchange leaves replies behind that belong to nobody
             raise
@@ -163,6 +199,15 @@ class RedisConnection:
             self._is_exchanging = False
         self._drop_if_closed()
         return replies
+
+    def _present(self) -> socket.socket:
+        if self._socket is None or self._closed:
+            raise BusUnavailable(f"the connection to the bus at {self._address} was lost")
+        return self._socket
+
+    def _lost(self, error: Exception) -> BusUnavailable:
+        self._drop()
+        return BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}")
 
     def _poll(self, sock: socket.socket, busy_poll_s: float) -> bytes:
         """What comes within `busy_poll_s`, without going to sleep; nothing: see `recv`."""
@@ -183,6 +228,7 @@ class RedisConnection:
             self._drop()
 
     def _drop(self) -> None:
+        self._sent = ()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
