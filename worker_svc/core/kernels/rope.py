@@ -10,6 +10,17 @@ from worker_svc.core.operations.interface import Unscaled
 
 
 @triton.jit
+def _turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Both halves [heads, D / 2] of some heads, normalised and rotated."""
+    if NORM:
+        half = tl.arange(0, D // 2)
+        scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)
+        left = left * scale[:, None] * tl.load(norm_ptr + half)[None, :].to(tl.float32)
+        right = right * scale[:, None] * tl.load(norm_ptr + D // 2 + half)[None, :].to(tl.float32)
+    return left * cos - right * sin, right * cos + left * sin
+
+
+@triton.jit
 def _rope_write(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
@@ -30,49 +41,40 @@ def _rope_write(
     H: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
-    HEADS: tl.constexpr,  # power of two from H + HK
+    HEADS: tl.constexpr,  # power of two from H
     KV_HEADS: tl.constexpr,  # power of two from HK
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """One program a token, all heads."""
+    """One program a token, all heads; everything is read before anything is written, so that it is read at once."""
     row = tl.load(rows_ptr + tl.program_id(0))
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
+    half = tl.arange(0, HALF)[None, :]
+    dims = tl.arange(0, D)[None, :]
+    head = tl.arange(0, HEADS)[:, None]
+    kv_head = tl.arange(0, KV_HEADS)[:, None]
+    queries = qkv_ptr + row * ((H + 2 * HK) * D) + head * D + half
+    keys = qkv_ptr + row * ((H + 2 * HK) * D) + (H + kv_head) * D + half
+    values = qkv_ptr + row * ((H + 2 * HK) * D) + (H + HK + kv_head) * D + dims
+    q1 = tl.load(queries, mask=head < H, other=0.0).to(tl.float32)
+    q2 = tl.load(queries + HALF, mask=head < H, other=0.0).to(tl.float32)
+    k1 = tl.load(keys, mask=kv_head < HK, other=0.0).to(tl.float32)
+    k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
+    v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
     position = tl.load(positions_ptr + row)
     cell = tl.load(cells_ptr + row)
-    cell = cell // BLOCK_SIZE * block_stride + cell % BLOCK_SIZE * token_stride
-    cos = tl.load(rotary_ptr + position * D + half)[None, :]
-    sin = tl.load(rotary_ptr + position * D + HALF + half)[None, :]
-    head = tl.arange(0, HEADS)[:, None]
-    is_query = head < H
-    is_key = (head >= H) & (head < H + HK)
-    heads = qkv_ptr + row * ((H + 2 * HK) * D)
-    left = tl.load(heads + head * D + half[None, :], mask=head < H + HK, other=0.0).to(tl.float32)
-    right = tl.load(heads + head * D + HALF + half[None, :], mask=head < H + HK, other=0.0).to(tl.float32)
-    from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
-    left *= from_hidden
-    right *= from_hidden
-    if NORM:
-        q1 = tl.load(query_norm_ptr + half)[None, :].to(tl.float32)
-        q2 = tl.load(query_norm_ptr + HALF + half)[None, :].to(tl.float32)
-        k1 = tl.load(key_norm_ptr + half)[None, :].to(tl.float32)
-        k2 = tl.load(key_norm_ptr + HALF + half)[None, :].to(tl.float32)
-        scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)
-        left = left * scale[:, None] * tl.where(is_query, q1, k1)
-        right = right * scale[:, None] * tl.where(is_query, q2, k2)
-    x = left * cos - right * sin
-    y = right * cos + left * sin
-    tl.store(heads + head * D + half[None, :], x.to(qkv_ptr.dtype.element_ty), mask=is_query)
-    tl.store(heads + head * D + HALF + half[None, :], y.to(qkv_ptr.dtype.element_ty), mask=is_query)
-    key = keys_ptr + cell + (head - H) * head_stride + half[None, :]
-    tl.store(key, x.to(keys_ptr.dtype.element_ty), mask=is_key)
-    tl.store(key + HALF, y.to(keys_ptr.dtype.element_ty), mask=is_key)
-    kv_head = tl.arange(0, KV_HEADS)[:, None]
-    dims = tl.arange(0, D)[None, :]
-    v = tl.load(heads + (H + HK + kv_head) * D + dims, mask=kv_head < HK, other=0.0)
-    v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
-    tl.store(values_ptr + cell + kv_head * head_stride + dims, v, mask=kv_head < HK)
+    cell = cell // BLOCK_SIZE * block_stride + cell % BLOCK_SIZE * token_stride + kv_head * head_stride
+    cos = tl.load(rotary_ptr + position * D + half)
+    sin = tl.load(rotary_ptr + position * D + HALF + half)
+    scale = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
+    q1, q2 = _turn(q1 * scale, q2 * scale, query_norm_ptr, cos, sin, eps, D, NORM)
+    k1, k2 = _turn(k1 * scale, k2 * scale, key_norm_ptr, cos, sin, eps, D, NORM)
+    dtype = qkv_ptr.dtype.element_ty
+    tl.store(queries, q1.to(dtype), mask=head < H)
+    tl.store(queries + HALF, q2.to(dtype), mask=head < H)
+    tl.store(keys_ptr + cell + half, k1.to(dtype), mask=kv_head < HK)
+    tl.store(keys_ptr + cell + HALF + half, k2.to(dtype), mask=kv_head < HK)
+    tl.store(values_ptr + cell + dims, (v * scale).to(dtype), mask=kv_head < HK)
 
 
 def rope_write(
@@ -116,7 +118,7 @@ def rope_write(
         H=num_heads,
         HK=num_kv_heads,
         D=head_dim,
-        HEADS=triton.next_power_of_2(num_heads + num_kv_heads),
+        HEADS=triton.next_power_of_2(num_heads),
         KV_HEADS=triton.next_power_of_2(num_kv_heads),
         BLOCK_SIZE=block_size,
         NORM=norms is not None,
