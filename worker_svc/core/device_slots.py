@@ -1,6 +1,7 @@
 """What a sequence needs while it is in a slot, on the device: written when it enters, then only read and extended."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from worker_svc.core.transfer import upload, upload_floats
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
 _TOP_K, _SEED, _NUM_PROMPT = range(3)
 _NO_LOGPROBS = -1
+_ALIGNMENT = 64  # numbers
 
 SEED_COLUMN = _SEED  # of `DeviceSlots.integers`; temperatures stand first in `DeviceSlots.floats`
 
@@ -35,12 +37,18 @@ class DeviceSlots:
         self._device = device
         self._vocab_size = host.limits.vocab_size
         self.dummy_slot = num_slots
-        self.tokens = torch.zeros(num_slots + 1, host.max_tokens, dtype=torch.int32, device=device)
-        self.num_computed = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self.block_tables = torch.zeros(num_slots + 1, host.max_blocks, dtype=torch.int32, device=device)
+        # Tables of a type lie in one piece of memory, so that one kernel writes what enters all of them.
+        rows = num_slots + 1
+        table_sizes = rows * host.max_tokens, rows * host.max_blocks
+        self._cells, (tokens, block_tables) = _pieces(torch.int32, device, *table_sizes)
+        self._numbers, (num_computed, integers, floats) = _pieces(torch.int64, device, rows, rows * 3, rows * 3)
+        self.tokens = self._cells[tokens].view(rows, host.max_tokens)
+        self.block_tables = self._cells[block_tables].view(rows, host.max_blocks)
         self.block_tables[num_slots] = host.limits.num_blocks
-        self.floats = torch.zeros(num_slots + 1, 6, device=device)
-        self.integers = torch.zeros(num_slots + 1, 3, dtype=torch.int64, device=device)
+        self.num_computed = self._numbers[num_computed]
+        self.integers = self._numbers[integers].view(rows, 3)
+        self.floats = self._numbers[floats].view(torch.float32).view(rows, 6)
+        self._starts = _Starts(tokens.start, block_tables.start, integers.start, floats.start)
         # The host knows what is asked for, so that a step launches only the work that some row needs.
         self._floats = np.zeros((num_slots, 6), np.float32)
         self._integers = np.zeros((num_slots, 3), np.int64)
@@ -59,21 +67,21 @@ class DeviceSlots:
             self._remember(admission)
         slots = np.array([admission.slot for admission in admissions], np.int64)
         num_computed = np.array([admission.num_computed_tokens for admission in admissions], np.int64)
-        # Many sequences may enter at once: they go up together, and into each table with one kernel.
-        rows, integers, floats, computed, *cells = upload(
+        integers, floats = self._integers[slots], self._floats[slots].view(np.int64)
+        thrice = 3 * slots[:, None] + np.arange(3)
+        starts = self._starts
+        tokens = _cells(self.tokens, starts.tokens, slots, [each.token_ids for each in admissions])
+        blocks = _cells(self.block_tables, starts.block_tables, slots, [each.block_ids for each in admissions])
+        # Many sequences may enter at once, or one for which somebody waits: all of it goes up together.
+        places, numbers, cells, values = upload(
             self._device,
-            slots,
-            self._integers[slots].ravel(),
-            self._floats[slots].view(np.int64).ravel(),
-            num_computed,
-            *_cells(self.tokens, slots, [admission.token_ids for admission in admissions]),
-            *_cells(self.block_tables, slots, [admission.block_ids for admission in admissions]),
+            np.concatenate((slots, (starts.integers + thrice).ravel(), (starts.floats + thrice).ravel())),
+            np.concatenate((num_computed, integers.ravel(), floats.ravel())),
+            np.concatenate((tokens[0], blocks[0])),
+            np.concatenate((tokens[1], blocks[1])),
         )
-        self.integers.index_copy_(0, rows, integers.view(-1, self._integers.shape[1]))
-        self.floats.index_copy_(0, rows, floats.view(torch.float32).view(-1, self._floats.shape[1]))
-        self.num_computed.index_copy_(0, rows, computed)
-        for table, where, values in ((self.tokens, *cells[:2]), (self.block_tables, *cells[2:])):
-            table.view(-1).index_copy_(0, where, values.to(torch.int32))
+        self._numbers.index_copy_(0, places, numbers)
+        self._cells.index_copy_(0, cells, values.to(torch.int32))
 
     def write_blocks(self, updates: BlockUpdates) -> None:
         """Enter blocks into the tables."""
@@ -210,9 +218,26 @@ class DeviceSlots:
         return Entries(on_device[0], on_device[1], upload_floats(self._device, values))
 
 
-def _cells(table: Tensor, slots: I64, rows: list[U32]) -> tuple[I64, I64]:
-    """Where in the flat `table` the beginnings `rows` of the rows `slots` stand, and what stands there."""
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Where tables begin in their pieces of memory."""
+
+    tokens: int
+    block_tables: int
+    integers: int
+    floats: int
+
+
+def _pieces(dtype: torch.dtype, device: torch.device, *sizes: int) -> tuple[Tensor, list[slice]]:
+    """Zeros, and in them a place for each of so many numbers, aligned as memory of its own would be."""
+    starts = [0, *np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()]
+    places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+    return torch.zeros(starts[-1], dtype=dtype, device=device), places
+
+
+def _cells(table: Tensor, start: int, slots: I64, rows: list[U32]) -> tuple[I64, I64]:
+    """Where the beginnings `rows` of the rows `slots` of a table that stands at `start` stand, and what is in them."""
     lengths = np.array([len(row) for row in rows], np.int64)
     values = np.concatenate(rows).astype(np.int64)
-    starts = slots * table.shape[1] - (np.cumsum(lengths) - lengths)
+    starts = start + slots * table.shape[1] - (np.cumsum(lengths) - lengths)
     return np.repeat(starts, lengths) + np.arange(len(values)), values

@@ -1,0 +1,49 @@
+"""What sequences bring into their slots: each thing at its place, and nothing of anybody else's is touched."""
+
+import numpy as np
+import torch
+
+from penstock.domain.params import Sampling
+from penstock.domain.plan import Admission
+from worker_svc.core.device_slots import SEED_COLUMN, DeviceSlots
+from worker_svc.core.interface import Limits
+from worker_svc.core.slots import HostSlots
+
+LIMITS = Limits(
+    num_blocks=40, block_size=4, max_num_seqs=5, max_model_len=30, max_num_batched_tokens=64, vocab_size=100
+)
+
+
+def admission(slot: int, num_tokens: int, num_blocks: int, seed: int, **sampling: float) -> Admission:
+    tokens, blocks = np.arange(num_tokens) + 10 * slot, np.arange(num_blocks) + 8 * slot
+    params = Sampling(**sampling)  # type: ignore[arg-type]
+    return Admission(slot, tokens.astype(np.uint32), num_tokens, slot, blocks.astype(np.uint32), params, seed)
+
+
+def test_sequences_that_enter_together_are_each_in_their_own_slot() -> None:
+    state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
+    state.admit([admission(3, 7, 2, 2**64 - 5, temperature=0.5, min_p=0.25), admission(1, 30, 8, 9, top_k=17)])
+    state.admit([admission(4, 1, 1, 11)])
+    assert state.tokens[3].tolist() == [*range(30, 37), *[0] * 24]
+    assert state.tokens[1].tolist() == [*range(10, 40), 0]
+    assert state.tokens[4].tolist() == [40, *[0] * 30]
+    assert state.block_tables[3].tolist() == [24, 25, *[0] * 6]
+    assert state.block_tables[1].tolist() == [*range(8, 16)]
+    assert state.num_computed.tolist() == [0, 1, 0, 3, 4, 0]
+    assert state.integers[:, SEED_COLUMN].tolist() == [0, 9, 0, -5, 11, 0]
+    assert state.integers[1].tolist() == [17, 9, 30]
+    assert state.floats[3].tolist() == [0.5, 1.0, 0.25, 1.0, 0.0, 0.0]
+    for empty in (0, 2):
+        tables = (state.tokens, state.block_tables, state.integers, state.floats)
+        assert not any(bool(table[empty].any()) for table in tables)
+    assert state.block_tables[state.dummy_slot].tolist() == [LIMITS.num_blocks] * 8
+
+
+def test_who_comes_next_into_a_slot_writes_over_who_was_there() -> None:
+    state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
+    state.admit([admission(2, 5, 2, 1)])
+    state.admit([admission(2, 9, 3, 7, temperature=0.0)])
+    assert state.tokens[2, :9].tolist() == list(range(20, 29))
+    assert state.block_tables[2, :3].tolist() == [16, 17, 18]
+    assert state.integers[2].tolist() == [0, 7, 9]
+    assert float(state.floats[2, 0]) == 0.0
