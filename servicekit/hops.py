@@ -14,7 +14,8 @@ from penstock.v1 import status_pb2
 BOUNDS_S = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
-RECENT = 1024  # messages kept for quantiles and rate
+# Messages kept for quantiles and rate; nothing else is done while they are sorted, several times a second.
+RECENT = 256
 WINDOW_S = 10.0  # how far back "the last seconds" reach
 
 
