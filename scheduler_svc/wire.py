@@ -33,12 +33,14 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
         generate = requests_pb2.GenerateRequest.FromString(body)
         prompt = requests_pb2.TokenizedPrompt.FromString(meta)
         stopping = decode_stopping(generate.stopping)
+        if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
+            stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=_u32(prompt.token_ids),
             n=_checked_samples(generate.n),
             sampling=decode_sampling(generate.sampling),
-            stopping=dataclasses.replace(stopping, max_tokens=prompt.max_tokens or stopping.max_tokens),
+            stopping=stopping,
             seed=head.seed,
             eos_token_ids=tuple(_u32(prompt.eos_token_ids).tolist()),
             priority=head.priority,
