@@ -1,5 +1,6 @@
 """Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
-the residual along; a few rows through products that are cut along the inputs, where the weight is small; more through
+the residual along; a few rows through products that are cut along the inputs, where the weight is small; some more, on
+a Hopper, through products that take the gate or the residual along and begin beside the kernel before; most through
 cuBLAS, with the gate as a kernel of its own. Of a norm, the weight is folded into the product behind it, and the scale
 of each row is left to the kernel behind that.
 """
@@ -8,7 +9,10 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.kernels.activation import silu_mul
-from worker_svc.core.kernels.few_rows import FewRows, Tiling, tiling
+from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
+from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
+from worker_svc.core.kernels.few_rows import FewRows, Tiling
+from worker_svc.core.kernels.few_rows import tiling as find_tiling
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.operations.cublas import LibraryFor, add_product
@@ -20,6 +24,7 @@ class TritonOperations:
 
     def __init__(self) -> None:
         self._few_rows = FewRows()
+        self._batch = BatchLinear()
 
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
@@ -47,22 +52,40 @@ class TritonOperations:
             return row_linear(x, linear.weight, bias=linear.bias, residual=residual)
         if linear.bias is not None:
             residual.add_(linear.bias)
-        if (cut := self._cut(x, linear.weight)) is not None:
-            return self._few_rows.multiply(x, linear.weight, cut, residual)
+        if (cut := self._batch_cut(x, linear.weight)) is not None:
+            return self._batch.multiply(x, linear.weight, cut, residual)
+        if (tiling := self._tiling(x, linear.weight)) is not None:
+            return self._few_rows.multiply(x, linear.weight, tiling, residual)
         return add_product(residual, x, linear.weight)
 
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
         """See `Operations.norm_gated`."""
         if len(hidden) == 1 and gate_up.bias is None and fits_row_linear(gate_up.weight):
             return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
+        if norm.is_folded and gate_up.bias is None and _fits(hidden, gate_up.weight):
+            outputs, inputs = gate_up.weight.shape
+            cut = find_gated_cut(outputs, inputs, len(hidden))
+            if cut is not None:
+                return self._batch.gate(hidden, gate_up.weight, cut, norm.eps)
         return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 
     def _multiply(self, x: Tensor, linear: Projection) -> Tensor:
-        if linear.bias is None and (cut := self._cut(x, linear.weight)) is not None:
-            return self._few_rows.multiply(x, linear.weight, cut)
+        if linear.bias is None:
+            if (cut := self._batch_cut(x, linear.weight)) is not None:
+                return self._batch.multiply(x, linear.weight, cut)
+            if (tiling := self._tiling(x, linear.weight)) is not None:
+                return self._few_rows.multiply(x, linear.weight, tiling)
         with LibraryFor(linear.weight):
             return linear(x)
 
-    def _cut(self, x: Tensor, weight: Tensor) -> Tiling | None:
+    def _tiling(self, x: Tensor, weight: Tensor) -> Tiling | None:
         outputs, inputs = weight.shape
-        return tiling(outputs, inputs, len(x)) if 1 < len(x) <= FewRows.MAX_ROWS else None
+        return find_tiling(outputs, inputs, len(x)) if 1 < len(x) <= FewRows.MAX_ROWS else None
+
+    def _batch_cut(self, x: Tensor, weight: Tensor) -> Cut | None:
+        outputs, inputs = weight.shape
+        return find_cut(outputs, inputs, len(x)) if _fits(x, weight) else None
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    return weight.dtype is torch.bfloat16 and has_batch_linear(x.device)
