@@ -35,8 +35,8 @@ class Cut:
 def find_cut(outputs: int, inputs: int, rows: int) -> Cut | None:
     """Of a product; None: others are better at it, or it has none.
 
-    Qwen3-8B's were compared within decode steps, 0.6B's alone. Fewer rows are left to the kernels for few rows and cuBLAS, more to cuBLAS, whose
-    programs share what they read, but for small outputs (Qwen3-0.6B's) and very many inputs.
+    Qwen3-8B's were compared within decode steps, 0.6B's alone. Fewer rows are left to the kernels for few rows and
+    cuBLAS, more to cuBLAS, whose programs share what they read, but for small outputs (0.6B's) and very many inputs.
     """
     if inputs < _MANY_INPUTS or not _fewest_rows(outputs, inputs) < rows <= _MOST_ROWS:
         return None
