@@ -11,15 +11,16 @@ def upload(device: torch.device, *columns: npt.NDArray[np.int64]) -> tuple[Tenso
 
     Each begins at a multiple of 16 bytes: kernels are compiled again for pointers that do not.
     """
-    starts = np.cumsum([0, *(len(column) + len(column) % 2 for column in columns)])
-    packed = torch.empty(int(starts[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
+    places, end = [], 0
+    for column in columns:
+        places.append(slice(end, end + len(column)))
+        end += len(column) + len(column) % 2
+    packed = torch.empty(end, dtype=torch.int64, pin_memory=device.type == "cuda")
     host = packed.numpy()
-    for start, column in zip(starts, columns, strict=False):
-        host[start : start + len(column)] = column
+    for place, column in zip(places, columns, strict=True):
+        host[place] = column
     on_device = packed.to(device, non_blocking=True)
-    return tuple(
-        on_device[start : start + len(column)] for start, column in zip(starts.tolist(), columns, strict=False)
-    )
+    return tuple(on_device[place] for place in places)
 
 
 def upload_floats(device: torch.device, column: npt.NDArray[np.float32]) -> Tensor:
