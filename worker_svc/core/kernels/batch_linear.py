@@ -13,10 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker_svc.core.kernels.batch_cut import MULTIPROCESSORS, Cut
+from worker_svc.core.kernels.batch_ends import end_split, end_whole
 from worker_svc.core.kernels.launch import INTERPRETED
 
 _HOPPER = (9, 0)
@@ -126,142 +126,6 @@ def _no_squares(rows, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _normed(y, squares, eps, INPUTS: gl.constexpr):
-    scale = 1.0 / gl.sqrt(gl.sum(squares, 1) / INPUTS + eps)
-    return y * gl.convert_layout(scale, gl.SliceLayout(1, y.type.layout))[:, None]
-
-
-@gluon.jit
-def _gated(y):
-    ROWS: gl.constexpr = y.shape[0]
-    OUTPUTS: gl.constexpr = y.shape[1] // 2
-    gate, up = y.reshape([ROWS, 2, OUTPUTS]).permute(0, 2, 1).split()
-    return gate / (1.0 + gl.exp(-gate)) * up
-
-
-@gluon.jit
-def _cells(like, first_row, first_output, M, STRIDE):
-    """Where a tile's cells are, from its first row and output on, and which of its rows there are."""
-    LAYOUT: gl.constexpr = like.type.layout
-    rows = first_row + gl.arange(0, like.shape[0], gl.SliceLayout(1, LAYOUT))
-    outputs = first_output + gl.arange(0, like.shape[1], gl.SliceLayout(0, LAYOUT))
-    return rows[:, None] * STRIDE + outputs[None, :], (rows < M)[:, None] & (outputs >= 0)[None, :]
-
-
-@gluon.jit
-def _write(y, out_ptr, residual_ptr, first_row, first_output, M, N, RESIDUAL: gl.constexpr):
-    cells, is_cell = _cells(y, first_row, first_output, M, N)
-    if RESIDUAL:
-        y += gl.load(residual_ptr + cells, mask=is_cell, other=0.0).to(gl.float32)
-    gl.store(out_ptr + cells, y.to(out_ptr.dtype.element_ty), mask=is_cell)
-
-
-@gluon.jit
-def _keep(y, part_ptr, M):
-    cells, is_cell = _cells(y, 0, 0, M, y.shape[1])
-    gl.store(part_ptr + cells, y, mask=is_cell)
-
-
-@gluon.jit
-def _total(
-    parts_ptr,
-    first_row,
-    M,
-    ROWS: gl.constexpr,
-    OUTPUTS: gl.constexpr,
-    SIZE: gl.constexpr,
-    SPLITS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Some rows of all splits' parts, added up in their order: [ROWS, OUTPUTS]."""
-    LANES: gl.constexpr = 32 if OUTPUTS >= 128 else OUTPUTS // 4
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
-    total = gl.zeros([ROWS, OUTPUTS], gl.float32, LAYOUT)
-    cells, is_cell = _cells(total, first_row, 0, M, OUTPUTS)
-    for part in gl.static_range(SPLITS):
-        total += gl.load(parts_ptr + part * SIZE + cells, mask=is_cell, other=0.0, cache_modifier=".cg")
-    return total
-
-
-@gluon.jit
-def _meet(ended_ptr, SPLITS: gl.constexpr):
-    """Wait until all splits of a tile have come here. The counter goes on from launch to launch."""
-    debug_barrier()
-    last = (gl.atomic_add(ended_ptr, 1, sem="acq_rel") | (SPLITS - 1)) + 1
-    # All programs run at once, so whoever is waited for comes. A difference is right even where the counter overflows.
-    while gl.atomic_add(ended_ptr, 0, sem="acquire") - last < 0:
-        pass
-
-
-@gluon.jit
-def _end_whole(
-    y,
-    z,
-    squares,
-    pointers,
-    eps,
-    sizes,
-    tile,
-    INPUTS: gl.constexpr,
-    GATED: gl.constexpr,
-    RESIDUAL: gl.constexpr,
-    NORMED: gl.constexpr,
-    NARROW: gl.constexpr,
-):
-    """Writes a tile, wide part and narrow part."""
-    out_ptr, residual_ptr, _, _ = pointers
-    M, N, _ = sizes
-    WIDE: gl.constexpr = y.shape[1] // 2 if GATED else y.shape[1]
-    REST: gl.constexpr = NARROW // 2 if GATED else NARROW
-    output = tile * (WIDE + REST)
-    if NORMED:
-        y = _normed(y, squares, eps, INPUTS)
-    if GATED:
-        y = _gated(y)
-    _write(y, out_ptr, residual_ptr, 0, output, M, N, RESIDUAL)
-    if NARROW > 0:
-        if NORMED:
-            z = _normed(z, squares, eps, INPUTS)
-        if GATED:
-            z = _gated(z)
-        _write(z, out_ptr, residual_ptr, 0, output + WIDE, M, N, RESIDUAL)
-
-
-@gluon.jit
-def _end_split(
-    y,
-    z,
-    pointers,
-    sizes,
-    tile,
-    split,
-    SPLITS: gl.constexpr,
-    RESIDUAL: gl.constexpr,
-    NARROW: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    """Waits for the tile's other splits; then each adds up some rows."""
-    out_ptr, residual_ptr, parts_ptr, ended_ptr = pointers
-    M, N, _ = sizes
-    ROWS: gl.constexpr = y.shape[0]
-    WIDE: gl.constexpr = y.shape[1]
-    SIZE: gl.constexpr = ROWS * (WIDE + NARROW)
-    SHARE: gl.constexpr = ROWS // SPLITS
-    output = tile * (WIDE + NARROW)
-    parts = parts_ptr + tile * SPLITS * SIZE
-    _keep(y, parts + split * SIZE, M)
-    if NARROW > 0:
-        _keep(z, parts + split * SIZE + ROWS * WIDE, M)
-    _meet(ended_ptr + tile, SPLITS)
-    row = split * SHARE
-    total = _total(parts, row, M, SHARE, WIDE, SIZE, SPLITS, WARPS)
-    _write(total, out_ptr, residual_ptr, row, output, M, N, RESIDUAL)
-    if NARROW > 0:
-        total = _total(parts + ROWS * WIDE, row, M, SHARE, NARROW, SIZE, SPLITS, WARPS)
-        _write(total, out_ptr, residual_ptr, row, output + WIDE, M, N, RESIDUAL)
-
-
-@gluon.jit
 def _multiply(
     tiles,
     barriers,
@@ -315,9 +179,9 @@ def _multiply(
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
         tile, split = item // SPLITS, item % SPLITS
         if SPLITS > 1:
-            _end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, NARROW, WARPS)
+            end_split(y, z, pointers, sizes, tile, split, SPLITS, RESIDUAL, NARROW, WARPS)
         else:
-            _end_whole(y, z, squares, pointers, eps, sizes, tile, INPUTS, GATED, RESIDUAL, NORMED, NARROW)
+            end_whole(y, z, squares, pointers, eps, sizes, tile, INPUTS, GATED, RESIDUAL, NORMED, NARROW)
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
