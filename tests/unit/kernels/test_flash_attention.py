@@ -168,8 +168,14 @@ def importer(package: str, module: object) -> Callable[[str], object]:
 
 @pytest.mark.parametrize(
     ("package", "block_size"),
-    [("flash_attn", 16), ("flash_attn", 128), ("flash_attn.cute", 128)],
-    ids=["too small", "none of its multiples", "loaded whole, with what is behind a context's end"],
+    [
+        pytest.param("flash_attn", 16, id="too small"),
+        pytest.param("flash_attn", 128, id="none of its multiples"),
+        *(
+            pytest.param("flash_attn.cute", tokens, id=f"{tokens} loaded whole, with what is behind a context's end")
+            for tokens in (80, 112, 128, 144)
+        ),
+    ],
 )
 def test_some_packages_cannot_have_some_blocks(package: str, block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(flash_attn_varlen_func=reference)

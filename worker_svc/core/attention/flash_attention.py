@@ -10,8 +10,8 @@ from torch import Tensor
 
 _V2_BLOCK_TOKENS = 256  # FlashAttention-2 reads blocks of multiples of this only
 # FlashAttention-4 loads blocks as long as its tiles whole: NaN that another sequence left behind a context's end would
-# come into it.
-_V4_TILE_TOKENS = 128
+# come into it. How long they are on a Hopper is up to the size of a head.
+_V4_TILE_TOKENS = frozenset({80, 112, 128, 144})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ _PACKAGES = (
         module="flash_attn.cute",
         function="flash_attn_varlen_func",
         arguments=_fourth,
-        suits=lambda tokens: tokens != _V4_TILE_TOKENS,
+        suits=lambda tokens: tokens not in _V4_TILE_TOKENS,
         is_recordable=True,
     ),
     _Package(
