@@ -57,6 +57,11 @@ def test_silu_mul_of_many_rows() -> None:
     assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
 
 
+def test_silu_mul_of_some_rows_that_divide_into_wide_tiles() -> None:
+    x, unscaled = randn(130, 2 * 8192, seed=1), Unscaled(randn(130, 96, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
 def test_rms_norm_of_many_rows() -> None:
     x, weight = randn(1030, 96, seed=1), randn(96, seed=2)
     assert_near(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5))
