@@ -10,7 +10,7 @@ from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import advance, decode_inputs
+from worker_svc.core.kernels.slots import decode_inputs
 from worker_svc.core.kernels.truncation import floors
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.sampler import Draw
@@ -31,12 +31,13 @@ class DecodeStep:
 
     def __call__(self, slots: Tensor) -> DecodeOutput:
         """The next token of each of `slots` i64[rows]; a row of the dummy slot changes nothing."""
-        inputs = decode_inputs(slots, self.state)
+        inputs = decode_inputs(slots, self.state, self._model.embedding_table)
         rows = DecodeRows(self._rows[: len(slots)], slots, inputs.contexts)
         attention = self._attention.prepare_decode(rows, self.state.block_tables)
-        logits = self._model.logits(self._model.forward(inputs.token_ids, attention))
-        token_ids = sample_tokens(logits, inputs.temperatures, inputs.seeds, inputs.contexts)
-        advance(slots, inputs.contexts, token_ids, self.state)
+        hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
+        logits = self._model.logits(self._model.transform(hidden, attention))
+        advance = slots, self.state
+        token_ids = sample_tokens(logits, inputs.temperatures, inputs.seeds, inputs.contexts, advance=advance)
         return DecodeOutput(logits, token_ids)
 
 

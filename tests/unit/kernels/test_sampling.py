@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, DTYPE, randn
 
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
@@ -11,7 +11,7 @@ from worker_svc.core import decode_step, sampler
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import advance, decode_inputs
+from worker_svc.core.kernels.slots import decode_inputs
 from worker_svc.core.sampler import Draw, SamplerInput, Truncation, sample
 from worker_svc.core.slots import HostSlots
 
@@ -84,12 +84,18 @@ def test_slots_are_read_and_moved_on_and_the_dummy_stays() -> None:
         ]
     )
     slots = torch.tensor([4, 1, state.dummy_slot, state.dummy_slot], device=DEVICE)
-    inputs = decode_inputs(slots, state)
+    table = randn(9, 1030)
+    inputs = decode_inputs(slots, state, table)
+    assert inputs.hidden is not None
+    assert inputs.hidden.equal(table[[7, 5, 0, 0]])
+    assert decode_inputs(slots, state).hidden is None
     assert inputs.token_ids.tolist() == [7, 5, 0, 0]
     assert inputs.contexts.tolist() == [2, 3, 1, 1]
     assert inputs.temperatures.tolist() == [2.0, 0.5, 0.0, 0.0]
     assert inputs.seeds.tolist() == [-4, -1, 0, 0]
-    advance(slots, inputs.contexts, torch.tensor([8, 2, 5, 6], device=DEVICE), state)
+    logits = torch.nn.functional.one_hot(torch.tensor([8, 2, 5, 6], device=DEVICE), 9).to(DTYPE) * 1e4
+    sampled = sample_tokens(logits, inputs.temperatures, inputs.seeds, inputs.contexts, advance=(slots, state))
+    assert sampled.tolist() == [8, 2, 5, 6]
     assert state.num_computed.tolist() == [0, 3, 0, 0, 2, 0]
     assert state.tokens[1, :5].tolist() == [3, 4, 5, 2, 0]
     assert state.tokens[4, :4].tolist() == [6, 7, 8, 0]

@@ -7,13 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import options
+from worker_svc.core.device_slots import DeviceSlots
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.sampler import PART_COUNTER, PART_TOKENS
 
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 _MUL1 = tl.constexpr(0xBF58476D1CE4E5B9 - 2**64)
 _MUL2 = tl.constexpr(0x94D049BB133111EB - 2**64)
 _BELOW_ONE = tl.constexpr(1 - 2**-24)
+_LOG2E = tl.constexpr(1.4426950408889634)
+_COLDEST = tl.constexpr(1e30)  # the largest 1 / temperature: nought times infinity would be no number
 _PART_COUNTER = tl.constexpr(PART_COUNTER)
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -51,9 +54,12 @@ def _weigh_part(
     row_stride,
     PART: tl.constexpr,
     HAS_FLOORS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     place = row * tl.num_programs(1) + part
     columns = part * PART + tl.arange(0, PART)
     is_column = columns < num_columns
@@ -66,7 +72,8 @@ def _weigh_part(
     if temperature > 0:
         # Nothing is left of a part: zero instead of -inf - -inf.
         base = tl.where(most == float("-inf"), 0.0, most)
-        tl.store(mass_ptr + place, tl.sum(tl.exp((x - base) / temperature), 0))
+        colder = tl.minimum(1.0 / temperature, _COLDEST) * _LOG2E
+        tl.store(mass_ptr + place, tl.sum(tl.exp2((x - base) * colder), 0))
     else:
         # Of equals the first, as torch's argmax.
         tl.store(tokens_ptr + place, tl.min(tl.where(x == most, columns, _NO_TOKEN), 0))
@@ -86,11 +93,20 @@ def _choose(
     num_columns,
     row_stride,
     num_parts,
+    slots_ptr,  # i64[rows]
+    num_computed_ptr,  # i64[slots]
+    histories_ptr,  # i32[slots, tokens]
+    histories_stride,
+    dummy_slot,
     PART: tl.constexpr,
     PARTS: tl.constexpr,  # power of two from num_parts
     HAS_FLOORS: tl.constexpr,
+    ADVANCE: tl.constexpr,  # the slots but the dummy, whose tokens before `positions` are computed
+    DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     parts = tl.arange(0, PARTS)
     is_part = parts < num_parts
     places = row * num_parts + parts
@@ -113,19 +129,30 @@ def _choose(
         # In logits instead of log-probabilities: no temperature overflows.
         score = x - temperature * _log_ring_time(key, columns.to(tl.int64))
         token = tl.min(tl.where(score == tl.max(score, 0), columns, _NO_TOKEN), 0)
-        tl.store(out_ptr + row, token.to(tl.int64))
     else:
         tokens = tl.load(tokens_ptr + places, mask=is_part, other=_NO_TOKEN)
-        tl.store(out_ptr + row, tl.min(tl.where(most == top, tokens, _NO_TOKEN), 0).to(tl.int64))
+        token = tl.min(tl.where(most == top, tokens, _NO_TOKEN), 0)
+    tl.store(out_ptr + row, token.to(tl.int64))
+    if ADVANCE:
+        slot = tl.load(slots_ptr + row)
+        position = tl.load(positions_ptr + row)
+        tl.store(histories_ptr + slot * histories_stride + position, token, mask=slot != dummy_slot)
+        tl.store(num_computed_ptr + slot, position, mask=slot != dummy_slot)
 
 
 def sample_tokens(
-    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, floors: Tensor | None = None
+    logits: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    floors: Tensor | None = None,
+    advance: tuple[Tensor, DeviceSlots] | None = None,
 ) -> Tensor:
     """Tokens i64[rows] of logits [rows, vocab_size].
 
     temperatures f32[rows], 0 takes the most likely token; seeds and positions i64[rows] as `noise.uniform` takes them;
-    floors f32[rows]: smaller logits are not drawn.
+    floors f32[rows]: smaller logits are not drawn; advance: the rows' slots i64[rows], whose tokens are entered at
+    `positions`, up to where all others are computed then; the slot that pads batches stays as it is.
     """
     rows, columns = logits.shape
     parts = triton.cdiv(columns, PART_TOKENS)
@@ -134,6 +161,7 @@ def sample_tokens(
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     lowest = floors if floors is not None else temperatures
+    dependent = has_dependent_launch(logits.device)
     _weigh_part[(rows, parts)](
         logits,
         temperatures,
@@ -145,8 +173,10 @@ def sample_tokens(
         logits.stride(0),
         PART=PART_TOKENS,
         HAS_FLOORS=floors is not None,
-        **options(warps=4),
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
     )
+    slots, state = advance if advance is not None else (positions, None)
     _choose[(rows,)](
         logits,
         temperatures,
@@ -160,9 +190,16 @@ def sample_tokens(
         columns,
         logits.stride(0),
         parts,
+        slots,
+        state.num_computed if state is not None else positions,
+        state.tokens if state is not None else tokens,
+        state.tokens.stride(0) if state is not None else 0,
+        state.dummy_slot if state is not None else 0,
         PART=PART_TOKENS,
         PARTS=triton.next_power_of_2(parts),
         HAS_FLOORS=floors is not None,
-        **options(warps=8),
+        ADVANCE=state is not None,
+        DEPENDENT=dependent,
+        **options(warps=8, dependent=dependent),
     )
     return out

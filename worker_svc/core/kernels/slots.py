@@ -1,4 +1,4 @@
-"""The state of decoding slots: read into the columns of a batch before a step, moved on behind it."""
+"""The state of decoding slots, read into the columns of a batch before a step."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from worker_svc.core.device_slots import SEED_COLUMN, DeviceSlots
 from worker_svc.core.kernels.launch import options
 
-_BLOCK = 128
+_COLUMNS = 1024  # of a table that a program looks up
 
 
 @triton.jit
@@ -20,47 +20,32 @@ def _decode_inputs(
     tokens_ptr,  # i32[slots, tokens]
     floats_ptr,  # f32[slots, FLOATS], the first is the temperature
     integers_ptr,  # i64[slots, INTEGERS], column SEED is the seed
-    token_ids_ptr,  # i64[rows]
+    table_ptr,  # [vocabulary, size]
     contexts_ptr,  # i64[rows]
     temperatures_ptr,  # f32[rows]
     seeds_ptr,  # i64[rows]
+    token_ids_ptr,  # i64[rows]
+    hidden_ptr,  # [rows, size]
     tokens_stride,
-    num_rows,
+    size,
     FLOATS: tl.constexpr,
     INTEGERS: tl.constexpr,
     SEED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_row = rows < num_rows
-    slots = tl.load(slots_ptr + rows, mask=is_row, other=0)
-    positions = tl.load(num_computed_ptr + slots, mask=is_row, other=0)
-    token_ids = tl.load(tokens_ptr + slots * tokens_stride + positions, mask=is_row, other=0)
-    tl.store(token_ids_ptr + rows, token_ids.to(tl.int64), mask=is_row)
-    tl.store(contexts_ptr + rows, positions + 1, mask=is_row)
-    tl.store(temperatures_ptr + rows, tl.load(floats_ptr + slots * FLOATS, mask=is_row, other=0.0), mask=is_row)
-    tl.store(seeds_ptr + rows, tl.load(integers_ptr + slots * INTEGERS + SEED, mask=is_row, other=0), mask=is_row)
-
-
-@triton.jit
-def _advance(
-    slots_ptr,  # i64[rows]
-    contexts_ptr,  # i64[rows]
-    sampled_ptr,  # i64[rows]
-    num_computed_ptr,  # i64[slots]
-    tokens_ptr,  # i32[slots, tokens]
-    tokens_stride,
-    num_rows,
-    dummy_slot,
-    BLOCK: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    slots = tl.load(slots_ptr + rows, mask=rows < num_rows, other=0)
-    is_real = (rows < num_rows) & (slots != dummy_slot)
-    contexts = tl.load(contexts_ptr + rows, mask=is_real, other=0)
-    sampled = tl.load(sampled_ptr + rows, mask=is_real, other=0)
-    tl.store(tokens_ptr + slots * tokens_stride + contexts, sampled.to(tl.int32), mask=is_real)
-    tl.store(num_computed_ptr + slots, contexts, mask=is_real)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(num_computed_ptr + slot)
+    token_id = tl.load(tokens_ptr + slot * tokens_stride + position).to(tl.int64)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    embedded = tl.load(table_ptr + token_id * size + columns, mask=columns < size)
+    tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
+    if part == 0:
+        tl.store(contexts_ptr + row, position + 1)
+        tl.store(temperatures_ptr + row, tl.load(floats_ptr + slot * FLOATS))
+        tl.store(seeds_ptr + row, tl.load(integers_ptr + slot * INTEGERS + SEED))
+        tl.store(token_ids_ptr + row, token_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,52 +56,40 @@ class DecodeInputs:
     contexts: Tensor  # i64, tokens with KV once the step is done
     temperatures: Tensor  # f32
     seeds: Tensor  # i64
+    hidden: Tensor | None  # [rows, hidden_size]: the tokens' rows of the table
 
 
-def decode_inputs(slots: Tensor, state: DeviceSlots) -> DecodeInputs:
-    """The inputs of the step that computes the next token of each of `slots` i64[rows]."""
+def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None) -> DecodeInputs:
+    """The inputs of the step that computes the next token of each of `slots` i64[rows]; they are looked up in `table`
+    [vocab_size, hidden_size] if one is given.
+    """
     rows, device = len(slots), slots.device
+    size = table.shape[1] if table is not None else 0
     inputs = DecodeInputs(
         torch.empty(rows, dtype=torch.int64, device=device),
         torch.empty(rows, dtype=torch.int64, device=device),
         torch.empty(rows, device=device),
         torch.empty(rows, dtype=torch.int64, device=device),
+        torch.empty(rows, size, dtype=table.dtype, device=device) if table is not None else None,
     )
-    _decode_inputs[(triton.cdiv(rows, _BLOCK),)](
+    _decode_inputs[(rows, max(1, triton.cdiv(size, _COLUMNS)))](
         slots,
         state.num_computed,
         state.tokens,
         state.floats,
         state.integers,
-        inputs.token_ids,
+        table if table is not None else state.tokens,
         inputs.contexts,
         inputs.temperatures,
         inputs.seeds,
+        inputs.token_ids,
+        inputs.hidden if inputs.hidden is not None else state.tokens,
         state.tokens.stride(0),
-        rows,
+        size,
         FLOATS=state.floats.shape[1],
         INTEGERS=state.integers.shape[1],
         SEED=SEED_COLUMN,
-        BLOCK=_BLOCK,
+        BLOCK=_COLUMNS,
         **options(warps=4),
     )
     return inputs
-
-
-def advance(slots: Tensor, contexts: Tensor, sampled: Tensor, state: DeviceSlots) -> None:
-    """Enter sampled tokens i64[rows] behind the contexts i64[rows] of `slots`, which are computed up to there then.
-
-    The slot that pads batches stays as it is.
-    """
-    _advance[(triton.cdiv(len(slots), _BLOCK),)](
-        slots,
-        contexts,
-        sampled,
-        state.num_computed,
-        state.tokens,
-        state.tokens.stride(0),
-        len(slots),
-        state.dummy_slot,
-        BLOCK=_BLOCK,
-        **options(warps=4),
-    )

@@ -26,6 +26,11 @@ class VocabParallelEmbedding:
             slice(self._first, last),
         )
 
+    @property
+    def table(self) -> Tensor | None:
+        """[vocab_size, hidden_size], where there are no other ranks."""
+        return self.weight if self._group.world_size == 1 else None
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """token_ids i64[tokens] -> [tokens, hidden_size]."""
         if self._group.world_size == 1:

@@ -117,7 +117,19 @@ class LlamaForCausalLM:
         """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised; given `rows` i64[n], those
         alone [n, hidden_size]: what the last layer does behind its keys and values is done for them only.
         """
-        hidden = self._embedding.embed(token_ids)
+        return self.transform(self.embed(token_ids), attention, rows)
+
+    @property
+    def embedding_table(self) -> Tensor | None:
+        """[vocab_size, hidden_size], where this rank has all of it: `embed` is to look up its rows then."""
+        return self._embedding.table
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids i64[tokens] -> [tokens, hidden_size]."""
+        return self._embedding.embed(token_ids)
+
+    def transform(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """As `forward`, of embedded tokens."""
         for layer in self._layers[:-1]:
             hidden = layer(hidden, attention)
         return self._layers[-1](hidden, attention, rows)
