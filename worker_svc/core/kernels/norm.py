@@ -29,10 +29,12 @@ def row_scale(x_ptr, eps, size):
 
 
 @triton.jit
-def _scale_rows(x_ptr, hidden_ptr, eps, size, hidden_size):
+def _scale_rows(x_ptr, hidden_ptr, eps, size, hidden_size, DEPENDENT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _PART + tl.arange(0, _PART)
     cells = x_ptr + row * size + columns
+    wait(DEPENDENT)
+    release(DEPENDENT)
     x = tl.load(cells, mask=columns < size, other=0.0).to(tl.float32)
     x *= row_scale(hidden_ptr + row * hidden_size, eps, hidden_size)
     tl.store(cells, x.to(x_ptr.dtype.element_ty), mask=columns < size)
@@ -42,8 +44,15 @@ def scale_rows(x: Tensor, unscaled: Unscaled) -> None:
     """Scale x [rows, size], contiguous, by the first of the hidden states, in place."""
     rows, size = x.shape
     hidden = unscaled.hidden
+    dependent = has_dependent_launch(x.device)
     _scale_rows[(rows, triton.cdiv(size, _PART.value))](
-        x, hidden, unscaled.eps, size, hidden.shape[1], **options(warps=4)
+        x,
+        hidden,
+        unscaled.eps,
+        size,
+        hidden.shape[1],
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
     )
 
 

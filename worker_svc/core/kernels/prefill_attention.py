@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 QUERY_TILE = 64
 _KEY_TILE = 64
@@ -38,6 +38,7 @@ def _prefill_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     head = tl.program_id(0)
     tile = tl.program_id(1)
@@ -48,6 +49,8 @@ def _prefill_attention(
     dims = tl.arange(0, D)
     is_row = m[:, None] < length
     rows = tl.load(tile_rows_ptr + tile) + m
+    wait(DEPENDENT)
+    release(DEPENDENT)
     q = tl.load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], mask=is_row, other=0.0)
     kv_head = head // G
     keys = keys_ptr + kv_head * head_stride + dims[:, None]
@@ -111,6 +114,7 @@ def prefill_attention(
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
+    dependent = has_dependent_launch(qkv.device)
     _prefill_attention[(num_heads, len(tiles))](
         qkv,
         keys,
@@ -134,5 +138,6 @@ def prefill_attention(
         BLOCK_M=QUERY_TILE,
         BLOCK_T=_KEY_TILE,
         STAGES=_STAGES,
-        **options(warps=4 if head_dim <= 128 else 8),
+        DEPENDENT=dependent,
+        **options(warps=4 if head_dim <= 128 else 8, dependent=dependent),
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.norm import row_scale
 from worker_svc.core.operations.interface import Unscaled
 
@@ -45,6 +45,7 @@ def _rope_write(
     KV_HEADS: tl.constexpr,  # power of two from HK
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """One program a token, all heads; everything is read before anything is written, so that it is read at once."""
     row = tl.load(rows_ptr + tl.program_id(0))
@@ -56,16 +57,18 @@ def _rope_write(
     queries = qkv_ptr + row * ((H + 2 * HK) * D) + head * D + half
     keys = qkv_ptr + row * ((H + 2 * HK) * D) + (H + kv_head) * D + half
     values = qkv_ptr + row * ((H + 2 * HK) * D) + (H + HK + kv_head) * D + dims
-    q1 = tl.load(queries, mask=head < H, other=0.0).to(tl.float32)
-    q2 = tl.load(queries + HALF, mask=head < H, other=0.0).to(tl.float32)
-    k1 = tl.load(keys, mask=kv_head < HK, other=0.0).to(tl.float32)
-    k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
-    v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
     position = tl.load(positions_ptr + row)
     cell = tl.load(cells_ptr + row)
     cell = cell // BLOCK_SIZE * block_stride + cell % BLOCK_SIZE * token_stride + kv_head * head_stride
     cos = tl.load(rotary_ptr + position * D + half)
     sin = tl.load(rotary_ptr + position * D + HALF + half)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    q1 = tl.load(queries, mask=head < H, other=0.0).to(tl.float32)
+    q2 = tl.load(queries + HALF, mask=head < H, other=0.0).to(tl.float32)
+    k1 = tl.load(keys, mask=kv_head < HK, other=0.0).to(tl.float32)
+    k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
+    v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
     scale = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
     q1, q2 = _turn(q1 * scale, q2 * scale, query_norm_ptr, cos, sin, eps, D, NORM)
     k1, k2 = _turn(k1 * scale, k2 * scale, key_norm_ptr, cos, sin, eps, D, NORM)
@@ -98,6 +101,7 @@ def rope_write(
     _, block_size, num_kv_heads, head_dim = keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+    dependent = has_dependent_launch(qkv.device)
     _rope_write[(len(rows),)](
         qkv,
         query_norm,
@@ -122,5 +126,6 @@ def rope_write(
         KV_HEADS=triton.next_power_of_2(num_kv_heads),
         BLOCK_SIZE=block_size,
         NORM=norms is not None,
-        **options(warps=4),
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
     )
