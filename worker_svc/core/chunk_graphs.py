@@ -21,6 +21,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
 from worker_svc.core.kernels.sampling import sample_tokens
+from worker_svc.core.kernels.slots import embed
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
 
@@ -105,12 +106,12 @@ class ChunkStep:
         self.limits = limits
         self.attention = attention
         self._model = model
+        self._rows = torch.arange(limits.max_num_batched_tokens + limits.max_num_seqs, device=state.num_computed.device)
 
     def __call__(self, columns: _Columns) -> DecodeOutput:
         """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's."""
         state = self.state
-        token_ids = state.tokens[columns.token_slots, columns.positions].long()
-        rows = torch.arange(len(columns.positions), device=columns.positions.device)
+        rows = self._rows[: len(columns.positions)]
         num_decodes = len(columns.decode_slots)
         attention = self.attention.prepare_chunks(
             DecodeRows(rows[:num_decodes], columns.decode_slots, columns.decode_contexts),
@@ -120,11 +121,18 @@ class ChunkStep:
             slot_mapping=columns.slot_mapping,
             block_tables=state.block_tables,
         )
-        logits = self._model.logits(self._model.forward(token_ids, attention, columns.last_tokens))
+        logits = self._model.logits(self._model.transform(self._embed(columns), attention, columns.last_tokens))
         state.advance(columns.slots, columns.contexts)
-        sampled = sample_tokens(logits, *state.draws(columns.sample_slots), columns.sample_positions)
-        state.write_tokens(columns.sample_slots, columns.sample_positions, sampled)
-        return DecodeOutput(logits, sampled)
+        # Whoever samples has all that is before the sampled token computed.
+        advance = columns.sample_slots, state
+        draws = state.draws(columns.sample_slots)
+        return DecodeOutput(logits, sample_tokens(logits, *draws, columns.sample_positions, advance=advance))
+
+    def _embed(self, columns: _Columns) -> Tensor:
+        table = self._model.embedding_table
+        if table is not None:
+            return embed(columns.token_slots, columns.positions, self.state, table)
+        return self._model.embed(self.state.tokens[columns.token_slots, columns.positions].long())
 
 
 class ChunkGraphs:

@@ -11,7 +11,7 @@ from worker_svc.core import decode_step, sampler
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import decode_inputs
+from worker_svc.core.kernels.slots import decode_inputs, embed
 from worker_svc.core.sampler import Draw, SamplerInput, Truncation, sample
 from worker_svc.core.slots import HostSlots
 
@@ -89,6 +89,8 @@ def test_slots_are_read_and_moved_on_and_the_dummy_stays() -> None:
     assert inputs.hidden is not None
     assert inputs.hidden.equal(table[[7, 5, 0, 0]])
     assert decode_inputs(slots, state).hidden is None
+    known = embed(slots[[1, 0, 1]], torch.tensor([0, 1, 2], device=DEVICE), state, table)
+    assert known.equal(table[[3, 7, 5]])
     assert inputs.token_ids.tolist() == [7, 5, 0, 0]
     assert inputs.contexts.tolist() == [2, 3, 1, 1]
     assert inputs.temperatures.tolist() == [2.0, 0.5, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""The state of decoding slots, read into the columns of a batch before a step."""
+"""The state of slots, read into the inputs of a step."""
 
 from dataclasses import dataclass
 
@@ -48,6 +48,25 @@ def _decode_inputs(
         tl.store(token_ids_ptr + row, token_id)
 
 
+@triton.jit
+def _embed(
+    slots_ptr,  # i64[n]
+    positions_ptr,  # i64[n]
+    tokens_ptr,  # i32[slots, tokens]
+    table_ptr,  # [vocabulary, size]
+    hidden_ptr,  # [n, size]
+    tokens_stride,
+    size,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(slots_ptr + row) * tokens_stride + tl.load(positions_ptr + row)
+    token_id = tl.load(tokens_ptr + place).to(tl.int64)
+    embedded = tl.load(table_ptr + token_id * size + columns, mask=columns < size)
+    tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
     """What one decode step computes; all [rows]."""
@@ -93,3 +112,23 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
         **options(warps=4),
     )
     return inputs
+
+
+def embed(slots: Tensor, positions: Tensor, state: DeviceSlots, table: Tensor) -> Tensor:
+    """Rows of `table` [vocab_size, hidden_size] for the known tokens at `positions` i64[n] of `slots` i64[n]:
+    [n, hidden_size].
+    """
+    size = table.shape[1]
+    hidden = torch.empty(len(slots), size, dtype=table.dtype, device=table.device)
+    _embed[(len(slots), triton.cdiv(size, _COLUMNS))](
+        slots,
+        positions,
+        state.tokens,
+        table,
+        hidden,
+        state.tokens.stride(0),
+        size,
+        BLOCK=_COLUMNS,
+        **options(warps=4),
+    )
+    return hidden
