@@ -18,9 +18,9 @@ from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-# Behind each size, the step to the next. Few rows are as fast as the weights can be read, so that a row that pads costs
-# nothing; from about 200 on products are bound by arithmetic, and cuBLAS's tiles fit some numbers of rows better.
-_STEPS = ((64, 16), (192, 8), (256, 16), (512, 32))
+# Behind each of these sizes, the step to the next. The more rows, the more of a product is arithmetic, so that padding
+# takes time and power, and cuBLAS's tiles fit some numbers of rows better; but each graph keeps logits of its own.
+_STEPS = ((64, 16), (256, 32))
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:

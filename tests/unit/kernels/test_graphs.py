@@ -12,4 +12,4 @@ def test_sizes_rise_to_the_most_and_waste_little(most: int) -> None:
     assert sizes == sorted(set(sizes))
     for batch in range(1, most + 1):
         size = next(each for each in sizes if each >= batch)
-        assert size - batch < max(batch, 2) if batch < 16 else size - batch <= max(15, batch // 16)
+        assert size - batch < max(batch, 2) if batch < 16 else size - batch < (16 if batch <= 256 else 32)

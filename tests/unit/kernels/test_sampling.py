@@ -87,10 +87,10 @@ def test_slots_are_read_and_moved_on_and_the_dummy_stays() -> None:
     table = randn(9, 1030)
     inputs = decode_inputs(slots, state, table)
     assert inputs.hidden is not None
-    assert inputs.hidden.equal(table[[7, 5, 0, 0]])
+    assert inputs.hidden.equal(torch.cat((table[[7, 5]], torch.zeros_like(table[:2]))))
     assert decode_inputs(slots, state).hidden is None
-    known = embed(slots[[1, 0, 1]], torch.tensor([0, 1, 2], device=DEVICE), state, table)
-    assert known.equal(table[[3, 7, 5]])
+    known = embed(slots[[1, 2, 0, 1]], torch.tensor([0, 1, 1, 2], device=DEVICE), state, table)
+    assert known.equal(torch.stack((table[3], torch.zeros_like(table[0]), table[7], table[5])))
     assert inputs.token_ids.tolist() == [7, 5, 0, 0]
     assert inputs.contexts.tolist() == [2, 3, 1, 1]
     assert inputs.temperatures.tolist() == [2.0, 0.5, 0.0, 0.0]

@@ -25,9 +25,10 @@ def _decode_inputs(
     temperatures_ptr,  # f32[rows]
     seeds_ptr,  # i64[rows]
     token_ids_ptr,  # i64[rows]
-    hidden_ptr,  # [rows, size]
+    hidden_ptr,  # [rows, size]: of rows that pad a batch zeros, which stay zeros in all layers and take less power
     tokens_stride,
     size,
+    dummy_slot,
     FLOATS: tl.constexpr,
     INTEGERS: tl.constexpr,
     SEED: tl.constexpr,
@@ -39,7 +40,8 @@ def _decode_inputs(
     position = tl.load(num_computed_ptr + slot)
     token_id = tl.load(tokens_ptr + slot * tokens_stride + position).to(tl.int64)
     columns = part * BLOCK + tl.arange(0, BLOCK)
-    embedded = tl.load(table_ptr + token_id * size + columns, mask=columns < size)
+    is_known = (columns < size) & (slot != dummy_slot)
+    embedded = tl.load(table_ptr + token_id * size + columns, mask=is_known, other=0.0)
     tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
     if part == 0:
         tl.store(contexts_ptr + row, position + 1)
@@ -54,16 +56,18 @@ def _embed(
     positions_ptr,  # i64[n]
     tokens_ptr,  # i32[slots, tokens]
     table_ptr,  # [vocabulary, size]
-    hidden_ptr,  # [n, size]
+    hidden_ptr,  # [n, size], as above
     tokens_stride,
     size,
+    dummy_slot,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(slots_ptr + row) * tokens_stride + tl.load(positions_ptr + row)
-    token_id = tl.load(tokens_ptr + place).to(tl.int64)
-    embedded = tl.load(table_ptr + token_id * size + columns, mask=columns < size)
+    slot = tl.load(slots_ptr + row)
+    token_id = tl.load(tokens_ptr + slot * tokens_stride + tl.load(positions_ptr + row)).to(tl.int64)
+    is_known = (columns < size) & (slot != dummy_slot)
+    embedded = tl.load(table_ptr + token_id * size + columns, mask=is_known, other=0.0)
     tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
 
 
@@ -75,7 +79,7 @@ class DecodeInputs:
     contexts: Tensor  # i64, tokens with KV once the step is done
     temperatures: Tensor  # f32
     seeds: Tensor  # i64
-    hidden: Tensor | None  # [rows, hidden_size]: the tokens' rows of the table
+    hidden: Tensor | None  # [rows, hidden_size]: the tokens' rows of the table, zeros for the slot that pads batches
 
 
 def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None) -> DecodeInputs:
@@ -105,6 +109,7 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
         inputs.hidden if inputs.hidden is not None else state.tokens,
         state.tokens.stride(0),
         size,
+        state.dummy_slot,
         FLOATS=state.floats.shape[1],
         INTEGERS=state.integers.shape[1],
         SEED=SEED_COLUMN,
@@ -116,7 +121,7 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
 
 def embed(slots: Tensor, positions: Tensor, state: DeviceSlots, table: Tensor) -> Tensor:
     """Rows of `table` [vocab_size, hidden_size] for the known tokens at `positions` i64[n] of `slots` i64[n]:
-    [n, hidden_size].
+    [n, hidden_size]; of the slot that pads batches zeros.
     """
     size = table.shape[1]
     hidden = torch.empty(len(slots), size, dtype=table.dtype, device=table.device)
@@ -128,6 +133,7 @@ def embed(slots: Tensor, positions: Tensor, state: DeviceSlots, table: Tensor) -
         hidden,
         state.tokens.stride(0),
         size,
+        state.dummy_slot,
         BLOCK=_COLUMNS,
         **options(warps=4),
     )
