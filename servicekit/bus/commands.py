@@ -76,7 +76,7 @@ def _optional_stored(reply: Reply) -> c.StoredRequest | None:
 def _claimed(reply: Reply) -> c.Claimed | c.Settling | None:
     if reply == _NOT_YET:
         return c.NOT_YET
-    return None if reply is None else c.Claimed(map(_stored, reply[0]), reply[1])
+    return None if reply is None else c.Claimed(map(_stored, reply[0]), *reply[1:])
 
 
 def _taken(reply: Reply) -> list[bytes] | c.Settling | None:
@@ -252,7 +252,10 @@ class Commands:
         add(
             c.Retire,
             "retire",
-            lambda q: (q.sid.hex(), q.shard, q.request_id, q.result, q.ttl_ms, q.route, q.text),
+            lambda q: (
+                *(q.sid.hex(), q.shard, q.ttl_ms, q.route, q.text, q.request_id, q.result),
+                *(part for other in q.others for part in other),
+            ),
             bool,
         )
         add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), _recalled)

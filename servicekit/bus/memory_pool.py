@@ -164,7 +164,7 @@ class MemoryPool:
         request = self._requests.get(call.request_id)
         if request is None or request.state not in (c.RequestState.PROMPT, c.RequestState.READY):
             return False
-        self._waiting.end(call.request_id, has_started=False)
+        self._waiting.end([call.request_id], have_started=False)
         self._open(call.request_id, request, call.shard)
         self._streams.add(self._keys.tokens(call.shard), {k.PAYLOAD: call.row})
         return True
@@ -195,6 +195,7 @@ class MemoryPool:
                 self._waiting.clear_due(request_id)
                 self._open(request_id, request, call.shard)
                 claimed.append(self._stored(request_id, request))
+        claimed.num_coming = sum(len(self._streams.get(each)) for each in (self._keys.requests, self._keys.prompts))
         return claimed
 
     def _take(self, call: c.Take) -> list[bytes] | c.Settling | None:
@@ -240,8 +241,8 @@ class MemoryPool:
     def _commit(self, call: c.Commit) -> bool:
         if not self._sessions.is_active(call.sid):
             return False
-        for first in range(0, len(call.started), 16):
-            self._waiting.end(call.started[first : first + 16], has_started=True)
+        started = [call.started[first : first + 16] for first in range(0, len(call.started), 16)]
+        self._waiting.end(started, have_started=True)
         for shard, row in call.rows:
             self._streams.add(self._keys.tokens(shard), {k.PAYLOAD: row})
         if call.plan:
@@ -249,22 +250,26 @@ class MemoryPool:
         return True
 
     def _retire(self, call: c.Retire) -> bool:
-        request = self._requests.get(call.request_id)
-        if not self._sessions.leases_shard(call.sid, call.shard) or request is None:
+        if not self._sessions.leases_shard(call.sid, call.shard):
             return False
-        if request.state is not c.RequestState.RUNNING or request.shard != call.shard:
+        ended = [self._retire_one(call, *each) for each in ((call.request_id, call.result), *call.others)]
+        if any(ended) and call.route:
+            self._streams.add(self._keys.text(call.route), {k.PAYLOAD: call.text}, k.TEXT_CAP)
+        return all(ended)
+
+    def _retire_one(self, call: c.Retire, request_id: bytes, result: bytes) -> bool:
+        request_id = bytes(request_id)
+        request = self._requests.get(request_id)
+        if request is None or request.state is not c.RequestState.RUNNING or request.shard != call.shard:
             return False
         request.state, request.owner, request.checkpoint = c.RequestState.ENDED, None, None
         request.header = request.body = request.meta = b""
         request.witness = ()
-        request_id = bytes(call.request_id)
-        self._waiting.end(request_id, has_started=False)
-        self._results[request_id] = bytes(call.result)
+        self._waiting.end([request_id], have_started=False)
+        self._results[request_id] = bytes(result)
         self._forget_after(call.ttl_ms, lambda: (self._requests.pop(request_id), self._results.pop(request_id)))
-        if call.route:
-            self._streams.add(self._keys.text(call.route), {k.PAYLOAD: call.text}, k.TEXT_CAP)
         if request.route != call.route and self._sessions.is_active(request.route):
-            self._streams.add(self._keys.text(request.route), {k.REQUEST: call.request_id}, k.TEXT_CAP)
+            self._streams.add(self._keys.text(request.route), {k.REQUEST: request_id}, k.TEXT_CAP)
         return True
 
     def _recall(self, call: c.Recall) -> c.Recalled | c.Settling | None:

@@ -1,6 +1,6 @@
 """What waits for its first slot, in memory: what `functions/waiting.lua` does, in Python."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from servicekit.bus import calls as c
@@ -22,9 +22,9 @@ class _Counts:
             return 0
         return -(-self.num_requests * max(1, now_ms - self.since_ms) // self.num_started)
 
-    def note_start(self, now_ms: int) -> None:
-        """One more has started; the older a start, the less it counts."""
-        self.num_started += 1
+    def note_starts(self, number: int, now_ms: int) -> None:
+        """So many more have started; the older a start, the less it counts."""
+        self.num_started += number
         if now_ms - self.since_ms > RATE_MS:
             self.since_ms += (now_ms - self.since_ms) // 2
             self.num_started = -(-self.num_started // 2)
@@ -82,20 +82,24 @@ class MemoryWaiting:
                 self._counts[whose].num_tokens += num_tokens - waiter.num_tokens
             waiter.num_tokens = num_tokens
 
-    def end(self, request_id: bytes, *, has_started: bool) -> None:
-        """It waits no longer, if it did."""
-        waiter = self._waiters.pop(request_id, None)
-        if waiter is None:
-            return
-        self._due_ms.pop(request_id, None)
-        for whose in ((), (waiter.tenant,)):
-            counts = self._counts[whose]
-            counts.num_requests -= 1
-            counts.num_tokens -= waiter.num_tokens
-            if not counts.num_requests:
+    def end(self, request_ids: Iterable[bytes], *, have_started: bool) -> None:
+        """They wait no longer, if they did: they have started or ended together."""
+        left: dict[tuple[str, ...], int] = {}
+        for request_id in request_ids:
+            waiter = self._waiters.pop(request_id, None)
+            if waiter is None:
+                continue
+            self._due_ms.pop(request_id, None)
+            pool_and_own: tuple[tuple[str, ...], ...] = ((), (waiter.tenant,))
+            for whose in pool_and_own:
+                self._counts[whose].num_requests -= 1
+                self._counts[whose].num_tokens -= waiter.num_tokens
+                left[whose] = left.get(whose, 0) + 1
+        for whose, number in left.items():
+            if not self._counts[whose].num_requests:
                 del self._counts[whose]
-            elif has_started:
-                counts.note_start(self._now_ms())
+            elif have_started:
+                self._counts[whose].note_starts(number, self._now_ms())
 
     def set_due(self, request_id: bytes) -> None:
         """Its time is over, if it waits."""

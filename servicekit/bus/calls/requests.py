@@ -119,6 +119,9 @@ class Retire(Call[bool]):
 
     Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway. A
     gateway that was attached meanwhile finds an entry with REQUEST in its `text`, as one that lost the request does.
+
+    Several requests that end for one gateway are ended together, and their last text is one entry. False then: one of
+    them was not ended by this call; the text comes if any was.
     """
 
     sid: bytes
@@ -128,6 +131,7 @@ class Retire(Call[bool]):
     ttl_ms: int
     route: bytes = b""  # gateway session of the last text; empty: none
     text: bytes = b""  # penstock.v1.TextBatch
+    others: tuple[tuple[bytes, bytes], ...] = ()  # (request_id, result) of further requests
 
 
 @dataclass(frozen=True, slots=True)

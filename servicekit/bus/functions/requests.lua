@@ -3,11 +3,20 @@
 local MARK_TTL_S = '60' -- how long a cancel waits for its request
 local NOT_YET = 0 -- instead of a list: the server was restarted, and the pool waits for its gateways
 local MEMORY_SHARE = 0.8 -- of maxmemory; submit refuses above it
+local MANY_WAIT = 4
 
-local function is_short_of_memory()
-  local info = redis.call('INFO', 'memory')
-  local limit = tonumber(string.match(info, 'maxmemory:(%d+)'))
-  return limit > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > MEMORY_SHARE * limit
+local memory = { is_short = false, looked_ms = 0 }
+
+-- To look costs a third of a submit: while many requests wait, once in a millisecond.
+local function is_short_of_memory(num_waiting)
+  local now = now_ms()
+  if num_waiting < MANY_WAIT or memory.looked_ms ~= now then
+    local info = redis.call('INFO', 'memory')
+    local limit = tonumber(string.match(info, 'maxmemory:(%d+)'))
+    memory.is_short = limit > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > MEMORY_SHARE * limit
+    memory.looked_ms = now
+  end
+  return memory.is_short
 end
 
 local function request_key(prefix, id)
@@ -18,11 +27,15 @@ local function checkpoint_key(prefix, id)
   return prefix .. 'ckpt:' .. hex(id)
 end
 
-local function drop_checkpoint(prefix, id, shard)
-  if redis.call('UNLINK', checkpoint_key(prefix, id)) == 1 then
-    redis.call('ZREM', prefix .. 'ckpts:' .. shard, hex(id))
+-- A command that takes many members, unless there are none. A call costs more than what it does.
+local function with_all(command, key, many)
+  if #many > 0 then
+    redis.call(command, key, unpack(many))
   end
 end
+
+-- Where fields are in what `stored` returns.
+local STATE, HEADER, BODY, META, ROUTE, SHARD, OWNER = 3, 4, 5, 6, 7, 8, 9
 
 local function stored(key, id)
   local request =
@@ -44,11 +57,9 @@ local function delete_hint(prefix, entry_id)
   end
 end
 
-local function open(prefix, key, id, shard)
-  local request = redis.call('HMGET', key, 'route', 'header', 'body', 'meta')
-  redis.call('HSET', key, 'state', 'RUNNING', 'shard', shard)
-  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@REQUEST@', id, '@ROUTE@', request[1],
-    '@HEADER@', request[2], '@BODY@', request[3], '@META@', request[4] or '')
+local function open(prefix, id, shard, route, header, body, meta)
+  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@REQUEST@', id, '@ROUTE@', route,
+    '@HEADER@', header, '@BODY@', body, '@META@', meta or '')
 end
 
 local function hint_prompt(prefix, id, sent_ns, header, body)
@@ -112,12 +123,13 @@ local function submit(keys, args)
     end
     return 1
   end
+  local waiting = counts_for(prefix, tenant)
   if #witness == 0 then
-    local refused = refusal(prefix, tenant, tokens, bounds)
+    local refused = refusal(waiting, tokens, bounds)
     if refused then
       return refused
     end
-    if is_short_of_memory() then
+    if is_short_of_memory(waiting[1][2]) then
       return 3
     end
   end
@@ -132,9 +144,11 @@ local function submit(keys, args)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
     'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
-    '0')
-  begin_waiting(prefix, key, id, tenant, tokens, reason == '0' and due_ms or AT_ONCE)
-  keep_witness(key, witness)
+    '0', 'waits', tokens)
+  begin_waiting(prefix, waiting, id, tokens, reason == '0' and due_ms or AT_ONCE)
+  if #witness > 0 then
+    keep_witness(key, witness)
+  end
   hint_prompt(prefix, id, sent_ns, header, body)
   return 0
 end
@@ -148,11 +162,12 @@ local function tokenized(keys, args)
   local prefix, id, entry_id, meta, sent_ns, tokens = keys[1], unpack(args)
   local key = request_key(prefix, id)
   delete_hint(prefix, entry_id)
-  if redis.call('HGET', key, 'state') ~= 'PROMPT' then
+  local request = redis.call('HMGET', key, 'state', 'waits', 'tenant')
+  if request[1] ~= 'PROMPT' then
     return 0
   end
   redis.call('HSET', key, 'state', 'READY', 'meta', meta)
-  set_waiting_tokens(prefix, key, tokens)
+  set_waiting_tokens(prefix, key, request[2], request[3], tokens)
   hint_request(prefix, id, sent_ns)
   return 1
 end
@@ -165,8 +180,9 @@ local function reject(keys, args)
   if state ~= 'PROMPT' and state ~= 'READY' then
     return 0
   end
-  end_waiting(prefix, key, id, false)
-  open(prefix, key, id, shard)
+  end_waiting(prefix, { id }, false)
+  redis.call('HSET', key, 'state', 'RUNNING', 'shard', shard)
+  open(prefix, id, shard, unpack(redis.call('HMGET', key, 'route', 'header', 'body', 'meta')))
   redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@PAYLOAD@', row)
   return 1
 end
@@ -211,23 +227,26 @@ local function claim(keys, args)
     if #head == 0 then
       break
     end
+    local read, taken = {}, {}
     for _, entry in ipairs(head) do
-      redis.call('XDEL', stream, entry[1])
+      read[#read + 1] = entry[1]
       local id = request_id(entry[2])
-      local key = id and request_key(prefix, id)
+      local request = id and stored(request_key(prefix, id), id)
       if not id then
         bury(prefix, stream, entry[2])
         num_buried = num_buried + 1
-      elseif redis.call('HGET', key, 'state') == 'READY' then
-        redis.call('HSET', key, 'owner', sid)
-        redis.call('SADD', prefix .. 'own:' .. sid, hex(id))
-        redis.call('ZREM', prefix .. 'due', hex(id)) -- its scheduler sees to its time from now on
-        open(prefix, key, id, shard)
-        claimed[#claimed + 1] = stored(key, id)
+      elseif request[STATE] == 'READY' then
+        request[STATE], request[SHARD], request[OWNER] = 'RUNNING', shard, sid
+        redis.call('HSET', request_key(prefix, id), 'state', 'RUNNING', 'shard', shard, 'owner', sid)
+        open(prefix, id, shard, request[ROUTE], request[HEADER], request[BODY], request[META])
+        taken[#taken + 1], claimed[#claimed + 1] = hex(id), request
       end
     end
+    with_all('XDEL', stream, read)
+    with_all('SADD', prefix .. 'own:' .. sid, taken)
+    with_all('ZREM', prefix .. 'due', taken) -- their scheduler sees to their time from now on
   end
-  return { claimed, num_buried }
+  return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. 'prompts') }
 end
 
 local function take(keys, args)
@@ -307,10 +326,11 @@ local function commit(keys, args)
   if redis.call('HGET', prefix .. 'sess:' .. args[1], 'state') ~= 'active' then
     return 0
   end
+  local started = {}
   for first = 1, #args[4], 16 do
-    local id = string.sub(args[4], first, first + 15)
-    end_waiting(prefix, request_key(prefix, id), id, true)
+    started[#started + 1] = string.sub(args[4], first, first + 15)
   end
+  end_waiting(prefix, started, true)
   for i = 5, #args, 2 do
     redis.call('XADD', prefix .. 'tokens:' .. args[i], '*', '@PAYLOAD@', args[i + 1])
   end
@@ -324,32 +344,51 @@ local function leases_shard(prefix, sid, shard)
   return redis.call('HGET', prefix .. 'shards', shard) == sid and is_active(prefix, sid)
 end
 
+-- Behind the five fixed arguments id and result in turn.
 local function retire(keys, args)
-  local prefix, sid, shard, id, result, ttl, route, text = keys[1], unpack(args)
-  local key = request_key(prefix, id)
-  local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route')
-  if not leases_shard(prefix, sid, shard) or request[1] ~= 'RUNNING' or request[2] ~= shard then
+  local prefix, sid, shard, ttl, route, text = keys[1], unpack(args, 1, 5)
+  if not leases_shard(prefix, sid, shard) then
     return 0
   end
-  if tonumber(ttl) > 0 then
-    redis.call('SET', prefix .. 'out:' .. hex(id), result, 'PX', ttl)
+  local ended, checkpoints, owned = {}, {}, {}
+  for i = 6, #args, 2 do
+    local id, result = args[i], args[i + 1]
+    local key = request_key(prefix, id)
+    local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route', 'waits')
+    if request[1] == 'RUNNING' and request[2] == shard then
+      ended[#ended + 1], checkpoints[#checkpoints + 1] = hex(id), checkpoint_key(prefix, id)
+      if tonumber(ttl) > 0 then
+        redis.call('SET', prefix .. 'out:' .. hex(id), result, 'PX', ttl)
+      end
+      local owner, now = request[3], request[4]
+      if owner then
+        owned[owner] = owned[owner] or {}
+        table.insert(owned[owner], hex(id))
+      end
+      if request[5] then
+        end_waiting(prefix, { id }, false)
+      end
+      redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness')
+      redis.call('HSET', key, 'state', 'ENDED')
+      redis.call('PEXPIRE', key, ttl)
+      if now ~= route and is_active(prefix, hex(now)) then -- attached meanwhile; the result has the rest
+        redis.call('XADD', prefix .. 'text:' .. hex(now), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
+      end
+    end
   end
-  if request[3] then
-    redis.call('SREM', prefix .. 'own:' .. request[3], hex(id))
+  if #ended == 0 then
+    return 0
   end
-  drop_checkpoint(prefix, id, shard)
-  end_waiting(prefix, key, id, false)
-  redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness')
-  redis.call('HSET', key, 'state', 'ENDED')
-  redis.call('PEXPIRE', key, ttl)
+  for owner, ids in pairs(owned) do
+    with_all('SREM', prefix .. 'own:' .. owner, ids)
+  end
+  if redis.call('UNLINK', unpack(checkpoints)) > 0 then
+    with_all('ZREM', prefix .. 'ckpts:' .. shard, ended)
+  end
   if route ~= '' then
     redis.call('XADD', prefix .. 'text:' .. hex(route), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@PAYLOAD@', text)
   end
-  local now = request[4]
-  if now ~= route and is_active(prefix, hex(now)) then -- attached while the detokenizer decided; the result has the rest
-    redis.call('XADD', prefix .. 'text:' .. hex(now), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
-  end
-  return 1
+  return 5 + 2 * #ended == #args and 1 or 0
 end
 
 -- While the pool settles, a request that is not there may be one that its gateway has yet to tell of.

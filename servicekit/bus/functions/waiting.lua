@@ -23,11 +23,16 @@ local function wait_ms(key)
   return math.ceil(waiting[1] * math.max(1, now_ms() - waiting[2]) / waiting[3])
 end
 
+-- The counts of the pool and of a tenant: {key, requests, tokens} each.
+local function counts_for(prefix, tenant)
+  local pool, own = waiting_key(prefix), waiting_key(prefix, tenant)
+  return { { pool, counted(pool) }, { own, counted(own) } }
+end
+
 -- Why a request may not wait too: {0 for the pool or 1 for the tenant, 0 for requests or 1 for tokens, wait_ms}.
-local function refusal(prefix, tenant, tokens, bounds)
+local function refusal(both, tokens, bounds)
   for whose = 0, 1 do
-    local key = waiting_key(prefix, whose == 1 and tenant)
-    local num_requests, num_tokens = counted(key)
+    local key, num_requests, num_tokens = unpack(both[whose + 1])
     local max_requests, max_tokens = tonumber(bounds[2 * whose + 1]), tonumber(bounds[2 * whose + 2])
     if max_requests > 0 and num_requests >= max_requests then
       return { whose, 0, wait_ms(key) }
@@ -39,52 +44,67 @@ local function refusal(prefix, tenant, tokens, bounds)
   end
 end
 
-local function begin_waiting(prefix, key, id, tenant, tokens, due_ms)
-  redis.call('HSET', key, 'waits', tokens)
-  for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, tenant) }) do
-    if redis.call('HINCRBY', counts, 'requests', 1) == 1 then
-      redis.call('HSET', counts, 'since', whole(now_ms()), 'started', 0)
+-- The request's own count, `waits`, is written with the request.
+local function begin_waiting(prefix, both, id, tokens, due_ms)
+  for _, counts in ipairs(both) do
+    local key, num_requests, num_tokens = unpack(counts)
+    if num_requests == 0 then
+      redis.call('HSET', key, 'requests', 1, 'tokens', tokens, 'since', whole(now_ms()), 'started', 0)
+    else
+      redis.call('HSET', key, 'requests', num_requests + 1, 'tokens', whole(num_tokens + tokens))
     end
-    redis.call('HINCRBY', counts, 'tokens', tokens)
   end
   if due_ms ~= '0' then
     redis.call('ZADD', prefix .. 'due', due_ms, hex(id))
   end
 end
 
-local function set_waiting_tokens(prefix, key, tokens)
-  local request = redis.call('HMGET', key, 'waits', 'tenant')
-  if request[1] then
+local function set_waiting_tokens(prefix, key, before, tenant, tokens)
+  if before and before ~= tokens then
     redis.call('HSET', key, 'waits', tokens)
-    for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, request[2]) }) do
-      redis.call('HINCRBY', counts, 'tokens', tokens - request[1])
+    for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, tenant) }) do
+      redis.call('HINCRBY', counts, 'tokens', tokens - before)
     end
   end
 end
 
-local function note_start(counts)
+local function note_starts(counts, number)
   local now, since = now_ms(), tonumber(redis.call('HGET', counts, 'since'))
-  local started = redis.call('HINCRBY', counts, 'started', 1)
+  local started = redis.call('HINCRBY', counts, 'started', number)
   if now - since > RATE_MS then
     redis.call('HSET', counts, 'since', whole(since + math.floor((now - since) / 2)), 'started',
       math.ceil(started / 2))
   end
 end
 
-local function end_waiting(prefix, key, id, has_started)
-  local request = redis.call('HMGET', key, 'waits', 'tenant')
-  if not request[1] then
-    return
+-- Requests that have started or ended together: each count changes once.
+local function end_waiting(prefix, ids, have_started)
+  local order, left, due = {}, {}, {}
+  for _, id in ipairs(ids) do
+    local key = prefix .. 'req:' .. hex(id)
+    local request = redis.call('HMGET', key, 'waits', 'tenant')
+    if request[1] then
+      redis.call('HDEL', key, 'waits')
+      due[#due + 1] = hex(id)
+      for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, request[2]) }) do
+        if not left[counts] then
+          order[#order + 1], left[counts] = counts, { 0, 0 }
+        end
+        left[counts][1], left[counts][2] = left[counts][1] + 1, left[counts][2] + request[1]
+      end
+    end
   end
-  redis.call('HDEL', key, 'waits')
-  redis.call('ZREM', prefix .. 'due', hex(id))
-  for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, request[2]) }) do
-    if redis.call('HINCRBY', counts, 'requests', -1) == 0 then
+  if #due > 0 then
+    redis.call('ZREM', prefix .. 'due', unpack(due))
+  end
+  for _, counts in ipairs(order) do
+    local requests, tokens = unpack(left[counts])
+    if redis.call('HINCRBY', counts, 'requests', 0 - requests) == 0 then
       redis.call('DEL', counts)
     else
-      redis.call('HINCRBY', counts, 'tokens', 0 - request[1])
-      if has_started then
-        note_start(counts)
+      redis.call('HINCRBY', counts, 'tokens', 0 - tokens)
+      if have_started then
+        note_starts(counts, requests)
       end
     end
   end

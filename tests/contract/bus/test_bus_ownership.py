@@ -61,6 +61,19 @@ def test_two_schedulers_never_claim_the_same_request(flow: Flow) -> None:
     assert ids(one) + ids(two) == request_ids
 
 
+def test_claim_tells_how_many_are_behind_what_it_took(flow: Flow) -> None:
+    scheduler = flow.session()
+    for _ in range(3):
+        flow.ready()
+    flow.submitted()
+    coming = []
+    for count in (2, 1, 1):
+        claimed = flow.connection.call(Claim(scheduler, count, 0))
+        assert isinstance(claimed, Claimed)
+        coming.append((len(claimed), claimed.num_coming))
+    assert coming == [(2, 2), (1, 1), (0, 1)]
+
+
 def test_claim_passes_hints_that_lead_nowhere(flow: Flow) -> None:
     scheduler = flow.session()
     lost = {k.REQUEST: id_of(99), k.SENT_NS: b"1"}

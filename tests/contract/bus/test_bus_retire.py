@@ -6,10 +6,12 @@ from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Attach,
     Attachment,
+    Compact,
     Fetch,
     LeaseShard,
     Length,
     Owned,
+    ReadCheckpoints,
     Reject,
     ReleaseShard,
     RequestState,
@@ -49,6 +51,43 @@ def test_retire_tells_a_gateway_that_was_attached_while_it_was_decided(flow: Flo
     assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS, before, b"text"))
     assert flow.fields(flow.bus.keys.text(before)) == [{k.PAYLOAD: b"text"}]
     assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: request_id}]
+
+
+def test_requests_that_end_together_are_told_to_their_gateway_together(flow: Flow) -> None:
+    scheduler, other, detokenizer = flow.session(), flow.session(), flow.session(SessionKind.DETOKENIZER)
+    gateway, now = sid_of(77), flow.session(SessionKind.GATEWAY)
+    first, second, third = flow.running(scheduler), flow.running(other), flow.running(scheduler)
+    flow.connection.execute([LeaseShard(detokenizer, 0), Attach(second, "tenant", now, b"")])
+    others = ((second, b"two"), (third, b"three"))
+    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, b"text", others)
+    assert flow.connection.execute([retire, retire]) == [True, False]
+    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text"}]
+    assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: second}]
+    assert flow.connection.execute([Owned(scheduler), Owned(other)]) == [[], []]
+    found = [flow.connection.call(Attach(each, "tenant", gateway, b"")).result for each in (first, second, third)]
+    assert found == [b"one", b"two", b"three"]
+
+
+def test_what_ended_before_does_not_keep_the_others_from_ending(flow: Flow) -> None:
+    scheduler, detokenizer, gateway = flow.session(), flow.session(SessionKind.DETOKENIZER), sid_of(77)
+    first, second = flow.running(scheduler), flow.running(scheduler)
+    flow.connection.execute([LeaseShard(detokenizer, 0), Retire(detokenizer, 0, first, b"before", LONG_MS)])
+    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, b"text", ((second, b"two"),))
+    assert not flow.connection.call(retire)
+    found = [flow.connection.call(Attach(each, "tenant", gateway, b"")).result for each in (first, second)]
+    assert found == [b"before", b"two"]
+    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text"}]
+
+
+def test_checkpoints_of_all_that_end_together_are_dropped(flow: Flow) -> None:
+    scheduler, detokenizer = flow.session(), flow.session(SessionKind.DETOKENIZER)
+    first, second, goes_on = flow.running(scheduler), flow.running(scheduler), flow.running(scheduler)
+    checkpoints = tuple((each, b"checkpoint") for each in (first, second, goes_on))
+    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, others=((second, b"two"),))
+    flow.connection.execute([LeaseShard(detokenizer, 0), Compact(detokenizer, 0, b"0-0", checkpoints), retire])
+    found = flow.connection.call(ReadCheckpoints(detokenizer, 0, b"", 10))
+    assert found is not None
+    assert [each.request.request_id for each in found] == [goes_on]
 
 
 def test_a_result_is_gone_after_its_time(flow: Flow) -> None:
