@@ -1,6 +1,7 @@
 """What the loop writes together with its next read."""
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -8,7 +9,7 @@ import structlog
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Effects
 from detokenizer_svc.core.request import Retirement
-from detokenizer_svc.core.textrows import TextRows
+from detokenizer_svc.core.textrows import TextRows, text_rows
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.shard import Shard
@@ -44,28 +45,30 @@ class Outbox:
             self.calls.append(Cancel(cancel.request_id, int(cancel.reason), time.time_ns(), sequence=cancel.sequence))
             self._stats.num_stop_cancels += 1
 
-    def put_retirement(self, sid: bytes, shard: Shard, retirement: Retirement, rows: TextRows) -> None:
-        """Ends a request; `rows` are its last for who gets its text."""
-        has_reader = bool(retirement.route) and not self._gateways.is_gone(retirement.route)
-        self.calls.append(
-            Retire(
-                sid,
-                shard.number,
-                retirement.request_id,
-                wire.encode_finished(retirement.result),
-                self._result_ttl_ms,
-                retirement.route if has_reader else b"",
-                wire.encode_text(rows, sid, time.time_ns()) if has_reader else b"",
-            )
-        )
-        self._stats.num_retired += 1
-        if is_debugging():
+    def put_retirements(self, sid: bytes, shard: Shard, retirements: Iterable[Retirement]) -> None:
+        """Ends requests, those of each gateway together."""
+        by_route: dict[bytes, list[Retirement]] = {}
+        for each in retirements:
+            route = b"" if self._gateways.is_gone(each.route) else each.route
+            by_route.setdefault(route, []).append(each)
+        for route, several in by_route.items():
+            self.calls.append(self._retire(sid, shard, route, several))
+        self._stats.num_retired += sum(map(len, by_route.values()))
+
+    def _retire(self, sid: bytes, shard: Shard, route: bytes, several: Sequence[Retirement]) -> Retire:
+        text = b""
+        if route:
+            rows = text_rows([row for each in several for row in each.last])
+            text = wire.encode_text(rows, sid, time.time_ns())
+        for each in several if is_debugging() else ():
             _logger.debug(
                 "retired",
-                request_id=format_request_id(retirement.request_id),
-                finish=[sequence.end.reason.name for sequence in retirement.result.sequences],
-                num_tokens=retirement.result.usage.num_output_tokens,
+                request_id=format_request_id(each.request_id),
+                finish=[sequence.end.reason.name for sequence in each.result.sequences],
+                num_tokens=each.result.usage.num_output_tokens,
             )
+        (request_id, result), *others = ((each.request_id, wire.encode_finished(each.result)) for each in several)
+        return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, text, tuple(others))
 
     def put_letter(self, entry: Entry, stream: str, why: str) -> None:
         """Keeps what cannot be read, for the operator."""

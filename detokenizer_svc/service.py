@@ -5,9 +5,9 @@ of all leased shards. A few times a second it also renews the session, confirms 
 or gives back shards.
 """
 
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -49,7 +49,7 @@ from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
-MANY_CALLS = 32  # that are written before the rest of what one entry led to is made
+MANY_ENDS = 32  # that are written before the rest of what one entry led to is made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
 
@@ -77,6 +77,7 @@ class DetokenizerService:
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
         self._outbox = Outbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats)
+        self._early: list[Call[Any]] = []  # sent, and not answered yet
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._ready = False
@@ -176,6 +177,7 @@ class DetokenizerService:
             time.sleep(FULL_PAUSE_S)
 
     def _recover(self, session: Session) -> None:
+        self._take_back()
         recovery = session.recover()
         self._keep_at_s = 0.0
         if recovery.lost or recovery.new_run:
@@ -200,7 +202,8 @@ class DetokenizerService:
         num_effects = len(calls)
         read = Read(positions, READ_COUNT, READ_BLOCK_MS, self._bell.awake_s(num_requests))
         answers = session.connection.execute([*calls, read] if positions else calls)
-        self._note_sent(answers)
+        self._outbox.calls = []
+        self._note_done(calls, answers)
         if not positions:
             stop.wait(READ_BLOCK_MS / 1000)
             return
@@ -218,17 +221,35 @@ class DetokenizerService:
                 self._perform(session, shard, entry, shard.attach(entry), "attach")
             if shard.extent.is_long(self._limits):
                 self._keep_at_s = 0.0
+        self._settle(session)
 
-    def _note_sent(self, answers: Sequence[Any]) -> None:
-        """What the outbox held has been carried out; `answers` begin with those to it."""
-        calls, self._outbox.calls = self._outbox.calls, []
+    def _note_done(self, calls: Sequence[Call[Any]], answers: Sequence[Any]) -> None:
+        """Calls have been carried out; `answers` begin with those to them."""
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
     def _send_early(self, session: Session) -> None:
         """Many requests that end at once: gateways get the ends of the first while those of the last are written."""
-        with contextlib.suppress(BusUnavailable, BusFull):  # the next exchange sends them again, and finds the same
-            self._note_sent(session.connection.execute(self._outbox.calls))
+        self._settle(session)
+        self._early, self._outbox.calls = self._outbox.calls, []
+        try:
+            session.connection.send(self._early)
+        except BusUnavailable:
+            self._take_back()
+
+    def _settle(self, session: Session) -> None:
+        """Makes sure that what was sent early has been carried out."""
+        if not self._early:
+            return
+        try:
+            self._note_done(self._early, session.connection.receive())
+            self._early = []
+        except (BusUnavailable, BusFull):
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """The next exchange sends again what was sent early, and finds the same."""
+        self._outbox.calls[:0], self._early = self._early, []
 
     def _perform(self, session: Session, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
         sid = session.sid
@@ -238,10 +259,10 @@ class DetokenizerService:
         for route, rows in effects.texts.items():
             self._outbox.put_text(sid, route, rows)
         self._outbox.put_cancels(effects)
-        for retirement in effects.retirements:
-            self._outbox.put_retirement(sid, shard, retirement, retirement.rows)
-            if len(self._outbox.calls) >= MANY_CALLS:
+        for first in range(0, len(effects.retirements), MANY_ENDS):
+            if first:
                 self._send_early(session)
+            self._outbox.put_retirements(sid, shard, effects.retirements[first : first + MANY_ENDS])
         if self.followers:
             for row in effects.rows():
                 self.followers.deliver(row)
@@ -340,8 +361,8 @@ class DetokenizerService:
             if taken.poison:
                 self._outbox.put_letter(entry, "tokens", taken.poison)
             self._outbox.put_cancels(taken.effects)
-            for retirement in taken.effects.retirements:
-                self._outbox.put_retirement(session.sid, shard, retirement, retirement.result.rows())
+            whole = [replace(each, last=each.result.new_rows()) for each in taken.effects.retirements]
+            self._outbox.put_retirements(session.sid, shard, whole)
         for route, rows in shard.detokenizer.snapshots():
             self._outbox.put_text(session.sid, route, rows)
         self._shards[number] = shard

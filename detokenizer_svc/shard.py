@@ -140,7 +140,7 @@ class Shard:
             failed = self.detokenizer.fail(request_id, value)
             effects.cancels += failed.cancels
             # With the whole text of all samples: who has a part of it takes the rest and the ends.
-            effects.retirements += [replace(each, rows=each.result.rows()) for each in failed.retirements]
+            effects.retirements += [replace(each, last=each.result.new_rows()) for each in failed.retirements]
         return Taken(self._drop_ended(effects), poison=str(error))
 
     def _drop_ended(self, effects: Effects) -> Effects:

@@ -46,8 +46,8 @@ class Effects:
         """All text rows, whatever their route."""
         for rows in self.texts.values():
             yield from rows.rows()
-        for retirement in self.retirements:
-            yield from retirement.rows.rows()
+        if self.retirements:
+            yield from text_rows([row for retirement in self.retirements for row in retirement.last]).rows()
 
 
 @dataclass(slots=True)
@@ -355,7 +355,7 @@ class Detokenizer:
         self._drop(last.request_id)
         result = request.result()
         last.end = result.sequences[last.sequence].end  # with the usage
-        effects.retirements.append(Retirement(last.request_id, route, result, text_rows([last])))
+        effects.retirements.append(Retirement(last.request_id, route, result, [last]))
         return True
 
     def _count_stray(self, request_id: bytes) -> None:

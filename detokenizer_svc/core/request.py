@@ -54,29 +54,37 @@ class FinishedRequest:
 
     def rows(self) -> TextRows:
         """All of it, one row a sequence from its first token to its end."""
-        return text_rows(
-            [
-                NewRow(
-                    request_id=self.header.request_id,
-                    sequence=index,
-                    token_offset=0,
-                    text_offset=0,
-                    chain=CHAIN_START,
-                    token_ids=sequence.token_ids.tolist(),
-                    text=sequence.text,
-                    end=sequence.end,
-                    logprobs=sequence.logprobs,
-                )
-                for index, sequence in enumerate(self.sequences)
-            ]
-        )
+        return text_rows(self.new_rows())
+
+    def new_rows(self) -> list[NewRow]:
+        """The same, before they are columns."""
+        return [
+            NewRow(
+                request_id=self.header.request_id,
+                sequence=index,
+                token_offset=0,
+                text_offset=0,
+                chain=CHAIN_START,
+                token_ids=sequence.token_ids.tolist(),
+                text=sequence.text,
+                end=sequence.end,
+                logprobs=sequence.logprobs,
+            )
+            for index, sequence in enumerate(self.sequences)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """A request has ended: its result, and its last text rows for the gateway that serves it."""
+    """A request has ended: its result, and its last text for the gateway that serves it, which gets that of all which
+    end with it at once."""
 
     request_id: bytes
     route: bytes
     result: FinishedRequest
-    rows: TextRows
+    last: list[NewRow]
+
+    @property
+    def rows(self) -> TextRows:
+        """The last text of this request alone."""
+        return text_rows(self.last)
