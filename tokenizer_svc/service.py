@@ -45,6 +45,7 @@ from tokenizer_svc.metrics import TokenizerCollector, TokenizerStats
 from tokenizer_svc.settings import TokenizerSettings
 
 READ_COUNT = 32  # hints in one read
+FEW_OUTCOMES = 8  # that are sent before the rest of what one read brought is tokenized
 READ_BLOCK_MS = 250
 BUSY_BLOCK_MS = 2  # while threads work on long prompts, whose outcomes the loop sends
 MAX_LONG_PROMPTS = 128  # in threads or waiting for one; beyond it hints are left to other tokenizers
@@ -94,8 +95,10 @@ class TokenizerService:
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="long-prompt")
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self._peeked = b"0-0"  # entry of `prompts` that was seen last while idle
+        self._num_read = 0  # hints in the last read
         self._long: dict[Future[_Outcome], _Job] = {}
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
+        self._early: list[Call[Any]] = []  # outcomes that were sent, and not answered yet
         self._reclaim_at_s = 0.0
         self._renew_at_s = 0.0
         self._survey_at_s = 0.0
@@ -166,7 +169,8 @@ class TokenizerService:
         self._progress_ns = time.monotonic_ns()
         try:
             jobs = self._exchange(session, may_read=may_read)
-            self._take(session.sid, jobs)
+            self._take(session, jobs)
+            self._settle(session)
         except BusUnavailable:
             self._recover(session)
         except BusFull:
@@ -175,6 +179,7 @@ class TokenizerService:
             time.sleep(FULL_PAUSE_S)
 
     def _recover(self, session: Session) -> None:
+        self._take_back()
         session.recover()
         self._renew_at_s = self._survey_at_s = 0.0
         self._leftover_names = [self.name]  # an answer may have been lost
@@ -204,6 +209,7 @@ class TokenizerService:
             self._recover(session)
         working = {job.entry_id for job in self._long.values()}
         read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in working}
+        self._num_read = len(read)
         left_behind = read.keys() - {entry.entry_id for entry in found[-1]} if found else ()
         self._stats.num_reclaimed += len(left_behind)
         for entry_id in left_behind:
@@ -224,7 +230,7 @@ class TokenizerService:
             abandoned_ms = int(self._settings.reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
         block_ms = 0 if names else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
-        awake_s = self._bell.awake_s(len(self._unsent))
+        awake_s = self._bell.awake_s(self._num_read)
         is_idle = block_ms == READ_BLOCK_MS and not self._unsent and not awake_s
         listening = self._bell.listen(is_idle=is_idle)
         reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms, awake_s))
@@ -273,8 +279,9 @@ class TokenizerService:
                 jobs.append(_Job(entry.entry_id, *request, _decimal(entry.fields.get(k.SENT_NS)), received_ns))
         return jobs
 
-    def _take(self, sid: bytes, jobs: Iterable[_Job]) -> None:
-        for job in jobs:
+    def _take(self, session: Session, jobs: Sequence[_Job]) -> None:
+        sid = session.sid
+        for number, job in enumerate(jobs, 1):
             try:
                 header = wire.decode_header(job.header)
                 message = wire.decode_body(job.body)
@@ -287,7 +294,33 @@ class TokenizerService:
                 self._long[self._pool.submit(self._tokenize, sid, job, header, message)] = job
             else:
                 self._finish(job, self._tokenize(sid, job, header, message))
+            if number % FEW_OUTCOMES == 0 and number < len(jobs):
+                self._send_early(session)
         self._stats.num_long_prompts = len(self._long)
+
+    def _send_early(self, session: Session) -> None:
+        """Schedulers get the first of many prompts while the last are tokenized."""
+        calls, self._unsent = self._unsent, []
+        self._settle(session)
+        self._early = calls
+        try:
+            session.connection.send(calls)
+        except BusUnavailable:
+            self._take_back()
+
+    def _settle(self, session: Session) -> None:
+        """Makes sure that what was sent early has been carried out."""
+        if not self._early:
+            return
+        try:
+            session.connection.receive()
+            self._early = []
+        except (BusUnavailable, BusFull):
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """What was sent early is sent again; whoever has carried it out already does nothing."""
+        self._unsent[:0], self._early = self._early, []
 
     def _collect(self, wait_s: float) -> None:
         """Takes over what threads have finished; waits so long for the first one."""
