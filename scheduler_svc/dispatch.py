@@ -16,6 +16,7 @@ from scheduler_svc.core.history import History, continued, diverged_rows, restor
 from scheduler_svc.core.rows import cancel_error, finish_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
+from scheduler_svc.gathering import Gathering
 from scheduler_svc.metrics import Meters
 from scheduler_svc.pairing import (
     Link,
@@ -92,10 +93,12 @@ class Dispatcher:
         self.outbox: list[Pending] = []
         self.is_leaving = False  # the requests are to be handed to others
         self.is_filling = False  # more plans may follow those that were just made
+        self.is_gathering = False  # a plan waits for requests that are on their way
         self._window = settings.window
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
         self._meters = meters
+        self._gathering = Gathering()
         self._shards = Shards(sid, settings.num_shards)
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
@@ -123,12 +126,19 @@ class Dispatcher:
         sid = self.sid
         self._shards.log(self.scheduler.expire(now_ns))
         plans = []
-        self.is_filling = False
+        self.is_filling = self.is_gathering = False
         for name, link in self.pairings.links.items():
             if self._backlogs.behind and self._backlogs.holds_up(self._written_by(link)):
                 continue
-            is_idle = not self.scheduler.workers[name].in_flight
-            while not self.is_filling and (plan := self.scheduler.schedule(name, now_ns)) is not None:
+            worker = self.scheduler.workers[name]
+            is_idle = not worker.in_flight
+            while not self.is_filling and self.scheduler.may_plan(name):
+                if self._gathering.waits(worker, time.monotonic_ns()):
+                    self.is_gathering = True
+                    break
+                if (plan := self.scheduler.schedule(name, now_ns)) is None:
+                    break
+                self._gathering.has_planned(name)
                 self._meters.batch_sequences.observe(len(plan.slots))
                 self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
                 for admission in plan.admissions:
@@ -262,6 +272,9 @@ class Dispatcher:
         self._is_claim_due = len(claimed) == CLAIM_COUNT
         for request in claimed:
             self._add(request)
+        held = self.scheduler.requests
+        num_tokens = sum(held[each.request_id].num_prompt_tokens for each in claimed if each.request_id in held)
+        self._gathering.note(num_tokens, claimed.num_coming, time.monotonic_ns())
 
     def _reject_overdue(self, requests: list[StoredRequest]) -> None:
         """End what is cancelled or too late while it waits for tokens or for room in a scheduler."""

@@ -27,6 +27,7 @@ _log = structlog.stdlib.get_logger(__name__)
 BLOCK_MS = 100  # how long an idle turn waits; deadlines are looked at once a turn
 READ_COUNT = 256
 FULL_PAUSE_S = 0.1
+GATHER_S = 0.0002
 
 
 class SchedulerService:
@@ -170,7 +171,9 @@ class SchedulerService:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)
         pending = dispatcher.outbox
-        may_wait = not dispatcher.is_filling and all(each.may_wait for each in pending)
+        if dispatcher.is_gathering and not pending:
+            stop.wait(GATHER_S)
+        may_wait = not (dispatcher.is_filling or dispatcher.is_gathering) and all(each.may_wait for each in pending)
         num_requests = len(dispatcher.scheduler.requests)
         block_ms = BLOCK_MS if may_wait else 0
         listening = self._bell.listen(is_idle=not num_requests)

@@ -139,11 +139,16 @@ class Scheduler:
 
     # Steps.
 
+    def may_plan(self, worker_id: str) -> bool:
+        """Whether there is room in the worker's window."""
+        worker = self.workers[worker_id]
+        return len(worker.in_flight) < self._window(worker)
+
     def schedule(self, worker_id: str, now_ns: int) -> StepPlan | None:
         """The worker's next plan; None while its window is full or there is nothing to compute."""
-        worker = self.workers[worker_id]
-        if len(worker.in_flight) >= self._window(worker):
+        if not self.may_plan(worker_id):
             return None
+        worker = self.workers[worker_id]
         draft = Draft()
         decoding = self._give_blocks(worker, draft)
         budget = worker.max_num_batched_tokens - len(decoding)
