@@ -37,6 +37,7 @@ from servicekit.bus.calls import Call as BusCall
 from servicekit.bus.interface import BusFull, BusUnavailable
 
 RETRY_S = 0.2
+ASKING = 4  # calls of clients that the server is asked for at once: whatever others ask waits behind all of them
 BYTES_PER_TOKEN = 4  # of a text that nobody has tokenized yet, roughly
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -81,6 +82,7 @@ class Outbox:
         self._cancels: dict[bytes, Cancel] = {}
         self._attaches: dict[bytes, Served] = {}
         self._woken = asyncio.Event()
+        self._asking = asyncio.Semaphore(ASKING)
 
     async def submit(self, requests: Sequence[Request], form: ReplyForm) -> Submitted:
         """Gives the requests of one call to the pipeline.
@@ -233,12 +235,15 @@ class Outbox:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._patience_s
         while await self._link.back_within(until_s - loop.time()):
-            try:
-                return await self._link.execute(calls)
-            except BusUnavailable as error:
-                _logger.info("submitting again: %s", error)
-            except BusFull as error:
-                raise _full() from error
+            async with self._asking:
+                if not self._link.connected:
+                    continue
+                try:
+                    return await self._link.execute(calls)
+                except BusUnavailable as error:
+                    _logger.info("submitting again: %s", error)
+                except BusFull as error:
+                    raise _full() from error
         raise _unavailable()
 
     async def _ask(self, calls: Sequence[BusCall[Any]]) -> list[Any]:

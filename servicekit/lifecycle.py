@@ -40,6 +40,7 @@ STALLED_AFTER_S = 7.5  # a health check every other second finds it within 10 s
 WATCH_INTERVAL_S = 0.25
 NOW_GRACE_S = 5.0  # how long `run` may take to return once `now` is set
 RPC_GRACE_S = 2.0
+GARBAGE_THRESHOLD = 10_000  # new objects between two looks for garbage: once in a burst of requests, not often
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -262,6 +263,7 @@ class _Process:
                     _logger.info("ready")
                     # What was loaded stays: to look through all of it for garbage takes tens of milliseconds.
                     gc.freeze()
+                    gc.set_threshold(GARBAGE_THRESHOLD)
                 self._was_ready |= ready
                 known = (ready, alive)
             if await self._stop.wait_async(WATCH_INTERVAL_S) and self._stop.now.is_set():
