@@ -61,6 +61,7 @@ class Reception:
             PenstockError: not accepted; nothing will come.
         """
         delivery = self._delivery
+        self.expect()  # again: who has just turned its loop turns it faster when the request comes
         await self._link.back_within(self._outage_patience_s)
         call = self._call(form, requests[0].header.tenant, sink)
         # Who follows one of them here already is only let go if this call is the same.
