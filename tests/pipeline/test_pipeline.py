@@ -33,6 +33,8 @@ def expected(prompt: list[int], count: int, params: SamplingParams = GREEDY, see
 
 
 def used_blocks(pipeline: Pipeline) -> int:
+    """Of the worker, once it is paired."""
+    wait_until(lambda: "worker" in pipeline.scheduler.stats().workers)
     return pipeline.scheduler.stats().workers["worker"].num_used_blocks
 
 
