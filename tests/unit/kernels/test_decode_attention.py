@@ -6,7 +6,7 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 
 from worker_svc.core.kernels import decode_attention
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.decode_cut import Cut
+from worker_svc.core.kernels.decode_cut import Cut, Shares, find_shares
 from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-5
@@ -38,7 +38,8 @@ def check(
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
-        decode.attend(qkv, norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out, unscaled)
+        decode.plan(decode_rows)
+        decode.attend(qkv.clone(), norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out, unscaled)
     for slot, length in enumerate(past):
         position = torch.tensor([length], device=DEVICE)
         heads = scaled[rows[slot]].view(1, -1, head_dim)
@@ -102,3 +103,33 @@ def test_whole_tiles_need_fewer_splits_than_there_are() -> None:
 
 def test_so_many_sequences_that_nothing_is_split() -> None:
     check([200, *[index % 5 for index in range(140)]], num_heads=2, num_kv_heads=2, rounds=1)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("cost", [0, 1, 3])
+def test_shares_of_all_contexts(monkeypatch: pytest.MonkeyPatch, programs: int, cost: int) -> None:
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(programs, 16, 3, 2, cost))
+    check([0, 1, 15, 16, 17, 70])
+    check([70, 0, 0, 1])
+    check([33], hidden_size=96)
+    check([130, 97, 64, 0, 1], num_heads=8, num_kv_heads=1)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("tokens", [16, 32])
+def test_shares_with_more_or_larger_tiles_on_their_way(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, stages: int
+) -> None:
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(3, tokens, stages, 2, 1))
+    check([127, 128, 3, 129, 31, 32])
+    check([127, 128, 3, 129, 31, 32], block_size=64, num_heads=12)
+
+
+def test_many_contexts_are_cut_into_shares_where_a_tile_of_all_heads_is_small_enough() -> None:
+    assert find_shares(64, 8, 256, 132) == Shares(132, 16, 3, 8, 4)
+    assert find_shares(64, 4, 256, 132) == Shares(264, 16, 3, 4, 4)
+    assert find_shares(32, 8, 256, 132) is None, "few contexts"
+    assert find_shares(64, 6, 256, 132) is None, "heads that are no power of two"
+    assert find_shares(64, 16, 256, 132) is None, "many heads"
+    assert find_shares(64, 4, 512, 132) is None, "large heads"
+    assert find_shares(64, 8, 256, 0) is None, "little shared memory"

@@ -85,7 +85,7 @@ class TritonAttention:
         )
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
-        """The attention of a step in which all sequences advance by one token; launches nothing."""
+        """The attention of a step in which all sequences advance by one token."""
         return TritonStepAttention(self, block_tables, rows, chunked=None)
 
     def prepare_chunks(
@@ -202,6 +202,7 @@ class TritonStepAttention:
         self._block_tables = block_tables
         self._decode_rows = decode_rows
         self._chunked = chunked
+        backend.decode.plan(decode_rows)
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
         """See `StepAttention.attend`."""

@@ -1,237 +1,20 @@
-"""Attention of sequences that advance by one token: one kernel from q, k and v to the attended heads."""
+"""Attention of sequences that advance by one token, from q, k and v to the attended heads."""
 
 from dataclasses import dataclass, replace
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, Cut, cut
-from worker_svc.core.kernels.decode_tiles import attend_tile, begin, constants
-from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, SHARE_BYTES, Cut, Shares, cut, find_shares
+from worker_svc.core.kernels.decode_shares import PLAN_COLUMNS, attend_shares, finish_heads, plan_shares
+from worker_svc.core.kernels.decode_splits import attend_splits
+from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
 from worker_svc.core.operations.interface import Unscaled
 
 _LOG2E = 1.4426950408889634
 _PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
-
-
-@triton.jit
-def _decode_attention(
-    qkv_ptr,  # [tokens, (H + 2 HK) D]
-    query_norm_ptr,  # [D]
-    key_norm_ptr,  # [D]
-    hidden_ptr,  # [tokens, HIDDEN]: rows of qkv are multiplied by 1 / rms of these
-    rotary_ptr,  # f32[positions, D]: cosines, then sines
-    rows_ptr,  # i64[sequences]: each one's row of qkv and out
-    slots_ptr,  # i64[sequences]: each one's row of the block tables
-    contexts_ptr,  # i64[sequences]: tokens, the new one included
-    tables_ptr,  # i32[slots, blocks]
-    keys_ptr,
-    values_ptr,
-    out_ptr,  # [tokens, H D]
-    partial_ptr,  # f32[sequences, HK, splits, G, D]
-    weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
-    done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
-    eps,
-    hidden_eps,
-    scale,  # of scores, to the base of 2
-    table_stride,
-    block_stride,
-    token_stride,
-    head_stride,
-    H: tl.constexpr,
-    HK: tl.constexpr,
-    D: tl.constexpr,
-    G: tl.constexpr,
-    GR: tl.constexpr,  # power of two from G
-    GP: tl.constexpr,  # the same, but enough rows for a matrix product
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    SPLIT_T: tl.constexpr,
-    PARTS: tl.constexpr,
-    NORM: tl.constexpr,
-    HIDDEN: tl.constexpr,  # 0: they are scaled already
-    STAGES: tl.constexpr,
-    SPLIT: tl.constexpr,  # contexts may be cut
-    AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
-    DEPENDENT: tl.constexpr,
-):
-    # Neighbours are the heads of one sequence, whose keys lie side by side, then its parts: what is long begins first.
-    kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    sequence = tl.program_id(2)
-    max_splits = tl.num_programs(1)
-    HALF: tl.constexpr = D // 2
-    context = tl.load(contexts_ptr + sequence).to(tl.int32)
-    row = tl.load(rows_ptr + sequence)
-    table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
-    past = context - 1
-    wanted = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
-    length = tl.maximum(1, (past + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T
-    # Whole tiles may need fewer splits than wanted: an empty one would be 0 / 0.
-    num_splits = tl.maximum(1, (past + length - 1) // length)
-    if split < num_splits:
-        first = split * length
-        last = tl.minimum(first + length, past)
-        half = tl.arange(0, HALF)
-        dims = tl.arange(0, D)
-        group = tl.arange(0, GP)
-        is_query = group[:, None] < G
-        head_keys = keys_ptr + kv_head * head_stride + half[:, None]
-        head_values = values_ptr + kv_head * head_stride + dims[None, :]
-        tile = tl.arange(0, BLOCK_T)
-        if AHEAD == 2:
-            # Queries are made within the first round, so that the first tiles are on their way meanwhile; blocks are
-            # looked up a round ahead, so that what is on its way is more than one tile.
-            most = tl.full((GP,), float("-inf"), tl.float32)
-            total = tl.zeros((GP,), tl.float32)
-            acc = tl.zeros((GP, D), tl.float32)
-            a1 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
-            a2 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
-            blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=first + tile < last, other=0)
-            for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
-                positions = start + tile
-                is_past = positions < last
-                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
-                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
-                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
-                following = positions + BLOCK_T
-                blocks = tl.load(table + following // BLOCK_SIZE, mask=following < last, other=0)
-                if start == first:
-                    wait(DEPENDENT)
-                    release(DEPENDENT)
-                    cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
-                        rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
-                    )
-                    a1, a2, most, total, acc = begin(
-                        qkv_ptr + row * ((H + 2 * HK) * D),
-                        hidden_ptr + row * HIDDEN,
-                        cos,
-                        sin,
-                        query_norm_1,
-                        query_norm_2,
-                        key_norm_1,
-                        key_norm_2,
-                        table,
-                        keys_ptr,
-                        values_ptr,
-                        eps,
-                        hidden_eps,
-                        scale,
-                        past,
-                        kv_head,
-                        split == num_splits - 1,
-                        block_stride,
-                        token_stride,
-                        head_stride,
-                        H,
-                        HK,
-                        D,
-                        G,
-                        GP,
-                        BLOCK_SIZE,
-                        NORM,
-                        HIDDEN,
-                    )
-                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
-        else:
-            cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
-                rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
-            )
-            if AHEAD == 1:
-                is_early = first + tile < last
-                blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=is_early, other=0)
-                cells = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
-                early_keys_1 = tl.load(head_keys + cells[None, :], mask=is_early[None, :], other=0.0)
-                early_keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_early[None, :], other=0.0)
-                early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
-            wait(DEPENDENT)
-            release(DEPENDENT)
-            a1, a2, most, total, acc = begin(
-                qkv_ptr + row * ((H + 2 * HK) * D),
-                hidden_ptr + row * HIDDEN,
-                cos,
-                sin,
-                query_norm_1,
-                query_norm_2,
-                key_norm_1,
-                key_norm_2,
-                table,
-                keys_ptr,
-                values_ptr,
-                eps,
-                hidden_eps,
-                scale,
-                past,
-                kv_head,
-                split == num_splits - 1,
-                block_stride,
-                token_stride,
-                head_stride,
-                H,
-                HK,
-                D,
-                G,
-                GP,
-                BLOCK_SIZE,
-                NORM,
-                HIDDEN,
-            )
-            if AHEAD == 1:
-                most, total, acc = attend_tile(
-                    a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
-                )
-                first += BLOCK_T
-            for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
-                positions = start + tile
-                is_past = positions < last
-                blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0)
-                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
-                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
-                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
-                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
-        if not SPLIT or num_splits == 1:
-            outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
-            tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
-        else:
-            # The split that ends last adds the parts up, so that no second kernel is needed.
-            base = (sequence * HK + kv_head) * max_splits
-            parts = partial_ptr + group[:, None] * D + dims[None, :]
-            tl.store(parts + (base + split) * (G * D), acc / total[:, None], mask=is_query)
-            tl.store(weight_ptr + (base + split) * G + group, most + tl.log2(total), mask=group < G)
-            tl.debug_barrier()
-            ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
-            if ended == num_splits - 1:
-                query = tl.arange(0, GR)
-                top = tl.full((GR,), float("-inf"), tl.float32)
-                mass = tl.zeros((GR,), tl.float32)
-                attended = tl.zeros((GR, D), tl.float32)
-                for start in range(0, num_splits, PARTS):
-                    part = start + tl.arange(0, PARTS)
-                    is_part = part[:, None] < num_splits
-                    places = (base + part[:, None]) * G + query[None, :]
-                    is_place = is_part & (query[None, :] < G)
-                    # Rows behind G would be -inf - -inf, which is NaN; they are never stored.
-                    weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
-                    weight = tl.where(is_part, weight, float("-inf"))
-                    partial = tl.load(
-                        partial_ptr + places[:, :, None] * D + dims[None, None, :],
-                        mask=is_place[:, :, None],
-                        other=0.0,
-                        cache_modifier=".cg",
-                    )
-                    higher = tl.maximum(top, tl.max(weight, 0))
-                    kept = tl.exp2(top - higher)
-                    p = tl.exp2(weight - higher[None, :])
-                    attended = attended * kept[:, None] + tl.sum(partial * p[:, :, None], 0)
-                    mass = mass * kept + tl.sum(p, 0)
-                    top = higher
-                targets = out_ptr + row * (H * D) + (kv_head * G + query[:, None]) * D + dims[None, :]
-                tl.store(targets, (attended / mass[:, None]).to(out_ptr.dtype.element_ty), mask=query[:, None] < G)
-                tl.store(done_ptr + sequence * HK + kv_head, 0)
+_FINISH_REGISTERS = 80  # so that two programs leave room for one of `attend_shares` beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +52,12 @@ class DecodeAttention:
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = head_dim * item_bytes
-        most = max(self._cut(count).splits * count for count in range(1, max_sequences + 1)) * num_heads
+        self._multiprocessors = multiprocessors(device, SHARE_BYTES)
+        self._max_sequences = triton.next_power_of_2(max_sequences)
+        counts = range(1, max_sequences + 1)
+        programs = max((shares.programs for shares in map(self._find_shares, counts) if shares), default=0)
+        most = max(2 * programs, *(self._cut(count).splits * count for count in counts)) * num_heads
+        self._plan = torch.empty(programs, PLAN_COLUMNS, dtype=torch.int32, device=device)
         self._partial = torch.empty(most * head_dim, device=device)
         self._weight = torch.empty(most, device=device)
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
@@ -278,6 +66,22 @@ class DecodeAttention:
         chosen = cut(sequences, self._num_kv_heads, self._row_bytes)
         # No context is longer than the table of positions: further splits would find nothing.
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
+
+    def _find_shares(self, sequences: int) -> Shares | None:
+        return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
+
+    def plan(self, rows: DecodeRows) -> None:
+        """Cut the contexts of a step; called before its first `attend`."""
+        if (shares := self._find_shares(len(rows))) is not None:
+            plan_shares[(shares.programs,)](
+                rows.contexts,
+                self._plan,
+                len(rows),
+                BLOCK_T=shares.tokens,
+                COST=shares.cost,
+                SEQUENCES=self._max_sequences,
+                **options(),
+            )
 
     def attend(
         self,
@@ -293,14 +97,33 @@ class DecodeAttention:
     ) -> None:
         """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
 
-        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], block_tables i32[slots, blocks],
-        out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not name are left alone.
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], which may be overwritten, norms each [head_dim],
+        block_tables i32[slots, blocks], out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not
+        name are left alone.
         `unscaled`: of the rows of qkv.
         """
-        head_dim, chosen = self._head_dim, self._cut(len(rows))
+        if (shares := self._find_shares(len(rows))) is not None:
+            self._attend_shares(shares, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
+        else:
+            self._attend_splits(self._cut(len(rows)), qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
+
+    def _attend_splits(
+        self,
+        chosen: Cut,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        unscaled: Unscaled | None,
+    ) -> None:
+        head_dim = self._head_dim
         queries = self._num_heads // self._num_kv_heads
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-        _decode_attention[(self._num_kv_heads, chosen.splits, len(rows))](
+        attend_splits[(self._num_kv_heads, chosen.splits, len(rows))](
             qkv,
             query_norm,
             key_norm,
@@ -340,4 +163,79 @@ class DecodeAttention:
             AHEAD=chosen.ahead,
             DEPENDENT=self._dependent,
             **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
+        )
+
+    def _attend_shares(
+        self,
+        shares: Shares,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        unscaled: Unscaled | None,
+    ) -> None:
+        heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+        finish_heads[(len(rows),)](
+            qkv,
+            query_norm,
+            key_norm,
+            unscaled.hidden if unscaled is not None else qkv,
+            self._rotary,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            block_tables,
+            keys,
+            values,
+            eps,
+            unscaled.eps if unscaled is not None else 0.0,
+            unscaled.hidden.shape[1] if unscaled is not None else 0,
+            head_dim**-0.5 * _LOG2E,
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=heads,
+            HK=kv_heads,
+            D=head_dim,
+            HEADS=triton.next_power_of_2(heads),
+            BLOCK_SIZE=keys.shape[1],
+            NORM=norms is not None,
+            DEPENDENT=self._dependent,
+            **options(dependent=self._dependent, registers=_FINISH_REGISTERS),
+        )
+        attend_shares[(shares.programs,)](
+            qkv,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            self._plan,
+            block_tables,
+            keys,
+            values,
+            out,
+            self._partial,
+            self._weight,
+            self._done,
+            len(rows),
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=heads,
+            HK=kv_heads,
+            D=head_dim,
+            G=heads // kv_heads,
+            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(heads // kv_heads)),
+            BLOCK_SIZE=keys.shape[1],
+            BLOCK_T=shares.tokens,
+            HEADS=triton.next_power_of_2(heads),
+            STAGES=shares.stages,
+            DEPENDENT=self._dependent,
+            **options(warps=shares.warps, dependent=self._dependent),
         )

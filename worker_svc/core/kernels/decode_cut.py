@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 MIN_QUERY_ROWS = 16  # of a matrix product's operand, as tokens of a tile
+_FEW_SEQUENCES = 32
+_ROW_BYTES, _TOKEN_BYTES = 256, 2048  # of one key, and of those of all heads
+# Of shared memory: two tiles of keys and of values, and room for conversions.
+SHARE_BYTES = 5 * MIN_QUERY_ROWS * _TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,29 @@ class Cut:
     warps: int  # of a program
     registers: int | None  # of a thread, at most, so that more programs run at once
     ahead: int  # tiles that do not wait for the kernel ahead: 0 none, 1 the first, in registers, 2 one for each stage
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How all contexts together are cut into the work of programs that have all heads."""
+
+    programs: int
+    tokens: int  # of a tile
+    stages: int  # of the loop over tiles
+    warps: int
+    cost: int  # of a context, beside its tiles: a program begins and ends it while its next tiles are on their way
+
+
+def find_shares(sequences: int, num_kv_heads: int, row_bytes: int, multiprocessors: int) -> Shares | None:
+    """Of more than a few contexts, for a power of two of heads with keys of common sizes; None: splits are better.
+
+    `multiprocessors`: those that have `SHARE_BYTES`.
+    """
+    token_bytes = num_kv_heads * row_bytes
+    fits = row_bytes <= _ROW_BYTES and token_bytes <= _TOKEN_BYTES and num_kv_heads & (num_kv_heads - 1) == 0
+    if sequences <= _FEW_SEQUENCES or not fits or not multiprocessors:
+        return None
+    return Shares(multiprocessors * (_TOKEN_BYTES // token_bytes), MIN_QUERY_ROWS, 3, num_kv_heads, 4)
 
 
 def cut(sequences: int, num_kv_heads: int, row_bytes: int) -> Cut:

@@ -21,6 +21,17 @@ def has_dependent_launch(device: torch.device) -> bool:
     )
 
 
+@cache
+def multiprocessors(device: torch.device, shared_memory: int) -> int:
+    """How many programs with so many bytes of shared memory run at once, each on its own: 0 where there is less. The
+    interpreter runs one after the other.
+    """
+    if device.type != "cuda" or INTERPRETED:
+        return 1
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count if properties.shared_memory_per_multiprocessor >= shared_memory else 0
+
+
 def options(*, warps: int = 4, dependent: bool = False, registers: int | None = None) -> dict[str, Any]:
     """Launch options of a kernel with `warps` warps a program and at most `registers` a thread; the interpreter takes
     none.

@@ -10,7 +10,7 @@ from worker_svc.core.operations.interface import Unscaled
 
 
 @triton.jit
-def _turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+def turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Both halves [heads, D / 2] of some heads, normalised and rotated."""
     if NORM:
         half = tl.arange(0, D // 2)
@@ -70,8 +70,8 @@ def _rope_write(
     k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
     v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
     scale = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
-    q1, q2 = _turn(q1 * scale, q2 * scale, query_norm_ptr, cos, sin, eps, D, NORM)
-    k1, k2 = _turn(k1 * scale, k2 * scale, key_norm_ptr, cos, sin, eps, D, NORM)
+    q1, q2 = turn(q1 * scale, q2 * scale, query_norm_ptr, cos, sin, eps, D, NORM)
+    k1, k2 = turn(k1 * scale, k2 * scale, key_norm_ptr, cos, sin, eps, D, NORM)
     dtype = qkv_ptr.dtype.element_ty
     tl.store(queries, q1.to(dtype), mask=head < H)
     tl.store(queries + HALF, q2.to(dtype), mask=head < H)
