@@ -12,6 +12,7 @@ from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.request import format_request_id
 from penstock.domain.rows import unstarted_rows
 from scheduler_svc.backlogs import Backlogs
+from scheduler_svc.claiming import ASK_AGAIN_NS, CLAIM_COUNT, Claiming, number
 from scheduler_svc.core.history import History, continued, diverged_rows, restore
 from scheduler_svc.core.rows import cancel_error, finish_of
 from scheduler_svc.core.scheduler import Scheduler
@@ -32,6 +33,7 @@ from scheduler_svc.pending import Pending
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.shards import Shards
 from scheduler_svc.wire import (
+    decode_cancel,
     decode_request,
     decode_result,
     decode_witness,
@@ -39,7 +41,7 @@ from scheduler_svc.wire import (
     encode_plan,
     encode_rows,
     num_samples,
-    read_histories,
+    read_loaded,
 )
 from servicekit.bus import keys
 from servicekit.bus.calls import (
@@ -74,13 +76,9 @@ from servicekit.logs import is_debugging
 
 _log = structlog.stdlib.get_logger(__name__)
 
-CLAIM_COUNT = 16  # requests of one turn: each takes a tenth of a millisecond and more, for which plans wait
 OVERDUE_COUNT = 64
 SURVEY_NS = 200_000_000
-ASK_AGAIN_NS = 50_000_000  # a pool that settles
-SWEEP_NS = 1_000_000_000  # a hint may be lost: claim once in a while without one
 HAND_OVER_NS = 1_000_000_000  # without a worker that is paired, while another scheduler has one
-MAX_HINTS = 4096
 
 
 class Dispatcher:
@@ -101,10 +99,9 @@ class Dispatcher:
         self._gathering = Gathering()
         self._shards = Shards(sid, settings.num_shards)
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
-        self._hints: dict[bytes, int] = {}  # request → when its hint was sent, Unix nanoseconds
-        self._is_claim_due = True
+        self._claiming = Claiming()
         self._must_look = False  # for what is owned and was not loaded
-        self._survey_ns = self._sweep_ns = self._linked_ns = 0
+        self._survey_ns = self._linked_ns = 0
         self._is_draining = False
 
     @property
@@ -118,7 +115,7 @@ class Dispatcher:
         self.outbox = [each for each in self.outbox if isinstance(each.call, repeated)]
         self.outbox.append(Pending(Owned(self.sid), self._found_owned))
         self._survey_ns = 0
-        self._is_claim_due = True
+        self._claiming.is_due = True
 
     def plan(self) -> None:
         """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
@@ -172,15 +169,14 @@ class Dispatcher:
         if self._backlogs.is_due(now_ns):
             shards = tuple(sorted({*self._shards.in_use(), *self._homes()}))
             self.outbox.append(Pending(LogBacklogs(shards), partial(self._note_backlogs, shards)))
-        if now_ns >= self._sweep_ns:
-            self._sweep_ns, self._is_claim_due = now_ns + SWEEP_NS, True
+        if self._claiming.sweeps(now_ns):
             self._shards.forget_ended(self.scheduler.requests)
         # Without any living worker requests are claimed too, so that their deadlines and cancels count.
         can_serve = bool(self.pairings.links) or not self.pairings.is_worker_alive
-        if self._is_claim_due and can_serve and not is_draining and self.scheduler.has_room():
+        if self._claiming.is_due and can_serve and not is_draining and self.scheduler.has_room():
             shard = self._shard()
             if not self._backlogs.holds_up((shard,)):
-                self._is_claim_due = False
+                self._claiming.is_due = False
                 self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, shard), self.claimed))
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
@@ -195,10 +191,7 @@ class Dispatcher:
             self._receive_cancel(entry)
         for entry in entries.get(self._keys.requests, ()):
             self._positions[self._keys.requests] = entry.entry_id
-            self._is_claim_due = True
-            if len(self._hints) >= MAX_HINTS:
-                self._hints.clear()
-            self._hints[entry.fields.get(keys.REQUEST, b"")] = _number(entry, keys.SENT_NS)
+            self._claiming.hint(entry)
 
     def positions(self) -> dict[bytes, bytes]:
         """The streams to read, and behind which entries."""
@@ -234,15 +227,12 @@ class Dispatcher:
     def _receive_cancel(self, entry: Entry) -> None:
         now_ns, start_s = time.time_ns(), time.perf_counter()
         try:
-            request_id = entry.fields[keys.REQUEST]
-            reason = CancelReason(int(entry.fields[keys.REASON]))
-            sequence = int(entry.fields.get(keys.SEQUENCE, b"-1"))
-        except (KeyError, ValueError) as error:
-            self._bury("cancels", entry.fields, f"not a cancel: {error!r}")
+            request_id, reason, sequence = decode_cancel(entry.fields)
+        except PoisonMessageError as error:
+            self._bury("cancels", entry.fields, str(error))
             return
-        rows = self.scheduler.cancel(request_id, reason, now_ns, sequence if sequence >= 0 else None)
-        self._shards.log(rows)
-        self._meters.cancels.observe(_number(entry, keys.SENT_NS), now_ns, time.perf_counter() - start_s)
+        self._shards.log(self.scheduler.cancel(request_id, reason, now_ns, sequence))
+        self._meters.cancels.observe(number(entry, keys.SENT_NS), now_ns, time.perf_counter() - start_s)
 
     def _end_epoch(self, worker: str) -> None:
         """The worker's sequences wait again; the worker is told by the next survey and begins anew."""
@@ -264,12 +254,12 @@ class Dispatcher:
     def claimed(self, claimed: Claimed | Settling) -> None:
         """What a claim has brought."""
         if claimed is NOT_YET:
-            self._sweep_ns = time.monotonic_ns() + ASK_AGAIN_NS
+            self._claiming.settles(time.monotonic_ns())
             return
         if claimed.num_buried:
             _log.error("dead letters", stream="requests", count=claimed.num_buried, why=keys.NO_REQUEST.decode())
             self._meters.dead_letters["requests"] += claimed.num_buried
-        self._is_claim_due = len(claimed) == CLAIM_COUNT
+        self._claiming.is_due = len(claimed) == CLAIM_COUNT
         for request in claimed:
             self._add(request)
         held = self.scheduler.requests
@@ -304,13 +294,8 @@ class Dispatcher:
         if loaded is NOT_YET:
             self._must_look = True
             return
-        wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
-        entries = [entry for log in loaded.log.values() for entry in log]
-        logged = [entry.fields[keys.PAYLOAD] for entry in entries if keys.PAYLOAD in entry.fields]
-        histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
-        for request in loaded.requests:
-            if not all(history.has_ended for history in histories[request.request_id]):
-                self._add(request, histories[request.request_id])
+        for request, histories in read_loaded(loaded):
+            self._add(request, histories)
 
     def _add(self, stored: StoredRequest, histories: Sequence[History] = ()) -> None:
         """Hand a request to the core, behind what is known of it: by the log, and by its gateway if that is more."""
@@ -343,7 +328,7 @@ class Dispatcher:
         if is_debugging():
             num_tokens = len(request.prompt_token_ids)
             _log.debug("queued", request_id=format_request_id(request_id), num_prompt_tokens=num_tokens)
-        sent_ns = self._hints.pop(request_id, now_ns)
+        sent_ns = self._claiming.take_hint(request_id, now_ns)
         self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 
     # Workers and other schedulers.
@@ -392,7 +377,7 @@ class Dispatcher:
             return
         self.pairings.begin(Link(worker, pairing.incarnation, offer, pairing.results_after))
         self._shards.log(self.scheduler.add_worker(worker, offer.limits))
-        self._is_claim_due = True
+        self._claiming.is_due = True
         _log.info("paired", worker=worker, model=offer.model, num_blocks=offer.limits.num_blocks)
 
     # The log.
@@ -417,9 +402,3 @@ class Dispatcher:
         _log.error("dead letter", stream=stream, why=why)
         self._meters.dead_letters[stream.partition(":")[0]] += 1
         self.outbox.append(Pending(dead_letter(self._keys, stream, fields, why)))
-
-
-def _number(entry: Entry, name: bytes) -> int:
-    """A decimal field that only measures; 0 if it is missing or malformed."""
-    text = entry.fields.get(name, b"")
-    return int(text) if text.isdigit() else 0

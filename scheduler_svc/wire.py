@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.domain.errors import PenstockError, PoisonMessageError
-from penstock.domain.finish import RequestError
+from penstock.domain.finish import CancelReason, RequestError
 from penstock.domain.params import MAX_N
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
 from penstock.domain.rows import TokenRows
@@ -18,6 +18,8 @@ from penstock.wire.requests import decode_sampling, decode_stopping, encode_samp
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
+from servicekit.bus import keys
+from servicekit.bus.calls import Loaded, StoredRequest
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
@@ -200,6 +202,19 @@ def decode_rows(payload: bytes) -> TokenRows:
     return tokens.decode_rows(payload)[1]
 
 
+def decode_cancel(fields: Mapping[bytes, bytes]) -> tuple[bytes, CancelReason, int | None]:
+    """Of an entry: the request, why it is cancelled, and which of its sequences; None: all.
+
+    Raises:
+        PoisonMessageError: it is no cancel.
+    """
+    try:
+        sequence = int(fields.get(keys.SEQUENCE, b"-1"))
+        return fields[keys.REQUEST], CancelReason(int(fields[keys.REASON])), sequence if sequence >= 0 else None
+    except (KeyError, ValueError) as error:
+        raise PoisonMessageError(f"not a cancel: {error!r}") from error
+
+
 def decode_witness(witness: Iterable[bytes]) -> list[U32]:
     """The tokens that a client has, u32[tokens] for each sequence.
 
@@ -231,6 +246,16 @@ def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> di
             if of_request is not None and row[0] < len(of_request):
                 of_request[row[0]].take(*row[1:4], rows.token_ids[row[4] : row[5]])
     return histories
+
+
+def read_loaded(loaded: Loaded) -> list[tuple[StoredRequest, list[History]]]:
+    """The loaded requests that go on, with the histories of their sequences by checkpoints and log."""
+    entries = [entry for log in loaded.log.values() for entry in log]
+    logged = [entry.fields[keys.PAYLOAD] for entry in entries if keys.PAYLOAD in entry.fields]
+    wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
+    histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
+    found = [(request, histories[request.request_id]) for request in loaded.requests]
+    return [each for each in found if not all(history.has_ended for history in each[1])]
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from scheduler_svc.core.history import History, diverged_rows, restore
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest, Status
 from scheduler_svc.core.worker import WorkerLimits
-from scheduler_svc.wire import decode_request, decode_witness, encode_rows, num_samples, read_histories
+from scheduler_svc.wire import decode_request, decode_witness, encode_rows, read_loaded
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     NOT_YET,
@@ -291,13 +291,7 @@ class SchedulerProcess(Process):
 
     def loaded(self, me: SchedulerState, loaded: Loaded) -> SchedulerState:
         """As the dispatcher does: behind what the log holds, unless that has ended."""
-        wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
-        entries = [entry for log in loaded.log.values() for entry in log]
-        logged = [entry.fields[k.PAYLOAD] for entry in entries if k.PAYLOAD in entry.fields]
-        histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
-        found = [(request, histories[request.request_id]) for request in loaded.requests]
-        going_on = [each for each in found if not all(history.has_ended for history in each[1])]
-        return self.added(me._replace(to_load=()), going_on)
+        return self.added(me._replace(to_load=()), read_loaded(loaded))
 
     def added(self, me: SchedulerState, found: Sequence[tuple[StoredRequest, Sequence[History]]]) -> SchedulerState:
         """Requests that are its own now: behind what is known of them, by log and client."""
