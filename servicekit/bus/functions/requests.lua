@@ -231,15 +231,16 @@ local function claim(keys, args)
     for _, entry in ipairs(head) do
       read[#read + 1] = entry[1]
       local id = request_id(entry[2])
-      local request = id and stored(request_key(prefix, id), id)
+      local digits = id and hex(id)
+      local request = id and stored(prefix .. 'req:' .. digits, id)
       if not id then
         bury(prefix, stream, entry[2])
         num_buried = num_buried + 1
       elseif request[STATE] == 'READY' then
         request[STATE], request[SHARD], request[OWNER] = 'RUNNING', shard, sid
-        redis.call('HSET', request_key(prefix, id), 'state', 'RUNNING', 'shard', shard, 'owner', sid)
+        redis.call('HSET', prefix .. 'req:' .. digits, 'state', 'RUNNING', 'shard', shard, 'owner', sid)
         open(prefix, id, shard, request[ROUTE], request[HEADER], request[BODY], request[META])
-        taken[#taken + 1], claimed[#claimed + 1] = hex(id), request
+        taken[#taken + 1], claimed[#claimed + 1] = digits, request
       end
     end
     with_all('XDEL', stream, read)
@@ -353,17 +354,18 @@ local function retire(keys, args)
   local ended, checkpoints, owned = {}, {}, {}
   for i = 6, #args, 2 do
     local id, result = args[i], args[i + 1]
-    local key = request_key(prefix, id)
+    local digits = hex(id)
+    local key = prefix .. 'req:' .. digits
     local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route', 'waits')
     if request[1] == 'RUNNING' and request[2] == shard then
-      ended[#ended + 1], checkpoints[#checkpoints + 1] = hex(id), checkpoint_key(prefix, id)
+      ended[#ended + 1], checkpoints[#checkpoints + 1] = digits, prefix .. 'ckpt:' .. digits
       if tonumber(ttl) > 0 then
-        redis.call('SET', prefix .. 'out:' .. hex(id), result, 'PX', ttl)
+        redis.call('SET', prefix .. 'out:' .. digits, result, 'PX', ttl)
       end
       local owner, now = request[3], request[4]
       if owner then
         owned[owner] = owned[owner] or {}
-        table.insert(owned[owner], hex(id))
+        table.insert(owned[owner], digits)
       end
       if request[5] then
         end_waiting(prefix, { id }, false)

@@ -81,11 +81,12 @@ end
 local function end_waiting(prefix, ids, have_started)
   local order, left, due = {}, {}, {}
   for _, id in ipairs(ids) do
-    local key = prefix .. 'req:' .. hex(id)
+    local digits = hex(id)
+    local key = prefix .. 'req:' .. digits
     local request = redis.call('HMGET', key, 'waits', 'tenant')
     if request[1] then
       redis.call('HDEL', key, 'waits')
-      due[#due + 1] = hex(id)
+      due[#due + 1] = digits
       for _, counts in ipairs({ waiting_key(prefix), waiting_key(prefix, request[2]) }) do
         if not left[counts] then
           order[#order + 1], left[counts] = counts, { 0, 0 }
