@@ -28,6 +28,7 @@ from detokenizer_svc.shard import Shard, Taken
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.finish import CancelReason
 from servicekit.bus import Bus, BusFull, BusUnavailable
+from servicekit.bus.ahead import Ahead
 from servicekit.bus.calls import (
     Call,
     Cancel,
@@ -77,7 +78,7 @@ class DetokenizerService:
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
         self._outbox = Outbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats)
-        self._early: list[Call[Any]] = []  # sent, and not answered yet
+        self._ahead = Ahead()
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._ready = False
@@ -177,7 +178,7 @@ class DetokenizerService:
             time.sleep(FULL_PAUSE_S)
 
     def _recover(self, session: Session) -> None:
-        self._take_back()
+        self._outbox.calls[:0] = self._ahead.take_back()
         recovery = session.recover()
         self._keep_at_s = 0.0
         if recovery.lost or recovery.new_run:
@@ -228,28 +229,17 @@ class DetokenizerService:
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
-    def _send_early(self, session: Session) -> None:
+    def _send_ahead(self, session: Session) -> None:
         """Many requests that end at once: gateways get the ends of the first while those of the last are written."""
         self._settle(session)
-        self._early, self._outbox.calls = self._outbox.calls, []
-        try:
-            session.connection.send(self._early)
-        except BusUnavailable:
-            self._take_back()
+        calls, self._outbox.calls = self._outbox.calls, []
+        self._outbox.calls = self._ahead.send(session.connection, calls)
 
     def _settle(self, session: Session) -> None:
-        """Makes sure that what was sent early has been carried out."""
-        if not self._early:
-            return
-        try:
-            self._note_done(self._early, session.connection.receive())
-            self._early = []
-        except (BusUnavailable, BusFull):
-            self._take_back()
-
-    def _take_back(self) -> None:
-        """The next exchange sends again what was sent early, and finds the same."""
-        self._outbox.calls[:0], self._early = self._early, []
+        """Make sure that what was sent ahead has been carried out; what was not goes again, and finds the same."""
+        calls, answers, again = self._ahead.settle(session.connection)
+        self._note_done(calls, answers)
+        self._outbox.calls[:0] = again
 
     def _perform(self, session: Session, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
         sid = session.sid
@@ -261,7 +251,7 @@ class DetokenizerService:
         self._outbox.put_cancels(effects)
         for first in range(0, len(effects.retirements), MANY_ENDS):
             if first:
-                self._send_early(session)
+                self._send_ahead(session)
             self._outbox.put_retirements(sid, shard, effects.retirements[first : first + MANY_ENDS])
         if self.followers:
             for row in effects.rows():

@@ -13,6 +13,7 @@ from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.request import Header, format_request_id
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
+from servicekit.bus.ahead import Ahead
 from servicekit.bus.calls import (
     Acknowledge,
     Call,
@@ -98,7 +99,7 @@ class TokenizerService:
         self._num_read = 0  # hints in the last read
         self._long: dict[Future[_Outcome], _Job] = {}
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
-        self._early: list[Call[Any]] = []  # outcomes that were sent, and not answered yet
+        self._ahead = Ahead()
         self._reclaim_at_s = 0.0
         self._renew_at_s = 0.0
         self._survey_at_s = 0.0
@@ -179,7 +180,7 @@ class TokenizerService:
             time.sleep(FULL_PAUSE_S)
 
     def _recover(self, session: Session) -> None:
-        self._take_back()
+        self._unsent[:0] = self._ahead.take_back()
         session.recover()
         self._renew_at_s = self._survey_at_s = 0.0
         self._leftover_names = [self.name]  # an answer may have been lost
@@ -295,32 +296,19 @@ class TokenizerService:
             else:
                 self._finish(job, self._tokenize(sid, job, header, message))
             if number % FEW_OUTCOMES == 0 and number < len(jobs):
-                self._send_early(session)
+                self._send_ahead(session)
         self._stats.num_long_prompts = len(self._long)
 
-    def _send_early(self, session: Session) -> None:
+    def _send_ahead(self, session: Session) -> None:
         """Schedulers get the first of many prompts while the last are tokenized."""
         calls, self._unsent = self._unsent, []
         self._settle(session)
-        self._early = calls
-        try:
-            session.connection.send(calls)
-        except BusUnavailable:
-            self._take_back()
+        self._unsent += self._ahead.send(session.connection, calls)
 
     def _settle(self, session: Session) -> None:
-        """Makes sure that what was sent early has been carried out."""
-        if not self._early:
-            return
-        try:
-            session.connection.receive()
-            self._early = []
-        except (BusUnavailable, BusFull):
-            self._take_back()
-
-    def _take_back(self) -> None:
-        """What was sent early is sent again; whoever has carried it out already does nothing."""
-        self._unsent[:0], self._early = self._early, []
+        """Make sure that what was sent ahead has been carried out; what was not goes again."""
+        *_, again = self._ahead.settle(session.connection)
+        self._unsent[:0] = again
 
     def _collect(self, wait_s: float) -> None:
         """Takes over what threads have finished; waits so long for the first one."""
