@@ -1,7 +1,6 @@
 """What a sequence needs while it is in a slot, on the device: written when it enters, then only read and extended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from worker_svc.core.transfer import upload, upload_floats
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
 _TOP_K, _SEED, _NUM_PROMPT = range(3)
 _NO_LOGPROBS = -1
-_ALIGNMENT = 64  # numbers
+_ALIGNMENT = 64  # cells
 
 SEED_COLUMN = _SEED  # of `DeviceSlots.integers`; temperatures stand first in `DeviceSlots.floats`
 
@@ -37,21 +36,22 @@ class DeviceSlots:
         self._device = device
         self._vocab_size = host.limits.vocab_size
         self.dummy_slot = num_slots
-        # Tables of a type lie in one piece of memory, so that one kernel writes what enters all of them.
+        # All tables lie in one piece of memory, so that one kernel writes what enters them.
         rows = num_slots + 1
-        table_sizes = rows * host.max_tokens, rows * host.max_blocks
-        self._cells, (tokens, block_tables) = _pieces(torch.int32, device, *table_sizes)
-        self._numbers, (num_computed, integers, floats) = _pieces(torch.int64, device, rows, rows * 3, rows * 3)
-        self.tokens = self._cells[tokens].view(rows, host.max_tokens)
-        self.block_tables = self._cells[block_tables].view(rows, host.max_blocks)
+        widths = host.max_tokens, host.max_blocks, 2, 6, 6
+        self._cells, places = _pieces(device, *(rows * width for width in widths))
+        self._begins, self._widths = np.array([place.start for place in places]), np.array(widths)
+        tokens, block_tables, num_computed, integers, floats = (self._cells[place] for place in places)
+        self.tokens = tokens.view(rows, host.max_tokens)
+        self.block_tables = block_tables.view(rows, host.max_blocks)
         self.block_tables[num_slots] = host.limits.num_blocks
-        self.num_computed = self._numbers[num_computed]
-        self.integers = self._numbers[integers].view(rows, 3)
-        self.floats = self._numbers[floats].view(torch.float32).view(rows, 6)
-        self._starts = _Starts(tokens.start, block_tables.start, integers.start, floats.start)
+        self.num_computed = num_computed.view(torch.int64)
+        self.integers = integers.view(torch.int64).view(rows, 3)
+        self.floats = floats.view(torch.float32).view(rows, 6)
         # The host knows what is asked for, so that a step launches only the work that some row needs.
         self._floats = np.zeros((num_slots, 6), np.float32)
         self._integers = np.zeros((num_slots, 3), np.int64)
+        self._num_computed = np.zeros((num_slots, 1), np.int64)  # when they entered
         self._num_logprobs = np.full(num_slots, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(num_slots, np.bool_)
         self._is_plain = np.ones(num_slots, np.bool_)  # temperature is all that it asks of the sampler
@@ -63,25 +63,19 @@ class DeviceSlots:
         """Write everything about sequences that enter their slots."""
         if not admissions:
             return
+        num_computed, integers, floats = (
+            column.view(np.uint32) for column in (self._num_computed, self._integers, self._floats)
+        )
+        rows: list[U32] = []
         for admission in admissions:
             self._remember(admission)
+            slot = admission.slot
+            rows += (admission.token_ids, admission.block_ids, num_computed[slot], integers[slot], floats[slot])
         slots = np.array([admission.slot for admission in admissions], np.int64)
-        num_computed = np.array([admission.num_computed_tokens for admission in admissions], np.int64)
-        integers, floats = self._integers[slots], self._floats[slots].view(np.int64)
-        thrice = 3 * slots[:, None] + np.arange(3)
-        starts = self._starts
-        tokens = _cells(self.tokens, starts.tokens, slots, [each.token_ids for each in admissions])
-        blocks = _cells(self.block_tables, starts.block_tables, slots, [each.block_ids for each in admissions])
+        starts = self._begins + slots[:, None] * self._widths
         # Many sequences may enter at once, or one for which somebody waits: all of it goes up together.
-        places, numbers, cells, values = upload(
-            self._device,
-            np.concatenate((slots, (starts.integers + thrice).ravel(), (starts.floats + thrice).ravel())),
-            np.concatenate((num_computed, integers.ravel(), floats.ravel())),
-            np.concatenate((tokens[0], blocks[0])),
-            np.concatenate((tokens[1], blocks[1])),
-        )
-        self._numbers.index_copy_(0, places, numbers)
-        self._cells.index_copy_(0, cells, values.to(torch.int32))
+        cells, values = upload(self._device, *_cells(starts.ravel(), rows))
+        self._cells.index_copy_(0, cells, values.view(torch.int32))
 
     def write_blocks(self, updates: BlockUpdates) -> None:
         """Enter blocks into the tables."""
@@ -133,6 +127,7 @@ class DeviceSlots:
             sampling.frequency_penalty,
         )
         seed = admission.seed if admission.seed < 2**63 else admission.seed - 2**64
+        self._num_computed[slot] = admission.num_computed_tokens
         self._integers[slot] = (min(sampling.top_k, self._vocab_size), seed, admission.num_prompt_tokens)
         wanted = _NO_LOGPROBS if sampling.num_logprobs is None else min(sampling.num_logprobs, self._vocab_size)
         self._num_logprobs[slot] = wanted
@@ -218,26 +213,21 @@ class DeviceSlots:
         return Entries(on_device[0], on_device[1], upload_floats(self._device, values))
 
 
-@dataclass(frozen=True, slots=True)
-class _Starts:
-    """Where tables begin in their pieces of memory."""
-
-    tokens: int
-    block_tables: int
-    integers: int
-    floats: int
-
-
-def _pieces(dtype: torch.dtype, device: torch.device, *sizes: int) -> tuple[Tensor, list[slice]]:
-    """Zeros, and in them a place for each of so many numbers, aligned as memory of its own would be."""
+def _pieces(device: torch.device, *sizes: int) -> tuple[Tensor, list[slice]]:
+    """Zeros i32, and in them a place for each of so many cells, aligned as memory of its own would be."""
     starts = [0, *np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()]
     places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
-    return torch.zeros(starts[-1], dtype=dtype, device=device), places
+    return torch.zeros(starts[-1], dtype=torch.int32, device=device), places
 
 
-def _cells(table: Tensor, start: int, slots: I64, rows: list[U32]) -> tuple[I64, I64]:
-    """Where the beginnings `rows` of the rows `slots` of a table that stands at `start` stand, and what is in them."""
+def _cells(starts: I64, rows: list[U32]) -> tuple[I64, I64]:
+    """The cells of `rows`, row i from `starts[i]` on, and what is in them, two in a number: the last
+    one stands there twice if they are odd.
+    """
     lengths = np.array([len(row) for row in rows], np.int64)
-    values = np.concatenate(rows).astype(np.int64)
-    starts = start + slots * table.shape[1] - (np.cumsum(lengths) - lengths)
-    return np.repeat(starts, lengths) + np.arange(len(values)), values
+    ends = np.cumsum(lengths)
+    cells = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
+    values = np.concatenate(rows)
+    if len(values) % 2:
+        cells, values = np.append(cells, cells[-1]), np.append(values, values[-1])
+    return cells, values.view(np.int64)
