@@ -120,7 +120,6 @@ class Dispatcher:
     def plan(self) -> None:
         """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
         now_ns = time.time_ns()
-        sid = self.sid
         self._shards.log(self.scheduler.expire(now_ns))
         plans = []
         self.is_filling = self.is_gathering = False
@@ -136,22 +135,19 @@ class Dispatcher:
                 if (plan := self.scheduler.schedule(name, now_ns)) is None:
                     break
                 self._gathering.has_planned(name)
-                self._meters.batch_sequences.observe(len(plan.slots))
-                self._meters.step_tokens.observe(int(plan.num_tokens.sum()))
-                for admission in plan.admissions:
-                    if is_debugging():
-                        admitted_id = format_request_id(admission.request_id)
-                        _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
-                    self._meters.recoveries.resume(admission.request_id, time.monotonic_ns())
+                self._meters.note_plan(plan, time.monotonic_ns())
+                for admission in plan.admissions if is_debugging() else ():
+                    admitted_id = format_request_id(admission.request_id)
+                    _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
                 started = b"".join({admission.request_id: None for admission in plan.admissions})
-                plans.append((name, encode_plan(plan, sid, link.incarnation, time.time_ns()), started))
+                plans.append((name, encode_plan(plan, self.sid, link.incarnation, time.time_ns()), started))
                 # A device that has nothing to do gets its first plan before others are made.
                 self.is_filling = is_idle and self._window > 1
         rows = self._shards.take_rows()
         if rows or plans:
             first, *others = plans or [("", b"", b"")]
-            self.outbox.append(Pending(Commit(sid, rows, *first)))
-            self.outbox += [Pending(Commit(sid, (), *each)) for each in others]
+            self.outbox.append(Pending(Commit(self.sid, rows, *first)))
+            self.outbox += [Pending(Commit(self.sid, (), *each)) for each in others]
 
     def look_around(self, *, is_draining: bool) -> None:
         """What is due now and then: a survey of the pool, a claim."""

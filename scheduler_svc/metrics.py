@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from penstock.domain.plan import StepPlan
 from scheduler_svc.core.stats import SchedulerStats
 from servicekit.hops import Hop, cumulative
 from servicekit.recovery import Recoveries
@@ -47,6 +48,13 @@ class Meters:
     dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
 
     log_backlogs: dict[int, int] = field(default_factory=dict)  # entries that are not read yet, by shard
+
+    def note_plan(self, plan: StepPlan, now_ns: int) -> None:
+        """A plan was made; whoever it admits goes on, monotonic nanoseconds."""
+        self.batch_sequences.observe(len(plan.slots))
+        self.step_tokens.observe(int(plan.num_tokens.sum()))
+        for admission in plan.admissions:
+            self.recoveries.resume(admission.request_id, now_ns)
 
     @property
     def hops(self) -> tuple[Hop, ...]:

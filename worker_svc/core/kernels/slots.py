@@ -25,7 +25,7 @@ def _decode_inputs(
     temperatures_ptr,  # f32[rows]
     seeds_ptr,  # i64[rows]
     token_ids_ptr,  # i64[rows]
-    hidden_ptr,  # [rows, size]: of rows that pad a batch zeros, which stay zeros in all layers and take less power
+    hidden_ptr,  # [rows, size]: zeros where a row pads a batch: without biases they stay so, and take less power
     tokens_stride,
     size,
     dummy_slot,
