@@ -21,7 +21,6 @@ from bench.rig.machine import describe_machine
 from bench.rig.prose import prose, train_tokenizer
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
-from detokenizer_svc.core.textrows import text_rows
 from detokenizer_svc.shard import Shard
 from detokenizer_svc.tokenizer_file import load_tokenizer
 from penstock.domain import chain
@@ -119,8 +118,6 @@ def run(entries: list[Entry], detokenizer: Detokenizer) -> tuple[float, float]:
             wire.encode_text(rows, SESSION, 0)
         for retirement in effects.retirements:
             wire.encode_finished(retirement.result)
-        if effects.retirements:
-            wire.encode_text(text_rows([row for each in effects.retirements for row in each.last]), SESSION, 0)
     return time.perf_counter() - wall_s, time.thread_time() - cpu_s
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import structlog
 
 from detokenizer_svc import wire
-from detokenizer_svc.core.detokenizer import Effects
-from detokenizer_svc.core.request import Retirement
-from detokenizer_svc.core.textrows import TextRows, text_rows
+from detokenizer_svc.core.detokenizer import Effects, Retirement
+from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.shard import Shard
@@ -46,7 +45,7 @@ class Outbox:
             self._stats.num_stop_cancels += 1
 
     def put_retirements(self, sid: bytes, shard: Shard, retirements: Iterable[Retirement]) -> None:
-        """Ends requests, those of each gateway together."""
+        """Ends requests whose last text was put here before, those of each gateway together."""
         by_route: dict[bytes, list[Retirement]] = {}
         for each in retirements:
             route = b"" if self._gateways.is_gone(each.route) else each.route
@@ -56,10 +55,6 @@ class Outbox:
         self._stats.num_retired += sum(map(len, by_route.values()))
 
     def _retire(self, sid: bytes, shard: Shard, route: bytes, several: Sequence[Retirement]) -> Retire:
-        text = b""
-        if route:
-            rows = text_rows([row for each in several for row in each.last])
-            text = wire.encode_text(rows, sid, time.time_ns())
         for each in several if is_debugging() else ():
             _logger.debug(
                 "retired",
@@ -68,7 +63,12 @@ class Outbox:
                 num_tokens=each.result.usage.num_output_tokens,
             )
         (request_id, result), *others = ((each.request_id, wire.encode_finished(each.result)) for each in several)
-        return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, text, tuple(others))
+        return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, tuple(others))
+
+    def put_results(self, effects: Effects) -> None:
+        """Gateways that came for text when it had gone to another call find it in the result."""
+        for route, request_id in effects.results:
+            self.calls.append(Append(self._keys.text(route), {k.REQUEST: request_id}, k.TEXT_CAP))
 
     def put_letter(self, entry: Entry, stream: str, why: str) -> None:
         """Keeps what cannot be read, for the operator."""

@@ -7,7 +7,6 @@ or gives back shards.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -50,7 +49,8 @@ from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
-MANY_ENDS = 32  # that are written before the rest of what one entry led to is made
+MANY_ENDS = 32  # results that are written before the next are made
+FEW_ENDS = 4  # whose text need not be on its way before their results are made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
 
@@ -230,7 +230,8 @@ class DetokenizerService:
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
     def _send_ahead(self, session: Session) -> None:
-        """Many requests that end at once: gateways get the ends of the first while those of the last are written."""
+        """Many requests that end at once: gateways get the ends, and the server the first results, while the next are
+        made."""
         self._settle(session)
         calls, self._outbox.calls = self._outbox.calls, []
         self._outbox.calls = self._ahead.send(session.connection, calls)
@@ -250,9 +251,10 @@ class DetokenizerService:
             self._outbox.put_text(sid, route, rows)
         self._outbox.put_cancels(effects)
         for first in range(0, len(effects.retirements), MANY_ENDS):
-            if first:
+            if first or len(effects.retirements) > FEW_ENDS:
                 self._send_ahead(session)
             self._outbox.put_retirements(sid, shard, effects.retirements[first : first + MANY_ENDS])
+        self._outbox.put_results(effects)
         if self.followers:
             for row in effects.rows():
                 self.followers.deliver(row)
@@ -351,8 +353,9 @@ class DetokenizerService:
             if taken.poison:
                 self._outbox.put_letter(entry, "tokens", taken.poison)
             self._outbox.put_cancels(taken.effects)
-            whole = [replace(each, last=each.result.new_rows()) for each in taken.effects.retirements]
-            self._outbox.put_retirements(session.sid, shard, whole)
+            for each in taken.effects.retirements:
+                self._outbox.put_text(session.sid, each.route, each.result.rows())
+            self._outbox.put_retirements(session.sid, shard, taken.effects.retirements)
         for route, rows in shard.detokenizer.snapshots():
             self._outbox.put_text(session.sid, route, rows)
         self._shards[number] = shard

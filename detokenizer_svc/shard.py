@@ -1,12 +1,13 @@
 """One shard of the log: how far it is read, which requests are open in it, and what is to be done about its entries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
 from detokenizer_svc.core.extent import Compaction, LogExtent
 from detokenizer_svc.core.sequence import Offset
+from detokenizer_svc.core.textrows import NewRow, text_rows
 from penstock.domain.errors import ErrorCode, PoisonMessageError
 from penstock.domain.finish import RequestError
 from servicekit.bus import keys as k
@@ -139,8 +140,12 @@ class Shard:
         for request_id in dict.fromkeys(concerned):
             failed = self.detokenizer.fail(request_id, value)
             effects.cancels += failed.cancels
-            # With the whole text of all samples: who has a part of it takes the rest and the ends.
-            effects.retirements += [replace(each, last=each.result.new_rows()) for each in failed.retirements]
+            effects.retirements += failed.retirements
+        # With the whole text of all samples: who has a part of it takes the rest and the ends.
+        whole: dict[bytes, list[NewRow]] = {}
+        for each in effects.retirements:
+            whole.setdefault(each.route, []).extend(each.result.new_rows())
+        effects.texts = {route: text_rows(rows) for route, rows in whole.items()}
         return Taken(self._drop_ended(effects), poison=str(error))
 
     def _drop_ended(self, effects: Effects) -> Effects:

@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -13,7 +14,7 @@ from detokenizer_svc.core.checkpoint import logged_rows
 from detokenizer_svc.core.choice import choose_decoder
 from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
-from detokenizer_svc.core.request import FinishedRequest, OpenRequest, Retirement
+from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
 from detokenizer_svc.core.textrows import NewRow, TextRows, text_rows
 from penstock.domain import chain
@@ -34,20 +35,33 @@ class Cancellation:
     reason: CancelReason = CancelReason.STOP
 
 
+@dataclass(frozen=True)
+class Retirement:
+    """A request that has ended. Its end is among the texts; its result can be made when they are on their way."""
+
+    request_id: bytes
+    route: bytes  # who got the end
+    request: "_Live"
+
+    @cached_property
+    def result(self) -> FinishedRequest:
+        """What is kept of the request."""
+        return self.request.result()
+
+
 @dataclass(slots=True)
 class Effects:
-    """What is to be done after a change, in this order: texts, cancels, retirements."""
+    """What is to be done after a change, in this order: texts, cancels, retirements, results."""
 
     texts: dict[bytes, TextRows] = field(default_factory=dict)  # by route
     retirements: list[Retirement] = field(default_factory=list)
     cancels: list[Cancellation] = field(default_factory=list)
+    results: list[tuple[bytes, bytes]] = field(default_factory=list)  # routes whose text is the result of that request
 
     def rows(self) -> Iterator[TextRow]:
         """All text rows, whatever their route."""
         for rows in self.texts.values():
             yield from rows.rows()
-        if self.retirements:
-            yield from text_rows([row for retirement in self.retirements for row in retirement.last]).rows()
 
 
 @dataclass(slots=True)
@@ -76,13 +90,17 @@ class _Live:
         for sequence in self.sequences:
             sequence.route = route
 
-    def result(self) -> FinishedRequest:
-        """What is kept once all sequences have ended."""
-        usage = Usage(
+    def usage(self) -> Usage:
+        """Once all sequences have ended."""
+        return Usage(
             num_prompt_tokens=self.opened.num_prompt_tokens,
             num_output_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
             num_cached_tokens=self.num_cached_tokens,
         )
+
+    def result(self) -> FinishedRequest:
+        """What is kept once all sequences have ended."""
+        usage = self.usage()
         return FinishedRequest(
             self.opened.header, tuple(sequence.finished(usage) for sequence in self.sequences), usage
         )
@@ -233,7 +251,7 @@ class Detokenizer:
         """Sends a live request's text to `route` from now on, beginning with what lies behind the offsets.
 
         Args:
-            request_id: of a request that may have ended: then nothing happens, its result is stored elsewhere.
+            request_id: of a request that may have ended: then its result has the text.
             route: who gets its text rows.
             offsets: what the client has of each sequence; missing ones are none of it.
         """
@@ -243,6 +261,8 @@ class Detokenizer:
             request.set_route(self._routes.setdefault(route, route))
             if len(rows := self.snapshot(request_id, offsets)):
                 effects.texts[route] = rows
+        elif request_id in self._ended:
+            effects.results.append((route, request_id))
         return effects
 
     def snapshot(self, request_id: bytes, offsets: SequenceOf[Offset] = ()) -> TextRows:
@@ -326,8 +346,9 @@ class Detokenizer:
         )
         if not finish and sequence.end is not None:
             effects.cancels.append(Cancellation(new.request_id, new.sequence))
-        if sequence.end is None or not self._ends_request(effects, sequence.route, new):
-            selection.add(row, new, whole=len(new_ids) == len(all_tokens))
+        if sequence.end is not None:
+            self._count_end(effects, sequence.route, new)
+        selection.add(row, new, whole=len(new_ids) == len(all_tokens))
 
     def _new_tokens(
         self, sequence: Sequence, batch: LogBatch, row: int, token_ids: list[int], finish: FinishReason
@@ -346,17 +367,14 @@ class Detokenizer:
             return token_ids[known:]
         return None
 
-    def _ends_request(self, effects: Effects, route: bytes, last: NewRow) -> bool:
-        """Counts a sequence's end; whether it was the last one, so that its last row goes with the result."""
+    def _count_end(self, effects: Effects, route: bytes, last: NewRow) -> None:
+        """Counts a sequence's end, whose row is `last`; with that of the last sequence the request has ended."""
         request = self._live[last.request_id]
         request.num_ended += 1
-        if request.num_ended < request.opened.n:
-            return False
-        self._drop(last.request_id)
-        result = request.result()
-        last.end = result.sequences[last.sequence].end  # with the usage
-        effects.retirements.append(Retirement(last.request_id, route, result, [last]))
-        return True
+        if request.num_ended == request.opened.n and last.end is not None:
+            self._drop(last.request_id)
+            last.end = replace(last.end, usage=request.usage())
+            effects.retirements.append(Retirement(last.request_id, route, request))
 
     def _count_stray(self, request_id: bytes) -> None:
         if request_id in self._ended:

@@ -72,19 +72,3 @@ class FinishedRequest:
             )
             for index, sequence in enumerate(self.sequences)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Retirement:
-    """A request has ended: its result, and its last text for the gateway that serves it, which gets that of all which
-    end with it at once."""
-
-    request_id: bytes
-    route: bytes
-    result: FinishedRequest
-    last: list[NewRow]
-
-    @property
-    def rows(self) -> TextRows:
-        """The last text of this request alone."""
-        return text_rows(self.last)

@@ -253,7 +253,7 @@ class Commands:
             c.Retire,
             "retire",
             lambda q: (
-                *(q.sid.hex(), q.shard, q.ttl_ms, q.route, q.text, q.request_id, q.result),
+                *(q.sid.hex(), q.shard, q.ttl_ms, q.route, q.request_id, q.result),
                 *(part for other in q.others for part in other),
             ),
             bool,

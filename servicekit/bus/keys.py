@@ -51,8 +51,8 @@ class Keys:
     | tokens:{shard}   | REQUEST ROUTE HEADER BODY META: opening | claim, reject            | detokenizer |
     |                  | PAYLOAD TokenBatch                      | commit, reject           | detokenizer |
     | attach:{shard}   | REQUEST ROUTE OFFSETS                   | attach (gateway)         | detokenizer |
-    | text:{gateway}   | PAYLOAD TextBatch                       | append, retire (detok.)  | gateway     |
-    |                  | REQUEST: to be asked about              | attach, retire           | gateway     |
+    | text:{gateway}   | PAYLOAD TextBatch                       | append (detokenizer)     | gateway     |
+    |                  | REQUEST: to be asked about              | attach, retire, append   | gateway     |
     | bell             | SENT_NS                                 | append (gateway)         | idle ones   |
     | dead             | STREAM, WHY and the entry's own fields  | append (any)             | operator    |
     """

@@ -253,8 +253,6 @@ class MemoryPool:
         if not self._sessions.leases_shard(call.sid, call.shard):
             return False
         ended = [self._retire_one(call, *each) for each in ((call.request_id, call.result), *call.others)]
-        if any(ended) and call.route:
-            self._streams.add(self._keys.text(call.route), {k.PAYLOAD: call.text}, k.TEXT_CAP)
         return all(ended)
 
     def _retire_one(self, call: c.Retire, request_id: bytes, result: bytes) -> bool:

@@ -15,7 +15,6 @@ from samplers import make_tokenizer
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.extent import Compaction, LogLimits
-from detokenizer_svc.core.request import Retirement
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.shard import Shard, Taken
@@ -193,8 +192,7 @@ class DetokenizerProcess(Process):
             return Move(f"{self.name}: lost the shard", self.disconnected(DetokenizerState(me.hold)), pool)
         out: tuple[Call[Any], ...] = ()
         for taken in rebuilding.taken:
-            whole = [(each, each.result.rows()) for each in taken.effects.retirements]
-            out += self._effects(me, taken, whole, has_texts=False)
+            out += self._effects(me, taken, is_rebuilding=True)
         snapshots = self.shards.shard(rebuilding.shard).detokenizer.snapshots()
         out += tuple(self._text(me, route, rows) for route, rows in snapshots if len(rows))
         rebuilt = me._replace(shard=rebuilding.shard, answers=None, out=out)
@@ -207,12 +205,11 @@ class DetokenizerProcess(Process):
             yield self._send(me, pool)
         elif entry := next_entry(self.pool, pool, shard.log_stream, shard.log_position):
             number, taken = self.shards.take(number, entry)
-            last = [(each, each.rows) for each in taken.effects.retirements]
-            after = me._replace(shard=number, out=self._effects(me, taken, last, has_texts=True))
+            after = me._replace(shard=number, out=self._effects(me, taken))
             yield Move(f"{self.name}: reads the log", after, pool, wrong=taken.poison, is_reading=True)
         elif entry := next_entry(self.pool, pool, shard.attach_stream, shard.attach_position):
             number, taken = self.shards.attach(number, entry)
-            after = me._replace(shard=number, out=self._effects(me, taken, [], has_texts=True))
+            after = me._replace(shard=number, out=self._effects(me, taken))
             yield Move(f"{self.name}: reads an attachment", after, pool, wrong=taken.poison)
         if not me.out:
             yield from self._compact(me, pool, shard)
@@ -244,18 +241,19 @@ class DetokenizerProcess(Process):
         name = f"{self.name}: compacts, {len(call.checkpoints)} checkpoints" + ("" if done else ", refused")
         yield Move(name, me._replace(shard=number, doubts=me.doubts or not done), behind)
 
-    def _effects(
-        self, me: DetokenizerState, taken: Taken, retired: list[tuple[Retirement, TextRows]], *, has_texts: bool
-    ) -> tuple[Call[Any], ...]:
+    def _effects(self, me: DetokenizerState, taken: Taken, *, is_rebuilding: bool = False) -> tuple[Call[Any], ...]:
         """As the service puts them into its next write."""
         sid, effects = self.sid(me), taken.effects
-        out: list[Call[Any]] = []
-        if has_texts:
-            out += [self._text(me, route, rows) for route, rows in effects.texts.items() if len(rows)]
+        texts = [(route, rows) for route, rows in effects.texts.items() if len(rows)]
+        if is_rebuilding:
+            texts = [(each.route, each.result.rows()) for each in effects.retirements]
+        out: list[Call[Any]] = [self._text(me, route, rows) for route, rows in texts]
         out += [Cancel(c.request_id, int(c.reason), 0, sequence=c.sequence) for c in effects.cancels]
-        for retirement, rows in retired:
-            result, text = wire.encode_finished(retirement.result), wire.encode_text(rows, sid, 0)
-            out.append(Retire(sid, SHARD, retirement.request_id, result, 1000, retirement.route, text))
+        for retirement in effects.retirements:
+            result = wire.encode_finished(retirement.result)
+            out.append(Retire(sid, SHARD, retirement.request_id, result, 1000, retirement.route))
+        for route, request_id in effects.results:
+            out.append(Append(self.pool.keys.text(route), Fields({k.REQUEST: request_id}), k.TEXT_CAP))
         return tuple(out)
 
     def _text(self, me: DetokenizerState, route: bytes, rows: TextRows) -> Append:

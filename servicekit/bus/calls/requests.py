@@ -117,11 +117,11 @@ class Reject(Call[bool]):
 class Retire(Call[bool]):
     """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
 
-    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership, and appends the last text to its gateway. A
-    gateway that was attached meanwhile finds an entry with REQUEST in its `text`, as one that lost the request does.
+    Writes the result for `ttl_ms`, drops payload, checkpoint and ownership. The last text went before: whoever takes
+    the shard over finds the same end in the log. A gateway that was attached meanwhile finds an entry with REQUEST in
+    its `text`, as one that lost the request does.
 
-    Several requests that end for one gateway are ended together, and their last text is one entry. False then: one of
-    them was not ended by this call; the text comes if any was.
+    Several requests that end for one gateway are ended together. False then: one of them was not ended by this call.
     """
 
     sid: bytes
@@ -129,8 +129,7 @@ class Retire(Call[bool]):
     request_id: bytes
     result: bytes  # penstock.v1.FinishedRequest
     ttl_ms: int
-    route: bytes = b""  # gateway session of the last text; empty: none
-    text: bytes = b""  # penstock.v1.TextBatch
+    route: bytes = b""  # gateway session that got the last text; empty: none
     others: tuple[tuple[bytes, bytes], ...] = ()  # (request_id, result) of further requests
 
 

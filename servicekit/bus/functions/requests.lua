@@ -345,14 +345,14 @@ local function leases_shard(prefix, sid, shard)
   return redis.call('HGET', prefix .. 'shards', shard) == sid and is_active(prefix, sid)
 end
 
--- Behind the five fixed arguments id and result in turn.
+-- Behind the four fixed arguments id and result in turn.
 local function retire(keys, args)
-  local prefix, sid, shard, ttl, route, text = keys[1], unpack(args, 1, 5)
+  local prefix, sid, shard, ttl, route = keys[1], unpack(args, 1, 4)
   if not leases_shard(prefix, sid, shard) then
     return 0
   end
   local ended, checkpoints, owned = {}, {}, {}
-  for i = 6, #args, 2 do
+  for i = 5, #args, 2 do
     local id, result = args[i], args[i + 1]
     local digits = hex(id)
     local key = prefix .. 'req:' .. digits
@@ -387,10 +387,7 @@ local function retire(keys, args)
   if redis.call('UNLINK', unpack(checkpoints)) > 0 then
     with_all('ZREM', prefix .. 'ckpts:' .. shard, ended)
   end
-  if route ~= '' then
-    redis.call('XADD', prefix .. 'text:' .. hex(route), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@PAYLOAD@', text)
-  end
-  return 5 + 2 * #ended == #args and 1 or 0
+  return 4 + 2 * #ended == #args and 1 or 0
 end
 
 -- While the pool settles, a request that is not there may be one that its gateway has yet to tell of.

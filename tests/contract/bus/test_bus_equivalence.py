@@ -166,7 +166,7 @@ def _running(request_id: bytes, sid: bytes, shard: int) -> Step:
 
 
 def _retire(sid: bytes, shard: int, request_id: bytes, ttl_ms: int, route: bytes) -> Step:
-    return _fixed(c.LeaseShard(sid, shard), c.Retire(sid, shard, request_id, b"result", ttl_ms, route, b"text"))
+    return _fixed(c.LeaseShard(sid, shard), c.Retire(sid, shard, request_id, b"result", ttl_ms, route))
 
 
 def _ended(request_id: bytes, shard: int, ttl_ms: int, route: bytes) -> Step:

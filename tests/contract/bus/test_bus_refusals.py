@@ -229,7 +229,7 @@ def test_no_key_is_left_behind(server: EmbeddedServer) -> None:
                 detokenizer, 0, b"0-1", ((ended, b"rows"), (rejected, b""), (marked, b"rows"), (id_of(98), b"rows"))
             ),
             Append(keys.results("w"), {PAYLOAD: b"result"}),
-            *(Retire(detokenizer, 0, one, b"r", 0, gateway, b"text") for one in (ended, rejected, marked)),
+            *(Retire(detokenizer, 0, one, b"r", 0, gateway) for one in (ended, rejected, marked)),
             *(Renew(sid, -60_001) for sid in (scheduler, worker, detokenizer, gateway)),
         ]
     )

@@ -22,13 +22,12 @@ from servicekit.bus.calls import (
 )
 
 
-def test_retire_ends_a_request_once_and_delivers_its_last_text(flow: Flow) -> None:
+def test_retire_ends_a_request_once_and_keeps_its_result(flow: Flow) -> None:
     scheduler, detokenizer, gateway = flow.session(), flow.session(SessionKind.DETOKENIZER), sid_of(77)
     request_id = flow.running(scheduler, shard=4)
     flow.connection.call(LeaseShard(detokenizer, 4))
-    retire = Retire(detokenizer, 4, request_id, b"result" + AWKWARD, LONG_MS, gateway, b"text" + AWKWARD)
+    retire = Retire(detokenizer, 4, request_id, b"result" + AWKWARD, LONG_MS, gateway)
     assert flow.connection.execute([retire, retire]) == [True, False]
-    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text" + AWKWARD}]
     assert flow.connection.call(Owned(scheduler)) == []
     stored = flow.connection.call(Fetch(request_id))
     assert stored is not None
@@ -48,20 +47,20 @@ def test_retire_tells_a_gateway_that_was_attached_while_it_was_decided(flow: Flo
     before, now = flow.session(SessionKind.GATEWAY), flow.session(SessionKind.GATEWAY)
     detokenizer, request_id = flow.session(SessionKind.DETOKENIZER), flow.running(flow.session())
     flow.connection.execute([Attach(request_id, "tenant", now, b""), LeaseShard(detokenizer, 0)])
-    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS, before, b"text"))
-    assert flow.fields(flow.bus.keys.text(before)) == [{k.PAYLOAD: b"text"}]
+    assert flow.connection.call(Retire(detokenizer, 0, request_id, b"result", LONG_MS, before))
+    assert flow.fields(flow.bus.keys.text(before)) == []
     assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: request_id}]
 
 
-def test_requests_that_end_together_are_told_to_their_gateway_together(flow: Flow) -> None:
+def test_requests_end_together(flow: Flow) -> None:
     scheduler, other, detokenizer = flow.session(), flow.session(), flow.session(SessionKind.DETOKENIZER)
     gateway, now = sid_of(77), flow.session(SessionKind.GATEWAY)
     first, second, third = flow.running(scheduler), flow.running(other), flow.running(scheduler)
     flow.connection.execute([LeaseShard(detokenizer, 0), Attach(second, "tenant", now, b"")])
     others = ((second, b"two"), (third, b"three"))
-    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, b"text", others)
+    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, others)
     assert flow.connection.execute([retire, retire]) == [True, False]
-    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text"}]
+    assert flow.fields(flow.bus.keys.text(gateway)) == []
     assert flow.fields(flow.bus.keys.text(now)) == [{k.REQUEST: second}]
     assert flow.connection.execute([Owned(scheduler), Owned(other)]) == [[], []]
     found = [flow.connection.call(Attach(each, "tenant", gateway, b"")).result for each in (first, second, third)]
@@ -72,11 +71,10 @@ def test_what_ended_before_does_not_keep_the_others_from_ending(flow: Flow) -> N
     scheduler, detokenizer, gateway = flow.session(), flow.session(SessionKind.DETOKENIZER), sid_of(77)
     first, second = flow.running(scheduler), flow.running(scheduler)
     flow.connection.execute([LeaseShard(detokenizer, 0), Retire(detokenizer, 0, first, b"before", LONG_MS)])
-    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, b"text", ((second, b"two"),))
+    retire = Retire(detokenizer, 0, first, b"one", LONG_MS, gateway, ((second, b"two"),))
     assert not flow.connection.call(retire)
     found = [flow.connection.call(Attach(each, "tenant", gateway, b"")).result for each in (first, second)]
     assert found == [b"before", b"two"]
-    assert flow.fields(flow.bus.keys.text(gateway)) == [{k.PAYLOAD: b"text"}]
 
 
 def test_checkpoints_of_all_that_end_together_are_dropped(flow: Flow) -> None:
@@ -110,7 +108,7 @@ def test_only_the_holder_of_the_shard_retires(flow: Flow) -> None:
             Retire(holder, 0, waiting, b"r", LONG_MS),
             Retire(holder, 0, id_of(250), b"r", LONG_MS),
             ReleaseShard(holder, 0),
-            Retire(holder, 0, request_id, b"r", LONG_MS, sid_of(77), b"text"),
+            Retire(holder, 0, request_id, b"r", LONG_MS, sid_of(77)),
         ]
     ) == [True, True, False, False, False, False, None, False]
     assert flow.connection.call(Length(flow.bus.keys.text(sid_of(77)))) == 0

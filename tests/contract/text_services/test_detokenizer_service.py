@@ -16,7 +16,7 @@ from penstock.domain.request import Prompt
 from penstock.domain.rows import TextRow
 from penstock.v1 import detokenizer_pb2
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Attach, DropStream, Hello, Leave, Length, Reject, SessionKind
+from servicekit.bus.calls import Append, Attach, DropStream, Hello, Leave, Length, Reject, SessionKind
 from tokenizer_svc import wire as tokenizer_wire
 
 
@@ -79,6 +79,19 @@ def test_attaching_sends_the_rest_to_the_new_gateway(pool: Pool) -> None:
             for row in gateway_wire.decode_text(entry.fields[k.PAYLOAD])[1]
         ]
     assert text_of([*first, *rows]) == ANSWER
+
+
+def test_a_gateway_that_comes_between_an_end_and_its_result_asks_again(pool: Pool) -> None:
+    other = b"H" * 16
+    with running(pool.detokenizer_service()):
+        request_id = pool.open(1)
+        pool.generate(request_id, ANSWER)
+        assert text_of(pool.result(request_id)) == ANSWER
+        # As `attach` writes it while the request is not retired.
+        attachment = {k.REQUEST: request_id, k.ROUTE: other, k.OFFSETS: gateway_wire.encode_offsets([])}
+        pool.connection.call(Append(pool.bus.keys.attach(0), attachment))
+        (entry,) = eventually(lambda: pool.entries(pool.bus.keys.text(other)))
+    assert entry.fields == {k.REQUEST: request_id}
 
 
 def test_text_for_a_gateway_that_left_is_not_written(pool: Pool) -> None:

@@ -54,6 +54,18 @@ def test_attaching_at_any_offset_gives_exactly_the_rest(
     assert list(after.texts) == [b"new"]
 
 
+def test_who_comes_behind_the_end_is_told_of_the_result() -> None:
+    request = opened()
+    detokenizer = Detokenizer(byte_level())
+    detokenizer.open(request, b"g")
+    ended = detokenizer.push(Log(request).add(0, [5], FinishReason.LENGTH).batch())
+    assert list(ended.texts) == [b"g"]
+    effects = detokenizer.attach(request.request_id, b"g2")
+    assert effects.results == [(b"g2", request.request_id)]
+    assert not effects.texts
+    assert not detokenizer.attach(b"?" * 16, b"g2").results
+
+
 def test_attaching_ahead_of_the_log_waits_for_it() -> None:
     request = opened()
     detokenizer = Detokenizer(byte_level())

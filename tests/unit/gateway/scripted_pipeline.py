@@ -174,7 +174,7 @@ class Incoming:
         )
 
     def retire(self, *rows: Row) -> bool:
-        """Ends the request on the bus; the rows are its last text."""
+        """Ends the request on the bus; the rows are its last text, which comes when it has ended."""
         retire = Retire(
             self.pipeline.sid,
             SHARD,
@@ -182,9 +182,11 @@ class Incoming:
             self.result().SerializeToString(),
             TTL_MS,
             self.route if rows else b"",
-            batch(rows).SerializeToString() if rows else b"",
         )
-        return self.pipeline.call(retire)
+        has_ended: bool = self.pipeline.call(retire)
+        if rows:
+            self.send(*rows)
+        return has_ended
 
 
 def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:
