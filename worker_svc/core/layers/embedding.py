@@ -6,14 +6,18 @@ from torch import Tensor
 
 from worker_svc.core.layers.placement import Placement
 
+_ALIGNMENT = 64  # of a rank's rows: products, and kernels that read logits, are several times as slow at odd numbers
+
 
 class VocabParallelEmbedding:
-    """Rows of the vocabulary; every rank has equally many, the last ones padded with zeros."""
+    """Rows of the vocabulary; every rank has equally many, the last ones padded with zeros; only the first
+    `vocab_size` of all stand for tokens.
+    """
 
     def __init__(self, placement: Placement, name: str, vocab_size: int, hidden_size: int) -> None:
         self._group = placement.group
         self._vocab_size = vocab_size
-        rows = -(-vocab_size // placement.group.world_size)
+        rows = -(-vocab_size // (placement.group.world_size * _ALIGNMENT)) * _ALIGNMENT
         self._first = min(placement.group.rank * rows, vocab_size)
         last = min(self._first + rows, vocab_size)
         self.weight = placement.empty(rows, hidden_size)
@@ -28,7 +32,7 @@ class VocabParallelEmbedding:
 
     @property
     def table(self) -> Tensor | None:
-        """[vocab_size, hidden_size], where there are no other ranks."""
+        """[vocab_size and what pads it, hidden_size], where there are no other ranks."""
         return self.weight if self._group.world_size == 1 else None
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class LlamaForCausalLM:
 
     @property
     def embedding_table(self) -> Tensor | None:
-        """[vocab_size, hidden_size], where this rank has all of it: `embed` is to look up its rows then."""
+        """[at least vocab_size, hidden_size], where this rank has all of it: `embed` is to look up its rows then."""
         return self._embedding.table
 
     def embed(self, token_ids: Tensor) -> Tensor:
