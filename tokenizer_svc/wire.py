@@ -1,6 +1,7 @@
 """Protobuf to domain and back: stored requests in, tokenized prompts and rejections out."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -103,11 +104,17 @@ def pack(values: U32 | Iterable[int]) -> bytes:
     return np.asarray(values if isinstance(values, np.ndarray) else list(values), "<u4").tobytes()
 
 
+@lru_cache(1)
+def _packed_once(token_ids: tuple[int, ...]) -> bytes:
+    """Of ids that are the same with each prompt."""
+    return pack(token_ids)
+
+
 def encode_tokenized(prompt: TokenizedPrompt, max_model_len: int) -> bytes:
     """A penstock.v1.TokenizedPrompt."""
     return requests_pb2.TokenizedPrompt(
         token_ids=pack(prompt.token_ids),
-        eos_token_ids=pack(prompt.eos_token_ids),
+        eos_token_ids=_packed_once(prompt.eos_token_ids),
         max_tokens=prompt.stopping.max_tokens or 0,
         max_model_len=max_model_len,
     ).SerializeToString()

@@ -1,8 +1,9 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -104,6 +105,8 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
 
 B = TypeVar("B", bound=_Body)
 
+_remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
+
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _completion = msgspec.json.Decoder(_CompletionBody)
 _chat = msgspec.json.Decoder(_ChatBody)
@@ -190,7 +193,7 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
 
 
 def _params(raw: _Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
-    return SamplingParams(
+    params = _remembered(
         n=_or(raw.n, 1),
         temperature=_or(raw.temperature, 1.0),
         top_p=_or(raw.top_p, 1.0),
@@ -199,17 +202,17 @@ def _params(raw: _Body, max_tokens: int | None, num_logprobs: int | None) -> Sam
         repetition_penalty=_or(raw.repetition_penalty, 1.0),
         presence_penalty=_or(raw.presence_penalty, 0.0),
         frequency_penalty=_or(raw.frequency_penalty, 0.0),
-        logit_bias=_logit_bias(raw.logit_bias or {}),
         seed=raw.seed,
         max_tokens=max_tokens,
         min_tokens=_or(raw.min_tokens, 0),
-        stop=() if raw.stop is None else raw.stop,
+        stop=raw.stop if isinstance(raw.stop, str) else tuple(raw.stop or ()),
         stop_token_ids=tuple(raw.stop_token_ids or ()),
         ignore_eos=bool(raw.ignore_eos),
         logprobs=num_logprobs,
         skip_special_tokens=_or(raw.skip_special_tokens, True),
         include_stop_str_in_output=bool(raw.include_stop_str_in_output),
     )
+    return replace(params, logit_bias=_logit_bias(raw.logit_bias)) if raw.logit_bias else params
 
 
 def _or(value: V | None, default: V) -> V:

@@ -1,8 +1,12 @@
 """Requests as they are stored."""
 
+from functools import lru_cache
+
 import msgspec
 
+from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Request
+from penstock.v1 import requests_pb2
 from penstock.wire import requests
 
 _json = msgspec.json.Encoder()
@@ -13,12 +17,16 @@ def encode_header(header: Header) -> bytes:
     return requests.encode_header(header).SerializeToString()
 
 
+@lru_cache(64)
+def _encode_params(params: SamplingParams) -> bytes:
+    """Those of most requests are the same."""
+    return requests.encode_params(params).SerializeToString()
+
+
 def encode_request(request: Request) -> bytes:
     """A penstock.v1.GenerateRequest."""
-    message = requests.encode_params(request.params)
-    message.model = request.model
-    message.priority = request.header.priority
-    message.seed = request.header.seed
+    header = request.header
+    message = requests_pb2.GenerateRequest(model=request.model, priority=header.priority, seed=header.seed)
     prompt = request.prompt
     if prompt.text is not None:
         message.text = prompt.text
@@ -29,4 +37,5 @@ def encode_request(request: Request) -> bytes:
         message.messages.messages.extend(map(requests.encode_message, prompt.messages or ()))
         if prompt.chat_template_kwargs:
             message.messages.template_kwargs_json = _json.encode(prompt.chat_template_kwargs).decode()
-    return message.SerializeToString()
+    # Messages one behind the other are one message with the fields of both.
+    return _encode_params(request.params) + message.SerializeToString()

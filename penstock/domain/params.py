@@ -87,12 +87,12 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] = field(default=(), hash=False)  # sequences need not be hashable
+    stop_token_ids: Sequence[int] = field(default=(), hash=False)
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True

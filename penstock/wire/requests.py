@@ -4,6 +4,8 @@ What one hop alone carries is in its two ends' own `wire`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ from penstock.domain.request import Header, Message
 from penstock.v1 import common_pb2, requests_pb2
 
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
+_REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -88,11 +91,18 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
-    sampling = decode_sampling(message.sampling)
-    stopping = decode_stopping(message.stopping)
-    text = decode_text_options(message.text_options)
+    parts = message.sampling, message.stopping, message.text_options
+    params = _params(num_samples(message), *(part.SerializeToString() for part in parts))
+    return params if seed is None else replace(params, seed=seed)
+
+
+@lru_cache(_REMEMBERED)
+def _params(n: int, sampling_part: bytes, stopping_part: bytes, text_part: bytes) -> SamplingParams:
+    sampling = _sampling(sampling_part)
+    stopping = _stopping(stopping_part)
+    text = decode_text_options(requests_pb2.TextParameters.FromString(text_part))
     return SamplingParams(
-        n=num_samples(message),
+        n=n,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -101,7 +111,6 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
-        seed=seed,
         max_tokens=stopping.max_tokens,
         min_tokens=stopping.min_tokens,
         stop=text.stop,
@@ -140,6 +149,12 @@ def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
     Raises:
         PenstockError: INVALID_ARGUMENT: the columns of the logit bias do not fit together.
     """
+    return _sampling(message.SerializeToString())
+
+
+@lru_cache(_REMEMBERED)
+def _sampling(payload: bytes) -> Sampling:
+    message = requests_pb2.SamplingParameters.FromString(payload)
     ids = unpack_u32("sampling.logit_bias_ids", message.logit_bias_ids)
     if len(message.logit_bias_values) != 4 * len(ids):
         raise invalid("logit_bias_values must have a value for each of logit_bias_ids", "logit_bias_values")
@@ -158,6 +173,12 @@ def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
     Raises:
         PenstockError: INVALID_ARGUMENT: the stop ids are no column.
     """
+    return _stopping(message.SerializeToString())
+
+
+@lru_cache(_REMEMBERED)
+def _stopping(payload: bytes) -> Stopping:
+    message = requests_pb2.StoppingParameters.FromString(payload)
     return Stopping(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens,

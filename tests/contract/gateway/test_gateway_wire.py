@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +88,18 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     ask = wire.decode_generate(call)
     assert (ask.prompt, ask.params.sampling) == (request.prompt, request.params.sampling)
     assert (ask.params.seed or 0) % 2**64 == request.header.seed
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"n": 2}, {"temperature": 0.5}, {"logit_bias": {5: 1.0}}, {"stop": ("a",)}, {"stop_token_ids": (3,)}, {"seed": 4}],
+)
+def test_remembered_parameters_are_not_taken_for_others(changed: dict[str, Any]) -> None:
+    header = Header(os.urandom(16), "", 0, 1, 0, "", 1)
+    for params in (SamplingParams(), SamplingParams(**changed), SamplingParams()):
+        body = tokenizer_wire.decode_body(wire.encode_request(Request(header, "m", Prompt(text="x"), params)))
+        read = tokenizer_wire.decode_request(header, body).params
+        assert replace(read, seed=params.seed) == params
 
 
 def test_the_smallest_positive_numbers_stay_positive() -> None:
