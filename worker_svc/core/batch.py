@@ -12,23 +12,20 @@ from worker_svc.core.slots import I64, HostSlots
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sequence i of a batch computes `query_lens[i]` tokens of slot `slots[i]`; tokens stand one sequence after the
-    other in the flat columns. All are i64.
+    other. All are i64.
     """
 
     slots: I64  # [seqs]
     query_lens: I64  # [seqs]
     query_starts: I64  # [seqs + 1]: where each sequence's tokens begin, and the end
     context_lens: I64  # [seqs]: tokens with KV once the step is done
-    token_slots: I64  # [tokens]: slot of each token
-    positions: I64  # [tokens]: index of each token in its sequence
-    slot_mapping: I64  # [tokens]: block * block_size + offset, where each token's KV goes
     samples: I64  # [samples]: the sequences of the batch that sample their next token
     sample_positions: I64  # [samples]: index of the sampled token in its sequence
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
-        return len(self.positions)
+        return int(self.query_starts[-1])
 
     @property
     def num_decodes(self) -> int:
@@ -76,31 +73,40 @@ def build_batch(
     are_single = len(rows) == total
     if longest_first and len(rows) > 1:
         order = np.argsort(-computed if are_single else np.where(query_lens == 1, -computed, 1), kind="stable")
-        rows, query_lens, computed, context_lens, known = (
-            column[order] for column in (rows, query_lens, computed, context_lens, known)
-        )
-    if are_single:
-        # The steps that there are most of.
-        query_starts, token_slots, positions = np.arange(len(rows) + 1), rows, computed
-    else:
-        query_starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(query_lens, out=query_starts[1:])
-        token_slots = np.repeat(rows, query_lens)
-        positions = np.arange(total) + np.repeat(computed - query_starts[:-1], query_lens)
-    indices = positions // limits.block_size
-    blocks = state.block_tables[token_slots, indices]
+        rows, query_lens, context_lens, known = (column[order] for column in (rows, query_lens, context_lens, known))
+    query_starts = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(query_lens, out=query_starts[1:])
     (samples,) = (context_lens == known).nonzero()
     return Batch(
         slots=rows,
         query_lens=query_lens,
         query_starts=query_starts,
         context_lens=context_lens,
-        token_slots=token_slots,
-        positions=positions,
-        slot_mapping=(blocks - indices) * limits.block_size + positions,
         samples=samples,
         sample_positions=known[samples],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens of a batch in flat columns, i64[tokens]."""
+
+    slots: I64
+    positions: I64  # index of each token in its sequence
+    cells: I64  # block * block_size + offset, where each token's KV goes
+
+
+def tokens_of(batch: Batch, state: HostSlots) -> Tokens:
+    """The tokens of a batch; `state` has the blocks of its slots."""
+    block_size = state.limits.block_size
+    if len(batch.slots) == batch.num_tokens:
+        slots, positions = batch.slots, batch.context_lens - 1
+    else:
+        slots = np.repeat(batch.slots, batch.query_lens)
+        positions = np.arange(len(slots)) + np.repeat(batch.context_lens - batch.query_starts[1:], batch.query_lens)
+    indices = positions // block_size
+    cells = (state.block_tables[slots, indices] - indices) * block_size + positions
+    return Tokens(slots, positions, cells)
 
 
 def advance(batch: Batch, state: HostSlots) -> None:

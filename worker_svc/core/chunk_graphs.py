@@ -4,6 +4,9 @@ Launched kernel by kernel, such a step costs the host as much as the device, a s
 Sequences that advance by one token stand first, as rows of the decode kernel; the others go through the prefill kernel,
 or through a FlashAttention package where that gains much. What is left of a graph's rows and tokens is the dummy
 slot's, in whose block nothing of anybody's is.
+
+A graph reads what the host says of the step by itself, and writes what sequences bring into the slots' tables: nothing
+is launched before it.
 """
 
 from collections.abc import Iterator
@@ -16,14 +19,16 @@ from torch import Tensor
 from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chunk_spans, chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
-from worker_svc.core.device_slots import DeviceSlots
+from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots, Runs
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import embed
+from worker_svc.core.kernels.slots import chunk_inputs
+from worker_svc.core.kernels.staged import conclude, enter, receive
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
+from worker_svc.core.staging import Staging
 
 _TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192)
 _DECODES = (0, 16, 64)  # and as many as there are slots
@@ -33,10 +38,12 @@ _FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much a
 _LONGEST_PAD = 2048  # of tokens that pad a step so many attend to each other, where FlashAttention attends
 # A step whose products are more keeps an H200 busy for longer than its launches take.
 _MOST_FLOPS = 8e12
-_ALIGNMENT = 2  # of columns, in numbers: kernels are compiled again for pointers that are not aligned
+_ALIGNMENT = 16  # of columns, in numbers: kernels are compiled again for pointers and lengths that are not aligned
+
+_CELLS, _CELLS_OF_TOKEN = 4096, 2  # that may enter the slots' tables: sequences may bring more than a step computes
 
 _NONE = np.empty(0, np.int64)
-_NOTHING = Batch(_NONE, _NONE, np.zeros(1, np.int64), *[_NONE] * 6)
+_NOTHING = Batch(_NONE, _NONE, np.zeros(1, np.int64), *[_NONE] * 3)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,6 +63,16 @@ class Shape:
     def chunks(self) -> int:
         """Sequences that advance by more than one token."""
         return max(_FEWEST_CHUNKS, self.tokens // (_FLASH_CHUNK_TOKENS if self.by_flash else _CHUNK_TOKENS))
+
+    @property
+    def runs(self) -> int:
+        """Of cells that enter the slots' tables: as many sequences as there are chunks bring theirs."""
+        return NUM_TABLES * self.chunks
+
+    @property
+    def cells(self) -> int:
+        """Of all runs together."""
+        return _CELLS + _CELLS_OF_TOKEN * self.tokens
 
     def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
         """For so many, the tokens in chunks."""
@@ -81,25 +98,26 @@ def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[S
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What a graph reads; views of one tensor, which one copy fills. All i64 and as long as the graph's shape wants."""
+    """What a graph reads; views of one tensor, which its first kernel fills. All but the last i64, and as long as the
+    graph's shape wants.
+    """
 
+    shape: Shape
     packed: Tensor
     places: list[slice]  # in it, of the columns in the order in which they follow here
-    token_slots: Tensor  # decodes first, as in the next two
-    positions: Tensor
-    slot_mapping: Tensor
-    decode_slots: Tensor
-    decode_contexts: Tensor
+    slots: Tensor  # of all sequences, decodes first, as in the next two
+    contexts: Tensor  # tokens with KV once the step is done
+    ends: Tensor  # where each one's tokens end among the rows
     work: PrefillTiles | Spans  # of the sequences that advance by chunks
-    slots: Tensor  # of all sequences
-    contexts: Tensor
     last_tokens: Tensor  # of the sequences that sample, as the next two
     sample_slots: Tensor
     sample_positions: Tensor
+    runs: Tensor  # [most, 3]: of cells in the slots' tables, see `Runs.write`
+    cells: Tensor  # i32: what enters them
 
 
 class ChunkStep:
-    """embed -> layers -> logits -> sample -> move the slots on; launches kernels and nothing else."""
+    """receive -> embed -> layers -> logits -> sample -> move the slots on; launches kernels and nothing else."""
 
     def __init__(self, model: LlamaForCausalLM, attention: TritonAttention, state: DeviceSlots, limits: Limits) -> None:
         self.state = state
@@ -108,31 +126,32 @@ class ChunkStep:
         self._model = model
         self._rows = torch.arange(limits.max_num_batched_tokens + limits.max_num_seqs, device=state.num_computed.device)
 
-    def __call__(self, columns: _Columns) -> DecodeOutput:
-        """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's."""
+    def __call__(self, columns: _Columns, staging: Staging) -> DecodeOutput:
+        """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's. `staging` has
+        what the columns are to be.
+        """
         state = self.state
-        rows = self._rows[: len(columns.positions)]
-        num_decodes = len(columns.decode_slots)
+        receive(staging, columns.packed)
+        enter(columns.runs, columns.cells, state)
+        table, block_size = self._model.embedding_table, self.limits.block_size
+        num_decodes, num_rows = columns.shape.decodes, columns.shape.rows
+        inputs = chunk_inputs(num_rows, columns.slots, columns.contexts, columns.ends, state, block_size, table)
+        rows = self._rows[:num_rows]
         attention = self.attention.prepare_chunks(
-            DecodeRows(rows[:num_decodes], columns.decode_slots, columns.decode_contexts),
+            DecodeRows(rows[:num_decodes], columns.slots[:num_decodes], columns.contexts[:num_decodes]),
             columns.work,
             rows=rows[num_decodes:],
-            positions=columns.positions,
-            slot_mapping=columns.slot_mapping,
+            positions=inputs.positions,
+            slot_mapping=inputs.cells,
             block_tables=state.block_tables,
         )
-        logits = self._model.logits(self._model.transform(self._embed(columns), attention, columns.last_tokens))
-        state.advance(columns.slots, columns.contexts)
+        hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
+        logits = self._model.logits(self._model.transform(hidden, attention, columns.last_tokens))
+        conclude(staging, columns.slots, columns.contexts, state)
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
         draws = state.draws(columns.sample_slots)
         return DecodeOutput(logits, sample_tokens(logits, *draws, columns.sample_positions, advance=advance))
-
-    def _embed(self, columns: _Columns) -> Tensor:
-        table = self._model.embedding_table
-        if table is not None:
-            return embed(columns.token_slots, columns.positions, self.state, table)
-        return self._model.embed(self.state.tokens[columns.token_slots, columns.positions].long())
 
 
 class ChunkGraphs:
@@ -144,6 +163,8 @@ class ChunkGraphs:
         self._device = step.state.num_computed.device
         self.shapes = sorted(shapes)
         self._columns = {shape: self._make_columns(shape) for shape in self.shapes}
+        most = max((len(each.packed) for each in self._columns.values()), default=0)
+        self._staging = Staging(self._device, most)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
 
     @torch.inference_mode()
@@ -152,15 +173,14 @@ class ChunkGraphs:
         in which a package attends, which makes its own output.
         """
         for shape in sorted(self.shapes, key=lambda shape: (-shape.rows, not shape.by_flash)):
-            columns = self._columns[shape]
-            packed = torch.empty_like(columns.packed, device="cpu")
-            self._fill(shape, _NOTHING, packed.numpy())
-            columns.packed.copy_(packed)
+            columns, staging = self._columns[shape], self._staging
+            self._fill(shape, _NOTHING, Runs())
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
-            self._step(columns)
+            self._step(columns, staging)
+            staging.launched()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                output = self._step(columns)
+                output = self._step(columns, staging)
             self._graphs[shape] = graph, output
             yield shape
 
@@ -169,11 +189,11 @@ class ChunkGraphs:
         chunks who do it best; None: there is none.
         """
         num_decodes = batch.num_decodes
-        chunks = np.arange(num_decodes, len(batch.slots))
-        if not len(chunks):
+        num_chunks = len(batch.slots) - num_decodes
+        if not num_chunks:
             return None
-        by_flash = self._step.attention.gains_by_flash(batch, chunks)
-        room = num_decodes, len(chunks), batch.num_tokens - num_decodes
+        by_flash = self._step.attention.gains_by_flash(batch, num_decodes)
+        room = num_decodes, num_chunks, batch.num_tokens - num_decodes
         return next((each for each in self.shapes if each.by_flash == by_flash and each.has_room(*room)), None)
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
@@ -183,86 +203,82 @@ class ChunkGraphs:
         shape = self.shape_of(batch)
         if shape is None:
             return None
-        columns = self._columns[shape]
-        packed = torch.empty(len(columns.packed), dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        self._fill(shape, batch, packed.numpy())
-        columns.packed.copy_(packed, non_blocking=True)
+        state, staging = self._step.state, self._staging
+        entering = state.entering
+        if len(entering.starts) > shape.runs or entering.num_cells > shape.cells:
+            state.enter()
+        self._fill(shape, batch, state.take_entering())
         if shape in self._graphs:
             graph, output = self._graphs[shape]
             graph.replay()
         else:
-            output = self._step(columns)
+            output = self._step(self._columns[shape], staging)
+        staging.launched()
         num_samples = len(batch.samples)
         return DecodeOutput(output.logits[:num_samples], output.token_ids[:num_samples])
 
     def _make_columns(self, shape: Shape) -> _Columns:
         places = self._places(shape)
-        packed = torch.zeros(_end(places), dtype=torch.int64, device=self._device)
-        (
-            token_slots,
-            positions,
-            slot_mapping,
-            decode_slots,
-            decode_contexts,
-            *work,
-            slots,
-            contexts,
-            last,
-            samples,
-            at,
-        ) = (packed[place] for place in places)
+        packed = torch.zeros(_aligned(places[-1].stop), dtype=torch.int64, device=self._device)
+        slots, contexts, ends, *work, last_tokens, sample_slots, sample_positions, runs, cells = (
+            packed[place] for place in places
+        )
         return _Columns(
+            shape=shape,
             packed=packed,
             places=places,
-            token_slots=token_slots,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            decode_slots=decode_slots,
-            decode_contexts=decode_contexts,
-            work=Spans(shape.tokens, self._step.limits.max_model_len, *work) if shape.by_flash else PrefillTiles(*work),
             slots=slots,
             contexts=contexts,
-            last_tokens=last,
-            sample_slots=samples,
-            sample_positions=at,
+            ends=ends,
+            work=Spans(shape.tokens, self._step.limits.max_model_len, *work) if shape.by_flash else PrefillTiles(*work),
+            last_tokens=last_tokens,
+            sample_slots=sample_slots,
+            sample_positions=sample_positions,
+            runs=runs.view(shape.runs, 3),
+            cells=cells.view(torch.int32),
         )
 
     def _places(self, shape: Shape) -> list[slice]:
         """See `_Columns.places`."""
+        num_chunks = shape.chunks + -(-shape.tokens // self._longest_pad(shape))
         if shape.by_flash:
-            num_spans = shape.chunks + -(-shape.tokens // self._longest_pad(shape))
-            work = [num_spans + 1, num_spans, num_spans]
+            work = [num_chunks + 1, num_chunks, num_chunks]
         else:
             work = [-(-shape.tokens // QUERY_TILE) + shape.chunks + 2] * 4
-        lengths = [shape.rows] * 3 + [shape.decodes] * 2 + work + [shape.decodes + shape.chunks] * 5
-        starts = np.cumsum([0, *(length + length % _ALIGNMENT for length in lengths)]).tolist()
+        lengths = [shape.decodes + num_chunks] * 3 + work + [shape.decodes + shape.chunks] * 3
+        lengths += [3 * shape.runs, shape.cells // 2]
+        starts = np.cumsum([0, *map(_aligned, lengths)]).tolist()
         return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 
-    def _fill(self, shape: Shape, batch: Batch, packed: I64) -> None:
-        """The columns of a batch; what is left of them is the dummy's."""
+    def _fill(self, shape: Shape, batch: Batch, entering: Runs) -> None:
+        """Write the columns of a batch, of which what is left is the dummy's, and what enters the tables."""
+        words, places = self._staging.next(), self._columns[shape].places
         dummy_slot = self._step.state.dummy_slot
         padded = self._padded(shape, batch)
-        decodes, chunks = slice(shape.decodes), np.arange(shape.decodes, len(padded.slots))
-        work = (chunk_spans if shape.by_flash else chunk_tiles)(padded, chunks)
+        if shape.by_flash:
+            # Those behind the end are empty.
+            work = [(column, int(column[-1])) for column in chunk_spans(padded, shape.decodes)]
+        else:
+            work = [(column, 0) for column in chunk_tiles(padded, shape.decodes)]
         parts = [  # what each begins with, and what the rest is
-            *((column, 0) for column in (padded.token_slots, padded.positions, padded.slot_mapping)),
-            *((column[decodes], 0) for column in (padded.slots, padded.context_lens)),
-            # A tile may be computed twice: the last one is none of the longest. Spans behind the end are empty.
-            *((column, int(column[-1])) for column in work),
-            (batch.slots, dummy_slot),
-            (batch.context_lens, 0),
+            (padded.slots, dummy_slot),
+            (padded.context_lens, 0),
+            (padded.query_starts[1:], shape.rows),
+            *work,
             (padded.query_starts[padded.samples + 1] - 1, 0),
-            (batch.slots[batch.samples], dummy_slot),
-            (batch.sample_positions, 0),
+            (padded.slots[padded.samples], dummy_slot),
+            (padded.sample_positions, 0),
         ]
-        for place, (beginning, rest) in zip(self._columns[shape].places, parts, strict=True):
+        for place, (beginning, rest) in zip(places, parts, strict=False):
             middle = place.start + len(beginning)
-            packed[place.start : middle] = beginning
-            packed[middle : place.stop] = rest
+            words[place.start : middle] = beginning
+            words[middle : place.stop] = rest
+        runs, cells = (words[place] for place in places[-2:])
+        entering.write(runs.reshape(-1, 3), cells.view(np.int32))
 
     def _padded(self, shape: Shape, batch: Batch) -> Batch:
         """A batch with as many decodes and tokens as the shape has: what it lacks is the dummy's."""
-        dummy_slot, limits = self._step.state.dummy_slot, self._step.limits
+        dummy_slot = self._step.state.dummy_slot
         num_decodes = batch.num_decodes
         idle = shape.decodes - num_decodes
         num_tokens = shape.rows - idle - batch.num_tokens
@@ -270,9 +286,7 @@ class ChunkGraphs:
             return batch
         longest = self._longest_pad(shape)
         lengths = np.minimum(np.arange(num_tokens, 0, -longest), longest)
-        positions = np.arange(num_tokens) % longest
-        cells = limits.num_blocks * limits.block_size + positions % limits.block_size
-        none, ones = np.zeros(idle, np.int64), np.ones(idle, np.int64)
+        ones = np.ones(idle, np.int64)
 
         def fill_up(column: I64, between: I64, behind: I64) -> I64:
             return np.concatenate((column[:num_decodes], between, column[num_decodes:], behind))
@@ -280,13 +294,10 @@ class ChunkGraphs:
         query_lens = fill_up(batch.query_lens, ones, lengths)
         return replace(
             batch,
-            slots=fill_up(batch.slots, none + dummy_slot, np.full_like(lengths, dummy_slot)),
+            slots=fill_up(batch.slots, np.full_like(ones, dummy_slot), np.full_like(lengths, dummy_slot)),
             query_lens=query_lens,
             query_starts=np.concatenate(([0], np.cumsum(query_lens))),
             context_lens=fill_up(batch.context_lens, ones, lengths),
-            token_slots=fill_up(batch.token_slots, none + dummy_slot, np.full_like(positions, dummy_slot)),
-            positions=fill_up(batch.positions, none, positions),
-            slot_mapping=fill_up(batch.slot_mapping, none, cells),
             samples=batch.samples + np.where(batch.samples >= num_decodes, idle, 0),
         )
 
@@ -295,6 +306,5 @@ class ChunkGraphs:
         return min(_LONGEST_PAD, self._step.limits.max_model_len) if shape.by_flash else QUERY_TILE
 
 
-def _end(places: list[slice]) -> int:
-    last: int = places[-1].stop
-    return last + last % _ALIGNMENT
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -32,7 +32,9 @@ class Decoder(Protocol):
         """Tokens i64[d] for logits f32[d, vocab_size], as `sampler.sample` wants them."""
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
-        """Carry out a small step of any kind; None, and nothing done, for one that is not small enough."""
+        """Carry out a small step of any kind, with what is still to enter the slots' tables; None, and nothing done,
+        for one that is not small enough.
+        """
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size]."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.domain.plan import U32, Admission
 from worker_svc.core.batch import Batch
 from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation
-from worker_svc.core.slots import I64, BlockUpdates, HostSlots
+from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
 from worker_svc.core.transfer import upload, upload_floats
 
 _TEMPERATURE, _TOP_P, _MIN_P, _REPETITION, _PRESENCE, _FREQUENCY = range(6)
@@ -17,7 +17,49 @@ _TOP_K, _SEED, _NUM_PROMPT = range(3)
 _NO_LOGPROBS = -1
 _ALIGNMENT = 64  # cells
 
+NUM_TABLES = 5  # that a sequence brings something for
 SEED_COLUMN = _SEED  # of `DeviceSlots.integers`; temperatures stand first in `DeviceSlots.floats`
+
+
+class Runs:
+    """Runs of cells that follow each other in `DeviceSlots.cells`, and what enters them."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self._rows: list[U32 | I32] = []
+        self.num_cells = 0
+
+    def add(self, start: int, row: U32 | I32) -> None:
+        """What enters the cells from `start` on."""
+        self.starts.append(start)
+        self._rows.append(row.view(np.int32))
+        self.num_cells += len(row)
+
+    def write(self, runs: I64, values: I32) -> None:
+        """Fill `runs` [most, 3], of which each says in which cell it starts, where in `values` what enters begins, and
+        how many follow; those that are left over are empty.
+        """
+        num_runs = len(self.starts)
+        runs[num_runs:, 2] = 0
+        if num_runs:
+            lengths = self._lengths()
+            runs[:num_runs, 0] = self.starts
+            runs[:num_runs, 1] = np.cumsum(lengths) - lengths
+            runs[:num_runs, 2] = lengths
+            np.concatenate(self._rows, out=values[: self.num_cells])
+
+    def cells(self) -> tuple[I64, I64]:
+        """Each cell, and what enters it, two in a number: the last one stands there twice if they are odd."""
+        lengths = self._lengths()
+        ends = np.cumsum(lengths)
+        cells = np.repeat(self.starts - (ends - lengths), lengths) + np.arange(ends[-1])
+        values = np.concatenate(self._rows)
+        if len(values) % 2:
+            cells, values = np.append(cells, cells[-1]), np.append(values, values[-1])
+        return cells, values.view(np.int64)
+
+    def _lengths(self) -> I64:
+        return np.array([len(row) for row in self._rows], np.int64)
 
 
 class DeviceSlots:
@@ -36,12 +78,13 @@ class DeviceSlots:
         self._device = device
         self._vocab_size = host.limits.vocab_size
         self.dummy_slot = num_slots
-        # All tables lie in one piece of memory, so that one kernel writes what enters them.
+        # All tables lie in one piece of memory, `cells` i32, so that one kernel writes what enters them.
         rows = num_slots + 1
         widths = host.max_tokens, host.max_blocks, 2, 6, 6
-        self._cells, places = _pieces(device, *(rows * width for width in widths))
-        self._begins, self._widths = np.array([place.start for place in places]), np.array(widths)
-        tokens, block_tables, num_computed, integers, floats = (self._cells[place] for place in places)
+        self.cells, places = _pieces(device, *(rows * width for width in widths))
+        self._tables = [(place.start, width) for place, width in zip(places, widths, strict=True)]
+        self.entering = Runs()  # what sequences brought and nobody has written yet
+        tokens, block_tables, num_computed, integers, floats = (self.cells[place] for place in places)
         self.tokens = tokens.view(rows, host.max_tokens)
         self.block_tables = block_tables.view(rows, host.max_blocks)
         self.block_tables[num_slots] = host.limits.num_blocks
@@ -60,22 +103,29 @@ class DeviceSlots:
         self._biases: dict[int, tuple[I64, np.ndarray]] = {}
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Write everything about sequences that enter their slots."""
-        if not admissions:
-            return
+        """Take note of everything about sequences that enter their slots: `enter` writes it, or who takes it."""
+        self.enter()
         num_computed, integers, floats = (
-            column.view(np.uint32) for column in (self._num_computed, self._integers, self._floats)
+            column.view(np.int32) for column in (self._num_computed, self._integers, self._floats)
         )
-        rows: list[U32] = []
         for admission in admissions:
             self._remember(admission)
             slot = admission.slot
-            rows += (admission.token_ids, admission.block_ids, num_computed[slot], integers[slot], floats[slot])
-        slots = np.array([admission.slot for admission in admissions], np.int64)
-        starts = self._begins + slots[:, None] * self._widths
-        # Many sequences may enter at once, or one for which somebody waits: all of it goes up together.
-        cells, values = upload(self._device, *_cells(starts.ravel(), rows))
-        self._cells.index_copy_(0, cells, values.view(torch.int32))
+            rows = admission.token_ids, admission.block_ids, num_computed[slot], integers[slot], floats[slot]
+            for (begin, width), row in zip(self._tables, rows, strict=True):
+                self.entering.add(begin + slot * width, row)
+
+    def take_entering(self) -> Runs:
+        """What has not been written yet: the taker must write it, before anything reads the tables."""
+        entering, self.entering = self.entering, Runs()
+        return entering
+
+    def enter(self) -> None:
+        """Write what has not been written yet."""
+        if self.entering.starts:
+            # Many sequences may enter at once: all of it goes up together.
+            cells, values = upload(self._device, *self.take_entering().cells())
+            self.cells.index_copy_(0, cells, values.view(torch.int32))
 
     def write_blocks(self, updates: BlockUpdates) -> None:
         """Enter blocks into the tables."""
@@ -218,16 +268,3 @@ def _pieces(device: torch.device, *sizes: int) -> tuple[Tensor, list[slice]]:
     starts = [0, *np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()]
     places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
     return torch.zeros(starts[-1], dtype=torch.int32, device=device), places
-
-
-def _cells(starts: I64, rows: list[U32]) -> tuple[I64, I64]:
-    """The cells of `rows`, row i from `starts[i]` on, and what is in them, two in a number: the last
-    one stands there twice if they are odd.
-    """
-    lengths = np.array([len(row) for row in rows], np.int64)
-    ends = np.cumsum(lengths)
-    cells = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
-    values = np.concatenate(rows)
-    if len(values) % 2:
-        cells, values = np.append(cells, cells[-1]), np.append(values, values[-1])
-    return cells, values.view(np.int64)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
-from worker_svc.core.batch import Batch, advance, build_batch
+from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_slots import DeviceSlots
@@ -112,9 +112,9 @@ class ModelRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
-        stream = self._enter()
+        self._enter()
         try:
-            timing = StepTiming(stream, self._clock_ns, self._last_timing)
+            timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)
             if self._going_on is not None and self._going_on[0].covers(plan):
                 outputs, sampling = self._go_on(*self._going_on)
@@ -131,14 +131,12 @@ class ModelRunner:
         """See `Runner.close`."""
         del self._model, self._cache, self._attention, self._slots, self._decoder
 
-    def _enter(self) -> torch.cuda.Stream | None:
-        """The stream that is launched on; None: on the CPU. Which device is current is up to each thread."""
-        if self._device.type != "cuda":
-            return None
+    def _enter(self) -> None:
+        """Which device is current is up to each thread."""
         if self._thread != (thread := threading.get_ident()):
-            torch.cuda.set_device(self._device)
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
             self._thread = thread
-        return torch.cuda.current_stream(self._device)
 
     def _go_on(self, batch: Continuation, sampling: _Sampling) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""
@@ -166,13 +164,19 @@ class ModelRunner:
         if plan.step == 1:
             host.clear()
         host.release(plan.released_slots)
-        for admission in plan.admissions:
-            host.admit(admission)
-        slots.admit(plan.admissions)
-        slots.write_blocks(host.append(plan))
-        slots.write_blocks(host.replace(plan))
-        host.check_copies(plan)
+        # Most plans have none of these.
+        if plan.admissions:
+            for admission in plan.admissions:
+                host.admit(admission)
+            slots.admit(plan.admissions)
+        if len(plan.append_slots):
+            slots.write_blocks(host.append(plan))
+        if len(plan.replace_slots):
+            # Unlike an appended block, one may take the place of what has entered just now.
+            slots.enter()
+            slots.write_blocks(host.replace(plan))
         if len(plan.copy_sources):
+            host.check_copies(plan)
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
 
@@ -180,11 +184,14 @@ class ModelRunner:
         """The sampled tokens and, where asked for, their logprobs, on the device; the tokens are in the histories."""
         if batch.num_tokens == 0:
             return []
-        if self._decoder is not None:
-            output = self._decoder.decode(batch.slots) if batch.only_decodes else self._decoder.compute(batch)
-            if output is not None:
-                return self._chosen(output, batch)
-        return self._compute(batch)
+        output = None
+        if self._decoder is not None and not batch.only_decodes:
+            output = self._decoder.compute(batch)
+        # Unless that took what enters the tables along.
+        self._slots.enter()
+        if self._decoder is not None and batch.only_decodes:
+            output = self._decoder.decode(batch.slots)
+        return self._chosen(output, batch) if output is not None else self._compute(batch)
 
     def _chosen(self, output: DecodeOutput, batch: Batch) -> list[Tensor]:
         """The tokens of the batch's samples, after the decoder's own choice."""
@@ -198,11 +205,12 @@ class ModelRunner:
         return self._sample(batch, output.logits, slots, positions)
 
     def _compute(self, batch: Batch) -> list[Tensor]:
-        token_slots, positions, slot_mapping, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
+        tokens = tokens_of(batch, self._host)
+        token_slots, positions, cells, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
             self._device,
-            batch.token_slots,
-            batch.positions,
-            batch.slot_mapping,
+            tokens.slots,
+            tokens.positions,
+            tokens.cells,
             batch.slots,
             batch.context_lens,
             batch.query_starts[batch.samples + 1] - 1,
@@ -210,7 +218,7 @@ class ModelRunner:
             batch.sample_positions,
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
-        attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
+        attention = self._attention.prepare(batch, positions, cells, self._slots.block_tables)
         hidden = self._model.forward(token_ids, attention, last_tokens)
         self._slots.advance(slots, contexts)
         if len(batch.samples) == 0:

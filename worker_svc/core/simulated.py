@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.domain import chain
 from penstock.domain.params import Sampling
 from penstock.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
-from worker_svc.core.batch import Batch, build_batch
+from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
 from worker_svc.core.slots import I64, HostSlots
@@ -148,7 +148,8 @@ class SimulatedRunner:
         return sampling, counts, columns[np.arange(columns.shape[1]) < counts[:, None]]
 
     def _write(self, batch: Batch) -> None:
-        self._cache.write(batch.slot_mapping, self._tokens[batch.token_slots, batch.positions])
+        tokens = tokens_of(batch, self._slots)
+        self._cache.write(tokens.cells, self._tokens[tokens.slots, tokens.positions])
         self._slots.num_computed[batch.slots] = batch.context_lens
 
     def _counts(self, step: int, slots: I64, room: I64) -> I64:

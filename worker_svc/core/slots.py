@@ -8,6 +8,7 @@ import numpy.typing as npt
 from penstock.domain.plan import U32, Admission, StepPlan
 from worker_svc.core.interface import Limits, plan_error
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
 

@@ -8,21 +8,19 @@ import torch
 class StepTiming:
     """The two ends of one step; on a device that runs behind the host they are its events."""
 
-    def __init__(
-        self, stream: "torch.cuda.Stream | None", clock_ns: Callable[[], int], before: "StepTiming | None"
-    ) -> None:
-        """The step begins on `stream`; None: on the CPU."""
-        self._stream = stream  # to look up the current one takes longer than all else here
+    def __init__(self, device: torch.device, clock_ns: Callable[[], int], before: "StepTiming | None") -> None:
+        """The step begins on `device`, on the stream that is current there."""
         self._clock_ns = clock_ns
-        self._events = [_event(), _event()] if stream is not None else []
+        # Events of torch's own, unlike those of torch.cuda, find the current stream without Python.
+        self._events = [_event(device), _event(device)] if device.type == "cuda" else []
         self._times = [0, 0]
-        self._before_event = before._events[1] if before is not None and stream is not None else None
+        self._before_event = before._events[1] if before is not None and before._events else None
         self._before_time = before._times[1] if before is not None else None
         self._mark(0)
 
     def _mark(self, which: int) -> None:
-        if self._stream is not None:
-            self._events[which].record(self._stream)
+        if self._events:
+            self._events[which].record()
         else:
             self._times[which] = self._clock_ns()
 
@@ -32,7 +30,7 @@ class StepTiming:
 
     def read(self) -> tuple[int, int]:
         """Wait for the end of the step; nanoseconds (at work, idle before it)."""
-        if self._stream is not None:
+        if self._events:
             self._events[1].synchronize()
             work_ms = self._events[0].elapsed_time(self._events[1])
             idle_ms = self._before_event.elapsed_time(self._events[0]) if self._before_event is not None else 0.0
@@ -42,5 +40,5 @@ class StepTiming:
         return self._times[1] - self._times[0], max(0, idle_ns)
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _event(device: torch.device) -> torch.Event:
+    return torch.Event(device, enable_timing=True)

@@ -56,6 +56,18 @@ def test_tokens_are_those_of_the_reference(samplings: list[Sampling]) -> None:
     assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())
 
 
+def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_graphs, "_CELLS_OF_TOKEN", 0)
+    monkeypatch.setattr(chunk_graphs, "_CELLS", 16)
+    expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
+    drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
+    runner = make_runner(CONFIG, TritonCompute(""))
+    decoder = runner._decoder = Unrecorded(runner, Shape(0, 16), Shape(3, 16))
+    drive(runner, padded, chunk=16, stagger=1)
+    assert decoder.taken
+    assert [each.output for each in padded] == [each.output for each in expected]
+
+
 @pytest.mark.usefixtures("always")
 def test_a_package_that_attends_for_chunks_is_given_what_the_reference_computes(
     monkeypatch: pytest.MonkeyPatch,
@@ -79,8 +91,7 @@ def test_a_package_that_attends_for_chunks_is_given_what_the_reference_computes(
 def make_batch(num_decodes: int, *lengths: int) -> Batch:
     """So many decodes, and chunks of `lengths` without a context before them."""
     column = np.array([*[1] * num_decodes, *lengths])
-    tokens = np.zeros(int(column.sum()), np.int64)
-    return Batch(column, column, column, column, tokens, tokens, tokens, column, column)
+    return Batch(column, column, np.append(0, np.cumsum(column)), column, column, column)
 
 
 def test_a_step_gets_the_smallest_shape_that_has_room() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from worker_svc.core.attention import flash_attention, triton_backend
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, find_flash_attention
 from worker_svc.core.attention.triton_backend import TritonAttention
-from worker_svc.core.batch import Batch, build_batch
+from worker_svc.core.batch import Batch, Tokens, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
@@ -60,8 +60,8 @@ def attend(
     rotary.table = rotary_table(max(contexts), head_dim)
     backend = TritonAttention(cache, NUM_HEADS, rotary, len(past))
     backend.flash = flash
-    batch = make_batch(past, contexts, given.tables.cpu().numpy())
-    positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (batch.positions, batch.slot_mapping))
+    batch, tokens = make_batch(past, contexts, given.tables.cpu().numpy())
+    positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.cells))
     step = backend.prepare(batch, positions, cells, given.tables)
     qkv = randn(batch.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim, seed=1)
     unscaled = Unscaled(randn(batch.num_tokens, hidden_size, seed=2, scale=3.0), 1e-5) if hidden_size else None
@@ -70,7 +70,7 @@ def attend(
     return step.attend(0, qkv, None, unscaled)
 
 
-def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> Batch:
+def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> tuple[Batch, Tokens]:
     limits = Limits(
         num_blocks=4096,
         block_size=BLOCK_SIZE,
@@ -84,7 +84,8 @@ def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> Batc
     state.num_tokens[:], state.num_computed[:] = contexts, past
     state.num_blocks[:] = [-(-context // BLOCK_SIZE) for context in contexts]
     state.block_tables[:, : tables.shape[1]] = tables
-    return build_batch(np.arange(len(past)), np.array(contexts) - past, state, longest_first=True)
+    batch = build_batch(np.arange(len(past)), np.array(contexts) - past, state, longest_first=True)
+    return batch, tokens_of(batch, state)
 
 
 @pytest.fixture

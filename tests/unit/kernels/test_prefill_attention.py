@@ -19,7 +19,7 @@ def make_batch(past: list[int], chunks: list[int]) -> Batch:
     starts = np.concatenate(([0], np.cumsum(chunks)))
     slots = np.arange(len(past))
     contexts = np.array(past) + chunks
-    return Batch(slots, np.array(chunks), starts, contexts, nothing, nothing, nothing, nothing, nothing)
+    return Batch(slots, np.array(chunks), starts, contexts, nothing, nothing)
 
 
 def check(
@@ -51,7 +51,7 @@ def check(
     if unscaled is not None:
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
-    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, batch.slots)))
+    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
     prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)

@@ -11,7 +11,7 @@ from worker_svc.core import decode_step, sampler
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import decode_inputs, embed
+from worker_svc.core.kernels.slots import chunk_inputs, decode_inputs
 from worker_svc.core.sampler import Draw, SamplerInput, Truncation, sample
 from worker_svc.core.slots import HostSlots
 
@@ -83,14 +83,22 @@ def test_slots_are_read_and_moved_on_and_the_dummy_stays() -> None:
             for slot, tokens in prompts.items()
         ]
     )
+    state.enter()
     slots = torch.tensor([4, 1, state.dummy_slot, state.dummy_slot], device=DEVICE)
     table = randn(9, 1030)
     inputs = decode_inputs(slots, state, table)
     assert inputs.hidden is not None
     assert inputs.hidden.equal(torch.cat((table[[7, 5]], torch.zeros_like(table[:2]))))
     assert decode_inputs(slots, state).hidden is None
-    known = embed(slots[[1, 2, 0, 1]], torch.tensor([0, 1, 1, 2], device=DEVICE), state, table)
-    assert known.equal(torch.stack((table[3], torch.zeros_like(table[0]), table[7], table[5])))
+    # Two tokens of the dummy, one of slot 4, two of slot 1, and nothing of a fourth.
+    contexts, ends = torch.tensor([[2, 2, 3, 0], [2, 3, 5, 5]], device=DEVICE)
+    known = chunk_inputs(5, slots[[2, 0, 1, 2]], contexts, ends, state, limits.block_size, table)
+    assert known.token_ids.tolist() == [0, 0, 7, 4, 5]
+    assert known.positions.tolist() == [0, 1, 1, 1, 2]
+    assert known.cells.tolist() == [80, 81, 17, 5, 6]
+    assert known.hidden is not None
+    assert known.hidden.equal(torch.cat((torch.zeros_like(table[:2]), table[[7, 4, 5]])))
+    assert chunk_inputs(5, slots[[2, 0, 1, 2]], contexts, ends, state, limits.block_size).hidden is None
     assert inputs.token_ids.tolist() == [7, 5, 0, 0]
     assert inputs.contexts.tolist() == [2, 3, 1, 1]
     assert inputs.temperatures.tolist() == [2.0, 0.5, 0.0, 0.0]

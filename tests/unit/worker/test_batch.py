@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.domain.errors import PenstockError
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission, StepPlan
-from worker_svc.core.batch import advance, build_batch
+from worker_svc.core.batch import advance, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.slots import HostSlots
 
@@ -32,9 +32,10 @@ def test_a_mixed_batch_has_each_token_at_its_place() -> None:
     batch = build_batch(u32(2, 0), u32(3, 6), state)
     assert batch.query_starts.tolist() == [0, 3, 9]
     assert batch.context_lens.tolist() == [7, 6]
-    assert batch.token_slots.tolist() == [2] * 3 + [0] * 6
-    assert batch.positions.tolist() == [4, 5, 6, 0, 1, 2, 3, 4, 5]
-    assert batch.slot_mapping.tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
+    tokens = tokens_of(batch, state)
+    assert tokens.slots.tolist() == [2] * 3 + [0] * 6
+    assert tokens.positions.tolist() == [4, 5, 6, 0, 1, 2, 3, 4, 5]
+    assert tokens.cells.tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
     assert batch.samples.tolist() == [1]
     assert batch.sample_positions.tolist() == [6]
     advance(batch, state)
@@ -75,7 +76,8 @@ def test_chunks_cover_every_token_once_whatever_their_size(lengths: list[int], c
         slots = [slot for slot in sampled if len(sampled[slot]) < num_outputs]
         num = [min(chunk, int(state.num_tokens[slot] - state.num_computed[slot])) for slot in slots]
         batch = build_batch(np.array(slots), np.array(num), state)
-        for slot, position, cell in zip(batch.token_slots, batch.positions, batch.slot_mapping, strict=True):
+        tokens = tokens_of(batch, state)
+        for slot, position, cell in zip(tokens.slots, tokens.positions, tokens.cells, strict=True):
             assert position == len(cells[int(slot)])
             cells[int(slot)].append(int(cell))
         for row, position in zip(batch.samples, batch.sample_positions, strict=True):

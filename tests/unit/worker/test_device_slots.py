@@ -7,7 +7,7 @@ from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
 from worker_svc.core.device_slots import SEED_COLUMN, DeviceSlots
 from worker_svc.core.interface import Limits
-from worker_svc.core.slots import HostSlots
+from worker_svc.core.slots import BlockUpdates, HostSlots
 
 LIMITS = Limits(
     num_blocks=40, block_size=4, max_num_seqs=5, max_model_len=30, max_num_batched_tokens=64, vocab_size=100
@@ -24,6 +24,7 @@ def test_sequences_that_enter_together_are_each_in_their_own_slot() -> None:
     state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
     state.admit([admission(3, 7, 2, 2**64 - 5, temperature=0.5, min_p=0.25), admission(1, 30, 8, 9, top_k=17)])
     state.admit([admission(4, 1, 1, 11)])
+    state.enter()
     assert state.tokens[3].tolist() == [*range(30, 37), *[0] * 24]
     assert state.tokens[1].tolist() == [*range(10, 40), 0]
     assert state.tokens[4].tolist() == [40, *[0] * 30]
@@ -43,7 +44,35 @@ def test_who_comes_next_into_a_slot_writes_over_who_was_there() -> None:
     state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
     state.admit([admission(2, 5, 2, 1)])
     state.admit([admission(2, 9, 3, 7, temperature=0.0)])
+    state.enter()
     assert state.tokens[2, :9].tolist() == list(range(20, 29))
     assert state.block_tables[2, :3].tolist() == [16, 17, 18]
     assert state.integers[2].tolist() == [0, 7, 9]
     assert float(state.floats[2, 0]) == 0.0
+
+
+def test_what_somebody_took_is_left_to_them() -> None:
+    state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
+    state.admit([admission(2, 5, 2, 1), admission(0, 2, 1, 1)])
+    assert not bool(state.tokens.any())
+    taken = state.take_entering()
+    state.enter()
+    assert not bool(state.tokens.any())
+    runs, values = np.full((12, 3), -1, np.int64), np.zeros(taken.num_cells, np.int32)
+    taken.write(runs, values)
+    assert runs[10:, 2].tolist() == [0, 0]
+    assert runs[:10, 2].tolist() == [5, 2, 2, 6, 6, 2, 1, 2, 6, 6]
+    for start, begin, length in runs[:10].tolist():
+        state.cells[start : start + length] = torch.from_numpy(values[begin : begin + length])
+    assert state.tokens[2, :5].tolist() == list(range(20, 25))
+    assert state.tokens[0, :2].tolist() == [0, 1]
+    assert state.num_computed.tolist() == [0, 0, 2, 0, 0, 0]
+
+
+def test_an_appended_block_does_not_wait_for_what_enters() -> None:
+    state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
+    state.admit([admission(2, 5, 2, 1)])
+    state.write_blocks(BlockUpdates(*(np.array([value]) for value in (2, 2, 39))))
+    assert state.block_tables[2, :4].tolist() == [0, 0, 39, 0]
+    state.enter()
+    assert state.block_tables[2, :4].tolist() == [16, 17, 39, 0]

@@ -62,22 +62,22 @@ class TritonAttention:
     ) -> "TritonStepAttention":
         """See `AttentionBackend.prepare`."""
         num_decodes = batch.num_decodes
-        chunks = np.arange(num_decodes, len(batch.slots))
-        by_flash = self._suits_flash(batch, chunks)
+        by_flash = self._suits_flash(batch, num_decodes)
         columns = upload(
             positions.device,
             np.arange(num_decodes),
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
             np.arange(num_decodes, batch.num_tokens),
-            *(chunk_spans if by_flash else chunk_tiles)(batch, chunks),
+            *(chunk_spans if by_flash else chunk_tiles)(batch, num_decodes),
         )
         decode_rows, rows, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
-        if not len(chunks):
+        if num_decodes == len(batch.slots):
             return self.prepare_decode(decode_rows, block_tables)
         work: PrefillTiles | Spans
         if by_flash:
-            work = Spans(int(batch.query_lens[chunks].max()), int(batch.context_lens[chunks].max()), *columns)
+            longest = int(batch.query_lens[num_decodes:].max())
+            work = Spans(longest, int(batch.context_lens[num_decodes:].max()), *columns)
         else:
             work = PrefillTiles(*columns)
         return self.prepare_chunks(
@@ -105,25 +105,25 @@ class TritonAttention:
         chunked = _Chunked(chunks, rows, positions, slot_mapping)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
-    def gains_by_flash(self, batch: Batch, chunks: I64) -> bool:
-        """Whether a FlashAttention package is there that gains more at these sequences of the batch than what launching
-        the step kernel by kernel, which it may ask for, costs.
+    def gains_by_flash(self, batch: Batch, first: int) -> bool:
+        """Whether a FlashAttention package is there that gains more at the sequences of the batch from `first` on than
+        what launching the step kernel by kernel, which it may ask for, costs.
         """
-        return self._can_flash(batch, chunks) and self._flops(batch, chunks) >= _FLASH_FLOPS
+        return self._can_flash(batch, first) and self._flops(batch, first) >= _FLASH_FLOPS
 
-    def _suits_flash(self, batch: Batch, chunks: I64) -> bool:
-        is_many = int(batch.query_lens[chunks].sum()) >= _MANY_TOKENS
+    def _suits_flash(self, batch: Batch, first: int) -> bool:
+        is_many = batch.num_tokens - first >= _MANY_TOKENS
         least = _FLASH_FLOPS_OF_MANY if is_many else _FLASH_FLOPS
-        return self._can_flash(batch, chunks) and self._flops(batch, chunks) >= least
+        return self._can_flash(batch, first) and self._flops(batch, first) >= least
 
-    def _can_flash(self, batch: Batch, chunks: I64) -> bool:
-        if self.flash is None or not len(chunks):
+    def _can_flash(self, batch: Batch, first: int) -> bool:
+        if self.flash is None or first == len(batch.slots):
             return False
-        longest = int(batch.query_lens[chunks].max())
+        longest = int(batch.query_lens[first:].max())
         return longest * self.num_heads > _FLASH_QUERIES * self.cache.shape.num_kv_heads
 
-    def _flops(self, batch: Batch, chunks: I64) -> float:
-        query_lens, contexts = batch.query_lens[chunks], batch.context_lens[chunks]
+    def _flops(self, batch: Batch, first: int) -> float:
+        query_lens, contexts = batch.query_lens[first:], batch.context_lens[first:]
         pairs = int((query_lens * (2 * contexts - query_lens)).sum()) / 2
         return 4 * self.num_heads * self.cache.shape.head_dim * pairs
 
@@ -169,26 +169,29 @@ class _Chunked:
     slot_mapping: Tensor
 
 
-def chunk_spans(batch: Batch, sequences: I64) -> tuple[I64, I64, I64]:
-    """Starts, contexts and slots of `Spans`, for the last sequences of a batch."""
-    starts = batch.query_starts[sequences[0] :] - batch.query_starts[sequences[0]]
-    return starts, batch.context_lens[sequences], batch.slots[sequences]
+def chunk_spans(batch: Batch, first: int) -> tuple[I64, I64, I64]:
+    """Starts, contexts and slots of `Spans`, for the sequences of a batch from `first` on."""
+    return batch.query_starts[first:] - batch.query_starts[first], batch.context_lens[first:], batch.slots[first:]
 
 
-def chunk_tiles(batch: Batch, sequences: I64) -> tuple[I64, I64, I64, I64]:
-    """First rows, positions, lengths and slots of `PrefillTiles`, those with the longest context first."""
-    query_lens = batch.query_lens[sequences]
+def chunk_tiles(batch: Batch, first: int) -> tuple[I64, I64, I64, I64]:
+    """First rows, positions, lengths and slots of `PrefillTiles`, for the sequences of a batch from `first` on: those
+    with the longest context first.
+    """
+    query_lens = batch.query_lens[first:]
     counts = -(-query_lens // QUERY_TILE)
-    owners = np.repeat(np.arange(len(sequences)), counts)
-    offsets = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * QUERY_TILE
-    positions = (batch.context_lens[sequences] - query_lens)[owners] + offsets
+    ends = np.cumsum(counts)
+    owners = np.repeat(np.arange(first, len(batch.slots)), counts)
+    offsets = (np.arange(len(owners)) - np.repeat(ends - counts, counts)) * QUERY_TILE
+    lengths = batch.query_lens[owners] - offsets
+    positions = batch.context_lens[owners] - lengths
     order = np.argsort(-positions, kind="stable")
-    owners, offsets = owners[order], offsets[order]
+    owners = owners[order]
     return (
-        batch.query_starts[sequences][owners] + offsets,
+        batch.query_starts[owners] + offsets[order],
         positions[order],
-        np.minimum(query_lens[owners] - offsets, QUERY_TILE),
-        batch.slots[sequences][owners],
+        np.minimum(lengths, QUERY_TILE)[order],
+        batch.slots[owners],
     )
 
 

@@ -22,7 +22,7 @@ def _prefill_attention(
     out_ptr,  # [tokens, H D]
     tile_rows_ptr,  # i64[tiles]: first row of a tile in qkv and out
     tile_positions_ptr,  # i64[tiles]: position of that row in its sequence
-    tile_lengths_ptr,  # i64[tiles]: rows, at most BLOCK_M
+    tile_lengths_ptr,  # i64[tiles]: rows, at most BLOCK_M; 0: there is no such tile
     tile_slots_ptr,  # i64[tiles]: row of the block tables
     tables_ptr,  # i32[slots, blocks]
     scale,  # of scores, to the base of 2
@@ -51,6 +51,8 @@ def _prefill_attention(
     rows = tl.load(tile_rows_ptr + tile) + m
     wait(DEPENDENT)
     release(DEPENDENT)
+    if length == 0:
+        return
     q = tl.load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], mask=is_row, other=0.0)
     kv_head = head // G
     keys = keys_ptr + kv_head * head_stride + dims[:, None]
@@ -97,7 +99,7 @@ class PrefillTiles:
 
     rows: Tensor  # of the first token in the flat columns
     positions: Tensor  # of the first token in its sequence
-    lengths: Tensor  # tokens
+    lengths: Tensor  # tokens; 0: the tile is left out
     slots: Tensor
 
     def __len__(self) -> int:

@@ -51,24 +51,43 @@ def _decode_inputs(
 
 
 @triton.jit
-def _embed(
-    slots_ptr,  # i64[n]
-    positions_ptr,  # i64[n]
+def _chunk_inputs(
+    slots_ptr,  # i64[seqs]
+    contexts_ptr,  # i64[seqs]
+    ends_ptr,  # i64[seqs]
     tokens_ptr,  # i32[slots, tokens]
+    blocks_ptr,  # i32[slots, blocks]
     table_ptr,  # [vocabulary, size]
-    hidden_ptr,  # [n, size], as above
+    token_ids_ptr,  # i64[rows]
+    positions_ptr,  # i64[rows]
+    cells_ptr,  # i64[rows]
+    hidden_ptr,  # [rows, size], as above
     tokens_stride,
+    blocks_stride,
+    block_size,
     size,
     dummy_slot,
+    num_seqs,
+    SEQS: tl.constexpr,  # power of two from num_seqs
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slots_ptr + row)
-    token_id = tl.load(tokens_ptr + slot * tokens_stride + tl.load(positions_ptr + row)).to(tl.int64)
+    part = tl.program_id(1)
+    seqs = tl.arange(0, SEQS)
+    ends = tl.load(ends_ptr + seqs, mask=seqs < num_seqs, other=row + 1)
+    owner = tl.sum((ends <= row).to(tl.int32), 0)
+    slot = tl.load(slots_ptr + owner)
+    position = tl.load(contexts_ptr + owner) - tl.load(ends_ptr + owner) + row
+    token_id = tl.load(tokens_ptr + slot * tokens_stride + position).to(tl.int64)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
     is_known = (columns < size) & (slot != dummy_slot)
     embedded = tl.load(table_ptr + token_id * size + columns, mask=is_known, other=0.0)
     tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
+    if part == 0:
+        block = tl.load(blocks_ptr + slot * blocks_stride + position // block_size).to(tl.int64)
+        tl.store(token_ids_ptr + row, token_id)
+        tl.store(positions_ptr + row, position)
+        tl.store(cells_ptr + row, block * block_size + position % block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +138,56 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
     return inputs
 
 
-def embed(slots: Tensor, positions: Tensor, state: DeviceSlots, table: Tensor) -> Tensor:
-    """Rows of `table` [vocab_size, hidden_size] for the known tokens at `positions` i64[n] of `slots` i64[n]:
-    [n, hidden_size]; of the slot that pads batches zeros.
+@dataclass(frozen=True, slots=True)
+class ChunkInputs:
+    """What a step of chunks computes; all [rows]."""
+
+    token_ids: Tensor  # i64
+    positions: Tensor  # i64, of each token in its sequence
+    cells: Tensor  # i64: block * block_size + offset, where its KV goes
+    hidden: Tensor | None  # as above
+
+
+def chunk_inputs(
+    num_rows: int,
+    slots: Tensor,
+    contexts: Tensor,
+    ends: Tensor,
+    state: DeviceSlots,
+    block_size: int,
+    table: Tensor | None = None,
+) -> ChunkInputs:
+    """The inputs of the step in which sequence i, in `slots` i64[seqs], computes the rows between the end of the one
+    before and its own, of `ends` i64[seqs]: the last of its first `contexts` i64[seqs] tokens. They are looked up in
+    `table` [vocab_size, hidden_size] if one is given. The last sequence ends with the last row.
     """
-    size = table.shape[1]
-    hidden = torch.empty(len(slots), size, dtype=table.dtype, device=table.device)
-    _embed[(len(slots), triton.cdiv(size, _COLUMNS))](
+    device = slots.device
+    size = table.shape[1] if table is not None else 0
+    inputs = ChunkInputs(
+        torch.empty(num_rows, dtype=torch.int64, device=device),
+        torch.empty(num_rows, dtype=torch.int64, device=device),
+        torch.empty(num_rows, dtype=torch.int64, device=device),
+        torch.empty(num_rows, size, dtype=table.dtype, device=device) if table is not None else None,
+    )
+    _chunk_inputs[(num_rows, max(1, triton.cdiv(size, _COLUMNS)))](
         slots,
-        positions,
+        contexts,
+        ends,
         state.tokens,
-        table,
-        hidden,
+        state.block_tables,
+        table if table is not None else state.tokens,
+        inputs.token_ids,
+        inputs.positions,
+        inputs.cells,
+        inputs.hidden if inputs.hidden is not None else state.tokens,
         state.tokens.stride(0),
+        state.block_tables.stride(0),
+        block_size,
         size,
         state.dummy_slot,
+        len(slots),
+        SEQS=triton.next_power_of_2(len(slots)),
         BLOCK=_COLUMNS,
         **options(warps=4),
     )
-    return hidden
+    return inputs
