@@ -1,6 +1,7 @@
 """What the loop writes together with its next read."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Outbox:
 
     def __init__(self, names: Keys, gateways: Gateways, result_ttl_s: float, stats: ServiceStats) -> None:
         self.calls: list[Call[Any]] = []
+        self._ended: deque[tuple[Shard, Retirement]] = deque()  # their last text was put here, their results wait
         self._keys = names
         self._gateways = gateways
         self._result_ttl_ms = int(result_ttl_s * 1000)
@@ -44,15 +46,34 @@ class Outbox:
             self.calls.append(Cancel(cancel.request_id, int(cancel.reason), time.time_ns(), sequence=cancel.sequence))
             self._stats.num_stop_cancels += 1
 
-    def put_retirements(self, sid: bytes, shard: Shard, retirements: Iterable[Retirement]) -> None:
-        """Ends requests whose last text was put here before, those of each gateway together."""
-        by_route: dict[bytes, list[Retirement]] = {}
-        for each in retirements:
+    @property
+    def num_ended(self) -> int:
+        """Requests that are to be retired and are not among the calls yet."""
+        return len(self._ended)
+
+    def put_ended(self, shard: Shard, retirements: Iterable[Retirement]) -> None:
+        """Requests whose last text was put here before. To retire them can wait: their clients have all they want."""
+        self._ended.extend((shard, each) for each in retirements)
+
+    def retire(self, sid: bytes, count: int | None = None) -> None:
+        """Ends the first `count` requests that were put here, None: all; those of each gateway together."""
+        several: dict[tuple[Shard, bytes], list[Retirement]] = {}
+        for _ in range(len(self._ended) if count is None else min(count, len(self._ended))):
+            shard, each = self._ended.popleft()
             route = b"" if self._gateways.is_gone(each.route) else each.route
-            by_route.setdefault(route, []).append(each)
-        for route, several in by_route.items():
-            self.calls.append(self._retire(sid, shard, route, several))
-        self._stats.num_retired += sum(map(len, by_route.values()))
+            several.setdefault((shard, route), []).append(each)
+        for (shard, route), together in several.items():
+            self.calls.append(self._retire(sid, shard, route, together))
+        self._stats.num_retired += sum(map(len, several.values()))
+
+    def clear(self) -> None:
+        """Nothing is to be done of what was put here."""
+        self.calls.clear()
+        self._ended.clear()
+
+    def forget(self, shard: Shard) -> None:
+        """Whoever has the shard now finds in its log who has ended."""
+        self._ended = deque(each for each in self._ended if each[0] is not shard)
 
     def _retire(self, sid: bytes, shard: Shard, route: bytes, several: Sequence[Retirement]) -> Retire:
         for each in several if is_debugging() else ():

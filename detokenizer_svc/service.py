@@ -49,7 +49,7 @@ from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
-MANY_ENDS = 32  # results that are written before the next are made
+MANY_ENDS = 16  # requests that are retired before the log is read again
 FEW_ENDS = 4  # whose text need not be on its way before their results are made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
@@ -156,6 +156,7 @@ class DetokenizerService:
         return stop.now.is_set() or self._has_successor or not has_requests
 
     def _flush(self, session: Session) -> None:
+        self._outbox.retire(session.sid)
         try:
             session.connection.execute(self._outbox.calls)
         except (BusUnavailable, BusFull) as error:
@@ -183,7 +184,7 @@ class DetokenizerService:
         self._keep_at_s = 0.0
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
-            self._outbox.calls.clear()
+            self._outbox.clear()
             self._gateways.forget()
             for shard in list(self._shards.values()):
                 self._forget(shard)
@@ -201,7 +202,8 @@ class DetokenizerService:
         if positions:
             positions |= self._bell.listen(is_idle=not num_requests)
         num_effects = len(calls)
-        read = Read(positions, READ_COUNT, READ_BLOCK_MS, self._bell.awake_s(num_requests))
+        block_ms = 0 if self._outbox.num_ended else READ_BLOCK_MS
+        read = Read(positions, READ_COUNT, block_ms, self._bell.awake_s(num_requests))
         answers = session.connection.execute([*calls, read] if positions else calls)
         self._outbox.calls = []
         self._note_done(calls, answers)
@@ -222,6 +224,10 @@ class DetokenizerService:
                 self._perform(session, shard, entry, shard.attach(entry), "attach")
             if shard.extent.is_long(self._limits):
                 self._keep_at_s = 0.0
+        if num_ended := self._outbox.num_ended:
+            if num_ended > FEW_ENDS:
+                self._send_ahead(session)
+            self._outbox.retire(session.sid, MANY_ENDS)
         self._settle(session)
 
     def _note_done(self, calls: Sequence[Call[Any]], answers: Sequence[Any]) -> None:
@@ -230,8 +236,7 @@ class DetokenizerService:
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
     def _send_ahead(self, session: Session) -> None:
-        """Many requests that end at once: gateways get the ends, and the server the first results, while the next are
-        made."""
+        """Many requests that end at once: gateways get the ends while the results are made."""
         self._settle(session)
         calls, self._outbox.calls = self._outbox.calls, []
         self._outbox.calls = self._ahead.send(session.connection, calls)
@@ -250,11 +255,10 @@ class DetokenizerService:
         for route, rows in effects.texts.items():
             self._outbox.put_text(sid, route, rows)
         self._outbox.put_cancels(effects)
-        for first in range(0, len(effects.retirements), MANY_ENDS):
-            if first or len(effects.retirements) > FEW_ENDS:
-                self._send_ahead(session)
-            self._outbox.put_retirements(sid, shard, effects.retirements[first : first + MANY_ENDS])
-        self._outbox.put_results(effects)
+        self._outbox.put_ended(shard, effects.retirements)
+        if effects.results:
+            self._outbox.retire(sid)  # so that they are there
+            self._outbox.put_results(effects)
         if self.followers:
             for row in effects.rows():
                 self.followers.deliver(row)
@@ -267,6 +271,7 @@ class DetokenizerService:
         """Renews, confirms what is held, shortens its logs, and moves towards the fair share."""
         self._keep_at_s = time.monotonic() + self._ttl_ms / 1000 / RENEWALS
         held = list(self._shards)
+        self._outbox.retire(session.sid)  # before their rows are dropped, or the shard is given back
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._outbox.calls, *([renewal] if renewal else [])]
         num_before = len(calls)
@@ -341,6 +346,7 @@ class DetokenizerService:
 
     def _forget(self, shard: Shard) -> None:
         del self._shards[shard.number]
+        self._outbox.forget(shard)
         for request_id in shard.detokenizer.live_requests():
             self.followers.lose(request_id)
 
@@ -355,7 +361,7 @@ class DetokenizerService:
             self._outbox.put_cancels(taken.effects)
             for each in taken.effects.retirements:
                 self._outbox.put_text(session.sid, each.route, each.result.rows())
-            self._outbox.put_retirements(session.sid, shard, taken.effects.retirements)
+            self._outbox.put_ended(shard, taken.effects.retirements)
         for route, rows in shard.detokenizer.snapshots():
             self._outbox.put_text(session.sid, route, rows)
         self._shards[number] = shard

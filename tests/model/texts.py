@@ -203,7 +203,9 @@ class DetokenizerProcess(Process):
         shard = self.shards.shard(number)
         if me.out:
             yield self._send(me, pool)
-        elif entry := next_entry(self.pool, pool, shard.log_stream, shard.log_position):
+        if any(not isinstance(call, Retire) for call in me.out):
+            return
+        if entry := next_entry(self.pool, pool, shard.log_stream, shard.log_position):
             number, taken = self.shards.take(number, entry)
             after = me._replace(shard=number, out=self._effects(me, taken))
             yield Move(f"{self.name}: reads the log", after, pool, wrong=taken.poison, is_reading=True)
@@ -242,13 +244,14 @@ class DetokenizerProcess(Process):
         yield Move(name, me._replace(shard=number, doubts=me.doubts or not done), behind)
 
     def _effects(self, me: DetokenizerState, taken: Taken, *, is_rebuilding: bool = False) -> tuple[Call[Any], ...]:
-        """As the service puts them into its next write."""
+        """As the service puts them into its next write, before the requests that it has yet to retire."""
         sid, effects = self.sid(me), taken.effects
         texts = [(route, rows) for route, rows in effects.texts.items() if len(rows)]
         if is_rebuilding:
             texts = [(each.route, each.result.rows()) for each in effects.retirements]
         out: list[Call[Any]] = [self._text(me, route, rows) for route, rows in texts]
         out += [Cancel(c.request_id, int(c.reason), 0, sequence=c.sequence) for c in effects.cancels]
+        out += me.out
         for retirement in effects.retirements:
             result = wire.encode_finished(retirement.result)
             out.append(Retire(sid, SHARD, retirement.request_id, result, 1000, retirement.route))

@@ -1,19 +1,21 @@
 """Much at once: the first of it is sent while the last is made, and what is not answered is sent again."""
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from text_pipeline import SCHEDULER, Pool, eventually, running
 
+from detokenizer_svc.service import MANY_ENDS
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason
 from penstock.domain.request import Prompt
 from penstock.v1 import common_pb2, tokens_pb2
 from servicekit.bus import BusUnavailable, MemoryBus
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Call, Length, RequestState, Retire, Tokenized
+from servicekit.bus.calls import Append, Call, Compact, Length, RequestState, Retire, Tokenized
 from servicekit.bus.memory_bus import MemoryConnection
 
 NUM_REQUESTS = 70
@@ -26,6 +28,8 @@ class EarlyBus(MemoryBus):
         super().__init__()
         self.num_lost = num_lost
         self.early: list[list[Call[object]]] = []
+        self.calls: list[Call[object]] = []  # all that were carried out, in order
+        self.at_first_end: Callable[[], object] = lambda: None
 
     def connect(self) -> MemoryConnection:
         """A connection that tells of its early sends."""
@@ -46,6 +50,13 @@ class EarlyConnection(MemoryConnection):
         if self._early_bus.num_lost >= 0 and self._early_bus.num_lost % 2:
             raise BusUnavailable("lost before")
         super().send(calls)
+
+    def execute(self, calls: Sequence[Call[object]]) -> list[object]:
+        """Notes them."""
+        if any(map(_retires, calls)) and not any(map(_retires, self._early_bus.calls)):
+            self._early_bus.at_first_end()
+        self._early_bus.calls += calls
+        return super().execute(calls)
 
     def receive(self) -> list[object]:
         """The answers, unless they are lost."""
@@ -76,13 +87,53 @@ def test_many_requests_that_end_at_once_end_once_each(pool: Pool, num_lost: int)
         pool.commit(_ends(ids, pool.ids("brook")[0]))
         eventually(lambda: all(pool.fetch(each).state is RequestState.ENDED for each in ids))
         rows = [row for row in pool.read_text() if row.finish]
-    ends, *results = bus.early
-    assert all(isinstance(call, Append) for call in ends), "gateways get the ends before any result is made"
-    assert any(isinstance(call, Retire) and call.others for calls in results for call in calls)
+    retired = [call for call in bus.calls if isinstance(call, Retire)]
+    assert all(isinstance(call, Append) for call in bus.early[0]), "gateways get the ends before any result is made"
+    assert max(1 + len(call.others) for call in retired) == MANY_ENDS
     # Who is told of an end again knows it already.
     assert sorted({row.request_id for row in rows}) == ids
     assert num_lost or len(rows) == len(ids)
     assert all(pool.result(each)[0].token_ids for each in ids)
+
+
+def test_text_does_not_wait_for_requests_that_are_to_be_retired(pool: Pool) -> None:
+    bus = EarlyBus(0)
+    pool = Pool(Path(pool.model), bus)
+    last, *ids = (pool.open(number) for number in range(1, NUM_REQUESTS))
+    token_id = pool.ids("brook")[0]
+    bus.at_first_end = lambda: pool.commit(_ends([last], token_id))
+    with running(pool.detokenizer_service()):
+        pool.commit(_ends(ids, token_id))
+        eventually(lambda: all(pool.fetch(each).state is RequestState.ENDED for each in (*ids, last)))
+    [told] = [number for number, call in enumerate(bus.calls) if isinstance(call, Append) and _tells(call, last)]
+    assert sum(map(_retires, bus.calls[told:])) > 2
+
+
+def test_rows_are_dropped_when_all_who_ended_are_retired(pool: Pool) -> None:
+    bus = EarlyBus(0)
+    pool = Pool(Path(pool.model), bus)
+    ids = [pool.open(number) for number in range(1, NUM_REQUESTS)]
+    service = pool.detokenizer_service()
+
+    def look_around() -> None:
+        service._keep_at_s = 0.0
+
+    bus.at_first_end = look_around
+    with running(service):
+        pool.commit(_ends(ids, pool.ids("brook")[0]))
+        eventually(lambda: pool.connection.call(Length(bus.keys.tokens(0))) == 0)
+    retired = [number for number, call in enumerate(bus.calls) if isinstance(call, Retire)]
+    first = min(number for number, call in enumerate(bus.calls) if isinstance(call, Compact) and number > retired[0])
+    assert retired[-1] < first
+    assert all(pool.fetch(each).state is RequestState.ENDED for each in ids)
+
+
+def _retires(call: Call[object]) -> bool:
+    return isinstance(call, Retire)
+
+
+def _tells(call: Append, request_id: bytes) -> bool:
+    return call.stream.startswith(b"{penstock}:text:") and request_id in call.fields.get(k.PAYLOAD, b"")
 
 
 def _ends(request_ids: list[bytes], token_id: int) -> bytes:

@@ -1,13 +1,44 @@
 """What the detokenizer's loop is about to write, where the server is full."""
 
+from detokenizer_log import Log, opened
 from structlog.testing import capture_logs
+from tokenizers_under_test import byte_level
 
-from detokenizer_svc.core.detokenizer import DetokenizerStats
+from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.outbox import Outbox
+from detokenizer_svc.shard import Shard
+from penstock.domain.finish import FinishReason
 from servicekit.bus.calls import Append, Entry, Retire
 from servicekit.bus.keys import Keys
+
+
+def test_who_has_ended_waits_until_asked_for_is_retired_once_or_forgotten() -> None:
+    names, detokenizer = Keys("pool"), Detokenizer(byte_level())
+    shards = [Shard(number, names, detokenizer) for number in range(2)]
+    outbox = Outbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
+
+    def put(number: int, shard: Shard) -> bytes:
+        request = opened(bytes([number]) * 16)
+        detokenizer.open(request, b"g" * 16)
+        ended = detokenizer.push(Log(request).add(0, [5], FinishReason.LENGTH).batch())
+        outbox.put_ended(shard, ended.retirements)
+        return request.request_id
+
+    ids = [put(number, shards[number % 2]) for number in range(1, 7)]
+    outbox.retire(b"s" * 16, 2)
+    outbox.forget(shards[0])
+    outbox.retire(b"s" * 16)
+    retired = [call for call in outbox.calls if isinstance(call, Retire)]
+    assert [(call.shard, call.request_id, len(call.others)) for call in retired] == [
+        (1, ids[0], 0),
+        (0, ids[1], 0),
+        (1, ids[2], 1),
+    ]
+    put(7, shards[1])
+    outbox.clear()
+    assert (outbox.calls, outbox.num_ended) == ([], 0)
 
 
 def test_a_full_server_is_sent_results_alone_and_lost_letters_are_told() -> None:
