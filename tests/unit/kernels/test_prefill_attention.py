@@ -7,6 +7,7 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 
 from worker_svc.core.attention.triton_backend import chunk_tiles
 from worker_svc.core.batch import Batch
+from worker_svc.core.kernels import prefill_attention as kernel
 from worker_svc.core.kernels.prefill_attention import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
 from worker_svc.core.operations.interface import Unscaled
@@ -89,12 +90,31 @@ def test_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
     check([17, 0], [33, 5], hidden_size=hidden_size, has_norms=False)
 
 
+@pytest.fixture(params=["few", "many"])
+def _programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "many":
+        monkeypatch.setattr(kernel, "_FEW_PROGRAMS", 0)
+
+
+@pytest.mark.usefixtures("_programs")
 def test_ragged_chunks_at_the_edges_of_tiles() -> None:
     check([0, 0, 63, 64, 65, 1, 130], [63, 64, 65, 2, 129, 190, 3], num_heads=2, num_kv_heads=1)
 
 
+@pytest.mark.usefixtures("_programs")
 def test_a_long_prefix() -> None:
     check([1000], [70], num_heads=2, num_kv_heads=1)
+
+
+def test_tiles_of_no_rows_are_left_out() -> None:
+    cache = paged([80], [80], 1, 64, 16)
+    qkv, out = randn(80, 3 * 64, seed=1), torch.full((80, 64), 7.0, dtype=DTYPE, device=DEVICE)
+    # The second would read and write where nothing is.
+    tiles = PrefillTiles(*torch.tensor([[8, 1 << 40], [60, 60], [4, 0], [0, 0]], device=DEVICE))
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
+    assert bool((out[:8] == 7).all())
+    assert bool((out[12:] == 7).all())
+    assert not bool((out[8:12] == 7).any())
 
 
 def test_only_the_rows_that_are_named_are_rotated_and_written() -> None:
