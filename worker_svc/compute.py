@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,6 +21,9 @@ from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from worker_svc.core.kernels.gated_product import GatedProduct
 
 ALL_GRAPHS = sys.maxsize
 
@@ -42,7 +45,9 @@ class Compute(Protocol):
 
     @property
     def name(self) -> str:
-        """Whose kernels compute; once there is a runner, also whose attend for long chunks of prompts."""
+        """Whose kernels compute; once there is a runner, also whose attend for long chunks of prompts, and whose make
+        gates of many rows.
+        """
 
     def make_runner(
         self,
@@ -91,24 +96,34 @@ class TritonCompute:
     """See `Compute`: own kernels, and decode steps that run on device state; for long chunks of prompts `flash`."""
 
     def __init__(
-        self, reason: str, flash: "Future[FlashAttention | None] | None" = None, *, chunk_graphs: bool = False
+        self,
+        reason: str,
+        flash: "Future[FlashAttention | None] | None" = None,
+        gated_product: "Future[GatedProduct | None] | None" = None,
+        *,
+        chunk_graphs: bool = False,
     ) -> None:
-        """`flash` may still be on its way: what has to be imported for it takes seconds, as do the weights.
+        """`flash` and `gated_product` may still be on their way: what has to be imported for them takes seconds, as do
+        the weights.
 
         chunk_graphs: where decode steps are recorded, small steps with chunks of prompts are, too.
         """
         from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
         self.reason = reason
-        self.operations: Operations = TritonOperations()
+        self._triton = TritonOperations()
+        self.operations: Operations = self._triton
         self._flash = flash
+        self._gated_product = gated_product
         self._chunk_graphs = chunk_graphs
 
     @property
     def name(self) -> str:
         """See `Compute.name`."""
         flash = self._flash.result() if self._flash is not None and self._flash.done() else None
-        return f"triton, prefill {flash.name}" if flash is not None else "triton"
+        prefill = f", prefill {flash.name}" if flash is not None else ""
+        gates = f", gates {self._triton.gated_product.name}" if self._triton.gated_product is not None else ""
+        return f"triton{prefill}{gates}"
 
     def make_runner(
         self,
@@ -127,6 +142,7 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
+        self._triton.gated_product = self._gated_product.result() if self._gated_product is not None else None
         flash = self._flash.result() if self._flash is not None else None
         attend = flash.attend if flash is not None else None
         attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, attend)
@@ -178,12 +194,14 @@ def choose_compute(
         if prefill == "flash_attn":
             raise invalid(f"prefill_attention is flash_attn, but torch computes ({choice.reason})", "prefill_attention")
         return TorchCompute(choice.reason)
-    flash = _look_for_flash_attention(prefill, device, shape)
-    return TritonCompute(choice.reason, flash, chunk_graphs=chunk_graphs)
+    packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
+    flash = _look_for_flash_attention(prefill, device, shape, packages)
+    gated_product = _look_for_gated_product(device, shape, packages)
+    return TritonCompute(choice.reason, flash, gated_product, chunk_graphs=chunk_graphs)
 
 
 def _look_for_flash_attention(
-    prefill: str, device: torch.device, shape: KVCacheShape
+    prefill: str, device: torch.device, shape: KVCacheShape, packages: ThreadPoolExecutor
 ) -> "Future[FlashAttention | None] | None":
     if prefill == "triton" or device.type != "cuda":
         return None
@@ -204,7 +222,29 @@ def _look_for_flash_attention(
         _log.info("prefill attention chosen", extra={"attention": found.name if found is not None else "triton"})
         return found
 
-    return ThreadPoolExecutor(1, "flash-attention").submit(find)
+    return packages.submit(find)
+
+
+def _look_for_gated_product(
+    device: torch.device, shape: KVCacheShape, packages: ThreadPoolExecutor
+) -> "Future[GatedProduct | None] | None":
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER or shape.dtype != torch.bfloat16:
+        return None
+
+    def find() -> "GatedProduct | None":
+        from worker_svc.core.kernels.gated_product import make_gated_product  # noqa: PLC0415  (imports triton)
+
+        try:
+            torch.cuda.set_device(device)
+            found = make_gated_product(device)
+        # A package that is there but was built for another machine raises whatever it likes.
+        except Exception as error:  # noqa: BLE001
+            _log.info("no package for gates", extra={"reason": f"{type(error).__name__}: {error}"})
+            return None
+        _log.info("gates of many rows chosen", extra={"product": found.name})
+        return found
+
+    return packages.submit(find)
 
 
 def _is_interpreted() -> bool:

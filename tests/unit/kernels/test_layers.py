@@ -7,7 +7,7 @@ from torch import Tensor
 
 from worker_svc.core.kernels.activation import silu_mul
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
-from worker_svc.core.kernels.norm import rms_norm, scale_rows
+from worker_svc.core.kernels.norm import rms_norm, row_scales, scale_rows
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
@@ -50,6 +50,12 @@ def test_rows_are_scaled_in_place_by_the_first_hidden_states() -> None:
     expected = x.double() * Unscaled(hidden[:3], 1e-5).scales()
     scale_rows(x, Unscaled(hidden, 1e-5))
     assert_near(x, expected)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(3, 1500), (1030, 96)])
+def test_the_scales_of_rows(rows: int, size: int) -> None:
+    hidden = randn(rows, size, seed=2, scale=3.0)
+    assert_near(row_scales(hidden, 1e-5), Unscaled(hidden, 1e-5).scales()[:, 0], 1e-5)
 
 
 def test_silu_mul_of_many_rows() -> None:

@@ -56,7 +56,47 @@ def scale_rows(x: Tensor, unscaled: Unscaled) -> None:
     )
 
 
-# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+# Neither is compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["num_rows"])
+def _row_scales(
+    x_ptr,
+    out_ptr,
+    eps,
+    num_rows,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    is_cell = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    x = tl.load(x_ptr + rows[:, None] * SIZE + columns[None, :], mask=is_cell, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows, 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps), mask=rows < num_rows)
+
+
+def row_scales(x: Tensor, eps: float) -> Tensor:
+    """1 / rms of each row of x [rows, size], contiguous -> f32[rows]."""
+    num_rows, size = x.shape
+    out = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    dependent = has_dependent_launch(x.device)
+    rows = _rows_of_a_program(num_rows, size)
+    _row_scales[(triton.cdiv(num_rows, rows),)](
+        x,
+        out,
+        eps,
+        num_rows,
+        SIZE=size,
+        ROWS=rows,
+        BLOCK=triton.next_power_of_2(size),
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )
+    return out
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm(
     x_ptr,
@@ -86,7 +126,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(x)
     num_rows, size = x.shape
     dependent = has_dependent_launch(x.device)
-    rows = max(1, _CELLS // triton.next_power_of_2(size)) if num_rows >= _MANY_ROWS else 1
+    rows = _rows_of_a_program(num_rows, size)
     _rms_norm[(triton.cdiv(num_rows, rows),)](
         x,
         weight,
@@ -100,3 +140,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         **options(warps=4, dependent=dependent),
     )
     return out
+
+
+def _rows_of_a_program(num_rows: int, size: int) -> int:
+    return max(1, _CELLS // triton.next_power_of_2(size)) if num_rows >= _MANY_ROWS else 1

@@ -1,8 +1,8 @@
 """Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
 the residual along; a few rows through products that are cut along the inputs, where the weight is small; some more, on
 a Hopper, through products that take the gate or the residual along and begin beside the kernel before; most through
-cuBLAS, with the gate as a kernel of its own. Of a norm, the weight is folded into the product behind it, and the scale
-of each row is left to the kernel behind that.
+cuBLAS, with the gate as a kernel of its own, or inside the product where a package for that is there. Of a norm, the
+weight is folded into the product behind it, and the scale of each row is left to the kernel behind that.
 """
 
 import torch
@@ -13,6 +13,7 @@ from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
 from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
 from worker_svc.core.kernels.few_rows import FewRows, Tiling
 from worker_svc.core.kernels.few_rows import tiling as find_tiling
+from worker_svc.core.kernels.gated_product import GatedProduct, find_tile
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.operations.cublas import LibraryFor, add_product
@@ -25,6 +26,7 @@ class TritonOperations:
     def __init__(self) -> None:
         self._few_rows = FewRows()
         self._batch = BatchLinear()
+        self.gated_product: GatedProduct | None = None  # of many rows, where there is one
 
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
@@ -67,6 +69,9 @@ class TritonOperations:
             cut = find_gated_cut(outputs, inputs, len(hidden))
             if cut is not None:
                 return self._batch.gate(hidden, gate_up.weight, cut, norm.eps)
+            tile = find_tile(outputs, inputs, len(hidden)) if self.gated_product is not None else None
+            if self.gated_product is not None and tile is not None:
+                return self.gated_product(hidden, gate_up.weight, tile, norm.eps)
         return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 
     def _multiply(self, x: Tensor, linear: Projection) -> Tensor:

@@ -1,0 +1,33 @@
+"""How a tile of a gated product ends where quack-kernels multiplies: rows scaled, gates and ups made one. Only to be
+imported where that package is; what it compiles is kept on disk under the name of `EPILOGUE` here.
+"""
+
+from typing import Any
+
+from quack.activation import swiglu
+from quack.epilogue.frontend import gemm_epilogue
+from quack.epilogue.math import unpack
+from quack.epilogue.ops import ColVecLoad
+
+
+class _ScaledGate:
+    """silu(scale * gate) * (scale * up) of accumulators that stand side by side."""
+
+    def __quack_semantic_key__(self) -> str:
+        # Kernels on disk are named after all that their function refers to; where the package is in no folder named
+        # site-packages, it refuses to name its own. So this stands for it: another computation, another name.
+        return "silu(scale * gate) * (scale * up), 1"
+
+    def __call__(self, pair: Any, scale: Any) -> Any:
+        gate, up = unpack(pair * scale)
+        return swiglu(gate, up)
+
+
+_gate = _ScaledGate()
+
+
+def _end(acc: Any, scale: Any) -> dict[str, Any]:
+    return {"out": _gate(acc, scale)}
+
+
+EPILOGUE = gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")(_end)
