@@ -10,8 +10,7 @@ PEER_GOALS = {
     "8b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1, "prefill": 1.0, "nano": 1.12},
     "v32k": {"served": 1.15},
 }
-PROCESS_GOALS = {"prefill": 0.95}
-_PROCESS_GOAL = 0.97
+PROCESS_GOALS = {"decode1": 0.97, "decode32": 0.97, "decode256": 0.97, "prefill": 0.95, "nano": 0.97}
 _TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
 
 
@@ -28,7 +27,7 @@ def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceili
     process, pipeline, peer = (_rate(found.get(engine), work) for engine in ("process", "pipeline", "peer"))
     rates = "".join(_shown(rate, "11,.0f") for rate in (floor, process, pipeline, peer))
     ratios = (
-        _ratio(pipeline, process, PROCESS_GOALS.get(work.name, _PROCESS_GOAL)),
+        _ratio(pipeline, process, PROCESS_GOALS.get(work.name)),
         _ratio(pipeline, peer, PEER_GOALS[model].get(work.name)),
         _ratio(pipeline, floor, None),
     )
