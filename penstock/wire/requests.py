@@ -17,6 +17,7 @@ from penstock.v1 import common_pb2, requests_pb2
 
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
+_MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -91,15 +92,17 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
-    parts = message.sampling, message.stopping, message.text_options
-    params = _params(num_samples(message), *(part.SerializeToString() for part in parts))
+    parts = [part.SerializeToString() for part in (message.sampling, message.stopping, message.text_options)]
+    decode = _params if sum(map(len, parts)) <= _MOST_BYTES else _params.__wrapped__
+    params = decode(num_samples(message), *parts)
     return params if seed is None else replace(params, seed=seed)
 
 
 @lru_cache(_REMEMBERED)
 def _params(n: int, sampling_part: bytes, stopping_part: bytes, text_part: bytes) -> SamplingParams:
-    sampling = _sampling(sampling_part)
-    stopping = _stopping(stopping_part)
+    # Parts are not remembered by themselves: that would be before they are checked.
+    sampling = _read_sampling(requests_pb2.SamplingParameters.FromString(sampling_part))
+    stopping = _read_stopping(requests_pb2.StoppingParameters.FromString(stopping_part))
     text = decode_text_options(requests_pb2.TextParameters.FromString(text_part))
     return SamplingParams(
         n=n,
@@ -144,7 +147,7 @@ def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
 
 
 def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    """The inverse of `encode_sampling`; a field that is absent has its default.
+    """The inverse of `encode_sampling`, of parameters that have been checked; a field that is absent has its default.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: the columns of the logit bias do not fit together.
@@ -154,7 +157,10 @@ def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
 
 @lru_cache(_REMEMBERED)
 def _sampling(payload: bytes) -> Sampling:
-    message = requests_pb2.SamplingParameters.FromString(payload)
+    return _read_sampling(requests_pb2.SamplingParameters.FromString(payload))
+
+
+def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
     ids = unpack_u32("sampling.logit_bias_ids", message.logit_bias_ids)
     if len(message.logit_bias_values) != 4 * len(ids):
         raise invalid("logit_bias_values must have a value for each of logit_bias_ids", "logit_bias_values")
@@ -168,7 +174,7 @@ def _sampling(payload: bytes) -> Sampling:
 
 
 def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
-    """The scheduler's part of the parameters.
+    """The scheduler's part of parameters that have been checked.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: the stop ids are no column.
@@ -178,7 +184,10 @@ def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
 
 @lru_cache(_REMEMBERED)
 def _stopping(payload: bytes) -> Stopping:
-    message = requests_pb2.StoppingParameters.FromString(payload)
+    return _read_stopping(requests_pb2.StoppingParameters.FromString(payload))
+
+
+def _read_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
     return Stopping(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens,

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from gateway_svc import wire
 from gateway_svc.core.streams import SequenceState
-from penstock.domain.errors import PoisonMessageError
+from penstock.domain.errors import PenstockError, PoisonMessageError
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Message, Prompt, Request
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
+from penstock.wire import requests as wire_requests
 from scheduler_svc import wire as scheduler_wire
 from tokenizer_svc import wire as tokenizer_wire
 
@@ -100,6 +101,25 @@ def test_remembered_parameters_are_not_taken_for_others(changed: dict[str, Any])
         body = tokenizer_wire.decode_body(wire.encode_request(Request(header, "m", Prompt(text="x"), params)))
         read = tokenizer_wire.decode_request(header, body).params
         assert replace(read, seed=params.seed) == params
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        requests_pb2.SamplingParameters(temperature=-1.0),
+        requests_pb2.SamplingParameters(logit_bias_ids=bytes(1 << 16), logit_bias_values=bytes(1 << 16)),
+    ],
+    ids=["refused", "large"],
+)
+def test_parameters_that_are_refused_or_large_are_not_remembered(sampling: requests_pb2.SamplingParameters) -> None:
+    caches = [each for each in vars(wire_requests).values() if hasattr(each, "cache_info")]
+    assert caches
+    for cache in caches:
+        cache.cache_clear()
+    call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest(text="x", sampling=sampling))
+    with contextlib.suppress(PenstockError):
+        wire.decode_generate(call)
+    assert not any(cache.cache_info().currsize for cache in caches)
 
 
 def test_the_smallest_positive_numbers_stay_positive() -> None:
