@@ -20,6 +20,8 @@ from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
 from servicekit.logs import is_debugging
 
+MANY_ENDS = 16  # requests that one call retires: none may keep the server busy for long
+
 _logger = structlog.stdlib.get_logger(__name__)
 
 
@@ -56,14 +58,15 @@ class Outbox:
         self._ended.extend((shard, each) for each in retirements)
 
     def retire(self, sid: bytes, count: int | None = None) -> None:
-        """Ends the first `count` requests that were put here, None: all; those of each gateway together."""
+        """Ends the first `count` requests that were put here, None: all; some of each gateway together."""
         several: dict[tuple[Shard, bytes], list[Retirement]] = {}
         for _ in range(len(self._ended) if count is None else min(count, len(self._ended))):
             shard, each = self._ended.popleft()
             route = b"" if self._gateways.is_gone(each.route) else each.route
             several.setdefault((shard, route), []).append(each)
         for (shard, route), together in several.items():
-            self.calls.append(self._retire(sid, shard, route, together))
+            for first in range(0, len(together), MANY_ENDS):
+                self.calls.append(self._retire(sid, shard, route, together[first : first + MANY_ENDS]))
         self._stats.num_retired += sum(map(len, several.values()))
 
     def clear(self) -> None:
@@ -89,7 +92,8 @@ class Outbox:
     def put_results(self, effects: Effects) -> None:
         """Gateways that came for text when it had gone to another call find it in the result."""
         for route, request_id in effects.results:
-            self.calls.append(Append(self._keys.text(route), {k.REQUEST: request_id}, k.TEXT_CAP))
+            if not self._gateways.is_gone(route):
+                self.calls.append(Append(self._keys.text(route), {k.REQUEST: request_id}, k.TEXT_CAP))
 
     def put_letter(self, entry: Entry, stream: str, why: str) -> None:
         """Keeps what cannot be read, for the operator."""

@@ -20,7 +20,7 @@ from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
-from detokenizer_svc.outbox import Outbox
+from detokenizer_svc.outbox import MANY_ENDS, Outbox
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
@@ -49,7 +49,6 @@ from servicekit.settings import reachable_address
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
-MANY_ENDS = 16  # requests that are retired before the log is read again
 FEW_ENDS = 4  # whose text need not be on its way before their results are made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
@@ -227,7 +226,7 @@ class DetokenizerService:
         if num_ended := self._outbox.num_ended:
             if num_ended > FEW_ENDS:
                 self._send_ahead(session)
-            self._outbox.retire(session.sid, MANY_ENDS)
+            self._outbox.retire(session.sid, MANY_ENDS)  # no more before the log is read again
         self._settle(session)
 
     def _note_done(self, calls: Sequence[Call[Any]], answers: Sequence[Any]) -> None:

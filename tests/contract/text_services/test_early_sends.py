@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from text_pipeline import SCHEDULER, Pool, eventually, running
 
-from detokenizer_svc.service import MANY_ENDS
+from detokenizer_svc.outbox import MANY_ENDS
 from penstock.domain import chain
 from penstock.domain.finish import FinishReason
 from penstock.domain.request import Prompt
@@ -102,7 +102,8 @@ def test_text_does_not_wait_for_requests_that_are_to_be_retired(pool: Pool) -> N
     last, *ids = (pool.open(number) for number in range(1, NUM_REQUESTS))
     token_id = pool.ids("brook")[0]
     bus.at_first_end = lambda: pool.commit(_ends([last], token_id))
-    with running(pool.detokenizer_service()):
+    # Nobody looks after leases meanwhile: all who have ended are retired before.
+    with running(pool.detokenizer_service(session_ttl_s=60.0)):
         pool.commit(_ends(ids, token_id))
         eventually(lambda: all(pool.fetch(each).state is RequestState.ENDED for each in (*ids, last)))
     [told] = [number for number, call in enumerate(bus.calls) if isinstance(call, Append) and _tells(call, last)]

@@ -4,10 +4,10 @@ from detokenizer_log import Log, opened
 from structlog.testing import capture_logs
 from tokenizers_under_test import byte_level
 
-from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
+from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats, Effects
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
-from detokenizer_svc.outbox import Outbox
+from detokenizer_svc.outbox import MANY_ENDS, Outbox
 from detokenizer_svc.shard import Shard
 from penstock.domain.finish import FinishReason
 from servicekit.bus.calls import Append, Entry, Retire
@@ -39,6 +39,29 @@ def test_who_has_ended_waits_until_asked_for_is_retired_once_or_forgotten() -> N
     put(7, shards[1])
     outbox.clear()
     assert (outbox.calls, outbox.num_ended) == ([], 0)
+
+
+def test_no_call_retires_more_than_a_few() -> None:
+    names, detokenizer = Keys("pool"), Detokenizer(byte_level())
+    shard = Shard(0, names, detokenizer)
+    outbox = Outbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
+    ids = [bytes([number]) * 16 for number in range(2 * MANY_ENDS + 1)]
+    for request in map(opened, ids):
+        detokenizer.open(request, b"g" * 16)
+        ended = detokenizer.push(Log(request).add(0, [5], FinishReason.LENGTH).batch())
+        outbox.put_ended(shard, ended.retirements)
+    outbox.retire(b"s" * 16)
+    retired = [(call.request_id, *(each for each, _ in call.others)) for call in outbox.calls]
+    assert [len(each) for each in retired] == [MANY_ENDS, MANY_ENDS, 1]
+    assert [request_id for each in retired for request_id in each] == ids
+
+
+def test_a_gateway_that_is_gone_is_not_told_of_a_result() -> None:
+    gateways, here, gone = Gateways(1.0, 1.0), b"h" * 16, b"g" * 16
+    outbox = Outbox(Keys("pool"), gateways, 60.0, ServiceStats(DetokenizerStats()))
+    gateways.note([], [gone], 0.0)
+    outbox.put_results(Effects(results=[(gone, b"r" * 16), (here, b"r" * 16)]))
+    assert [call.stream for call in outbox.calls] == [Keys("pool").text(here)]
 
 
 def test_a_full_server_is_sent_results_alone_and_lost_letters_are_told() -> None:
