@@ -6,7 +6,7 @@ or through a FlashAttention package where that gains much. What is left of a gra
 slot's, in whose block nothing of anybody's is.
 
 A graph reads what the host says of the step by itself, and writes what sequences bring into the slots' tables: nothing
-is launched before it.
+is launched before it, unless sequences bring more than it has room for, or get further blocks.
 """
 
 from collections.abc import Iterator

@@ -29,7 +29,7 @@ _SQUARE = Tile(128, 128, (1, 2), takes_turns=True)
 _NARROW = Tile(128, 96, (2, 1), takes_turns=False)
 TILES = (_WIDE, _SQUARE, _NARROW)
 
-_FEWEST_ROWS, _SOME_ROWS = 216, 256  # for fewer, cuBLAS has tiles as wide as the rows
+_FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the rows
 _MANY_ROWS, _MANY_ROWS_OF_SMALL = 1024, 1280
 _LARGE_WEIGHT = 1 << 24  # elements
 _FEWEST_INPUTS, _ALIGNMENT = 1024, 128
@@ -39,7 +39,7 @@ _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
 
 def find_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
     """For a weight of so many gates and ups, as measured best on an H200; None: others are better at it."""
-    if inputs < _FEWEST_INPUTS or outputs % _ALIGNMENT or inputs % _ALIGNMENT or rows <= _FEWEST_ROWS:
+    if inputs < _FEWEST_INPUTS or outputs % _ALIGNMENT or inputs % _ALIGNMENT or rows <= _FEW_ROWS:
         return None
     is_large = outputs * inputs >= _LARGE_WEIGHT
     if rows <= _SOME_ROWS:

@@ -69,8 +69,7 @@ class TritonOperations:
             cut = find_gated_cut(outputs, inputs, len(hidden))
             if cut is not None:
                 return self._batch.gate(hidden, gate_up.weight, cut, norm.eps)
-            tile = find_tile(outputs, inputs, len(hidden)) if self.gated_product is not None else None
-            if self.gated_product is not None and tile is not None:
+            if self.gated_product is not None and (tile := find_tile(outputs, inputs, len(hidden))) is not None:
                 return self.gated_product(hidden, gate_up.weight, tile, norm.eps)
         return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 
