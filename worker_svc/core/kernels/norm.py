@@ -1,5 +1,7 @@
 """Root mean square norms, and the scales of their rows alone."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -79,21 +81,8 @@ def _row_scales(
 
 def row_scales(x: Tensor, eps: float) -> Tensor:
     """1 / rms of each row of x [rows, size], contiguous -> f32[rows]."""
-    num_rows, size = x.shape
-    out = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    dependent = has_dependent_launch(x.device)
-    rows = _rows_of_a_program(num_rows, size)
-    _row_scales[(triton.cdiv(num_rows, rows),)](
-        x,
-        out,
-        eps,
-        num_rows,
-        SIZE=size,
-        ROWS=rows,
-        BLOCK=triton.next_power_of_2(size),
-        DEPENDENT=dependent,
-        **options(warps=4, dependent=dependent),
-    )
+    out = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    _launch(_row_scales, x, out, eps=eps)
     return out
 
 
@@ -124,23 +113,24 @@ def _rms_norm(
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [rows, size], contiguous -> like x; squares are summed in fp32."""
     out = torch.empty_like(x)
+    _launch(_rms_norm, x, weight, out, eps=eps)
+    return out
+
+
+def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float) -> None:
+    """A kernel whose programs do whole rows of x [rows, size], several where there are many."""
     num_rows, size = x.shape
+    block = triton.next_power_of_2(size)
+    rows = max(1, _CELLS // block) if num_rows >= _MANY_ROWS else 1
     dependent = has_dependent_launch(x.device)
-    rows = _rows_of_a_program(num_rows, size)
-    _rms_norm[(triton.cdiv(num_rows, rows),)](
+    kernel[(triton.cdiv(num_rows, rows),)](
         x,
-        weight,
-        out,
+        *others,
         eps,
         num_rows,
         SIZE=size,
         ROWS=rows,
-        BLOCK=triton.next_power_of_2(size),
+        BLOCK=block,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
-    return out
-
-
-def _rows_of_a_program(num_rows: int, size: int) -> int:
-    return max(1, _CELLS // triton.next_power_of_2(size)) if num_rows >= _MANY_ROWS else 1
