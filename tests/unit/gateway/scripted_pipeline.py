@@ -174,7 +174,9 @@ class Incoming:
         )
 
     def retire(self, *rows: Row) -> bool:
-        """Ends the request on the bus; the rows are its last text, which comes when it has ended."""
+        """Sends the rows, its last text, and ends the request on the bus."""
+        if rows:
+            self.send(*rows)
         retire = Retire(
             self.pipeline.sid,
             SHARD,
@@ -183,10 +185,7 @@ class Incoming:
             TTL_MS,
             self.route if rows else b"",
         )
-        has_ended: bool = self.pipeline.call(retire)
-        if rows:
-            self.send(*rows)
-        return has_ended
+        return self.pipeline.call(retire)
 
 
 def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:

@@ -1,5 +1,6 @@
 """Where kernels are tested, in which dtype, how near they must come, and paged caches to test them on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,18 @@ def assert_near(out: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> 
     """Relative to the whole, in double precision; NaN is never near."""
     difference = out.double() - expected.double()
     assert float(difference.norm() / expected.double().norm()) < tolerance
+
+
+def assert_replays_alike(compute: Callable[[], Tensor], times: int) -> None:
+    """A graph of it gives, each time, bit for bit what it gives launched kernel by kernel; on a GPU."""
+    expected = compute().clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compute()
+    for _ in range(times):
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
 
 
 def rotary_table(positions: int, head_dim: int) -> Tensor:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, assert_near, randn
+from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
 from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
 from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
@@ -60,14 +60,7 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
             out = batch.multiply(gated, down, Cut(64, 128, 0, 64, 4, 2), out)
         return out
 
-    expected = chain().clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain()
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert_replays_alike(chain, times=3)
 
 
 def test_products_of_some_rows_are_cut_for_nearly_all_multiprocessors() -> None:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
 from torch import Tensor
 
 from worker_svc.core.kernels import gated_product
@@ -54,14 +54,7 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
             out = torch.addmm(out, product(out, up, tile, 1e-6), down.t())
         return out
 
-    expected = chain().clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = chain()
-    for _ in range(20):
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out, expected)
+    assert_replays_alike(chain, times=20)
 
 
 def test_many_rows_are_left_to_it_and_fewer_to_others() -> None:
