@@ -23,7 +23,7 @@ from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
 
 if TYPE_CHECKING:
-    from worker_svc.core.kernels.gated_product import GatedProduct
+    from worker_svc.core.kernels.many_rows import ManyRows
 
 ALL_GRAPHS = sys.maxsize
 
@@ -99,11 +99,11 @@ class TritonCompute:
         self,
         reason: str,
         flash: "Future[FlashAttention | None] | None" = None,
-        gated_product: "Future[GatedProduct | None] | None" = None,
+        many_rows: "Future[ManyRows | None] | None" = None,
         *,
         chunk_graphs: bool = False,
     ) -> None:
-        """`flash` and `gated_product` may still be on their way: what has to be imported for them takes seconds, as do
+        """`flash` and `many_rows` may still be on their way: what has to be imported for them takes seconds, as do
         the weights.
 
         chunk_graphs: where decode steps are recorded, small steps with chunks of prompts are, too.
@@ -114,7 +114,7 @@ class TritonCompute:
         self._triton = TritonOperations()
         self.operations: Operations = self._triton
         self._flash = flash
-        self._gated_product = gated_product
+        self._many_rows = many_rows
         self._chunk_graphs = chunk_graphs
 
     @property
@@ -122,8 +122,8 @@ class TritonCompute:
         """See `Compute.name`."""
         flash = self._flash.result() if self._flash is not None and self._flash.done() else None
         prefill = f", prefill {flash.name}" if flash is not None else ""
-        gates = f", gates {self._triton.gated_product.name}" if self._triton.gated_product is not None else ""
-        return f"triton{prefill}{gates}"
+        products = f", products {self._triton.many_rows.name}" if self._triton.many_rows is not None else ""
+        return f"triton{prefill}{products}"
 
     def make_runner(
         self,
@@ -142,7 +142,7 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        self._triton.gated_product = self._gated_product.result() if self._gated_product is not None else None
+        self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
         flash = self._flash.result() if self._flash is not None else None
         attend = flash.attend if flash is not None else None
         attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, attend)
@@ -196,8 +196,8 @@ def choose_compute(
         return TorchCompute(choice.reason)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
     flash = _look_for_flash_attention(prefill, device, shape, packages)
-    gated_product = _look_for_gated_product(device, shape, packages)
-    return TritonCompute(choice.reason, flash, gated_product, chunk_graphs=chunk_graphs)
+    many_rows = _look_for_many_rows(device, shape, packages)
+    return TritonCompute(choice.reason, flash, many_rows, chunk_graphs=chunk_graphs)
 
 
 def _look_for_flash_attention(
@@ -225,23 +225,23 @@ def _look_for_flash_attention(
     return packages.submit(find)
 
 
-def _look_for_gated_product(
+def _look_for_many_rows(
     device: torch.device, shape: KVCacheShape, packages: ThreadPoolExecutor
-) -> "Future[GatedProduct | None] | None":
+) -> "Future[ManyRows | None] | None":
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER or shape.dtype != torch.bfloat16:
         return None
 
-    def find() -> "GatedProduct | None":
-        from worker_svc.core.kernels.gated_product import make_gated_product  # noqa: PLC0415  (imports triton)
+    def find() -> "ManyRows | None":
+        from worker_svc.core.kernels.many_rows import make_many_rows  # noqa: PLC0415  (imports triton)
 
         try:
             torch.cuda.set_device(device)
-            found = make_gated_product(device)
+            found = make_many_rows(device)
         # A package that is there but was built for another machine raises whatever it likes.
         except Exception as error:  # noqa: BLE001
-            _log.info("no package for gates", extra={"reason": f"{type(error).__name__}: {error}"})
+            _log.info("no package for products of many rows", extra={"reason": f"{type(error).__name__}: {error}"})
             return None
-        _log.info("gates of many rows chosen", extra={"product": found.name})
+        _log.info("products of many rows chosen", extra={"product": found.name})
         return found
 
     return packages.submit(find)

@@ -1,8 +1,8 @@
 """Fused kernels for half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the gate and
 the residual along; a few rows through products that are cut along the inputs, where the weight is small; some more, on
 a Hopper, through products that take the gate or the residual along and begin beside the kernel before; most through
-cuBLAS, with the gate as a kernel of its own, or inside the product where a package for that is there. Of a norm, the
-weight is folded into the product behind it, and the scale of each row is left to the kernel behind that.
+cuBLAS, with the gate as a kernel of its own, or through a package that takes it along, where that is there and better.
+Of a norm, the weight is folded into the product behind it, and the scale of each row is left to the kernel behind that.
 """
 
 import torch
@@ -13,8 +13,9 @@ from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
 from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
 from worker_svc.core.kernels.few_rows import FewRows, Tiling
 from worker_svc.core.kernels.few_rows import tiling as find_tiling
-from worker_svc.core.kernels.gated_product import GatedProduct, find_tile
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
+from worker_svc.core.kernels.many_rows import ManyRows
+from worker_svc.core.kernels.many_tiles import Tile, find_gated_tile, find_tile
 from worker_svc.core.kernels.norm import rms_norm
 from worker_svc.core.operations.cublas import LibraryFor, add_product
 from worker_svc.core.operations.interface import Norm, Projection, Reduction, Unscaled
@@ -26,7 +27,7 @@ class TritonOperations:
     def __init__(self) -> None:
         self._few_rows = FewRows()
         self._batch = BatchLinear()
-        self.gated_product: GatedProduct | None = None  # of many rows, where there is one
+        self.many_rows: ManyRows | None = None  # where there is one
 
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
@@ -58,6 +59,8 @@ class TritonOperations:
             return self._batch.multiply(x, linear.weight, cut, residual)
         if (tiling := self._tiling(x, linear.weight)) is not None:
             return self._few_rows.multiply(x, linear.weight, tiling, residual)
+        if self.many_rows is not None and (tile := self._tile(x, linear.weight)) is not None:
+            return self.many_rows.multiply(x, linear.weight, tile, residual)
         return add_product(residual, x, linear.weight)
 
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
@@ -69,8 +72,8 @@ class TritonOperations:
             cut = find_gated_cut(outputs, inputs, len(hidden))
             if cut is not None:
                 return self._batch.gate(hidden, gate_up.weight, cut, norm.eps)
-            if self.gated_product is not None and (tile := find_tile(outputs, inputs, len(hidden))) is not None:
-                return self.gated_product(hidden, gate_up.weight, tile, norm.eps)
+            if self.many_rows is not None and (tile := find_gated_tile(outputs, inputs, len(hidden))) is not None:
+                return self.many_rows.gate(hidden, gate_up.weight, tile, norm.eps)
         return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 
     def _multiply(self, x: Tensor, linear: Projection) -> Tensor:
@@ -79,6 +82,8 @@ class TritonOperations:
                 return self._batch.multiply(x, linear.weight, cut)
             if (tiling := self._tiling(x, linear.weight)) is not None:
                 return self._few_rows.multiply(x, linear.weight, tiling)
+            if self.many_rows is not None and (tile := self._tile(x, linear.weight)) is not None:
+                return self.many_rows.multiply(x, linear.weight, tile)
         with LibraryFor(linear.weight):
             return linear(x)
 
@@ -89,6 +94,10 @@ class TritonOperations:
     def _batch_cut(self, x: Tensor, weight: Tensor) -> Cut | None:
         outputs, inputs = weight.shape
         return find_cut(outputs, inputs, len(x)) if _fits(x, weight) else None
+
+    def _tile(self, x: Tensor, weight: Tensor) -> Tile | None:
+        outputs, inputs = weight.shape
+        return find_tile(outputs, inputs, len(x)) if _fits(x, weight) else None
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:

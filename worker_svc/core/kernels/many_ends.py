@@ -1,5 +1,6 @@
-"""How a tile of a gated product ends where quack-kernels multiplies: rows scaled, gates and ups made one. Only to be
-imported where that package is; what it compiles is kept on disk under the name of `EPILOGUE` here.
+"""How a tile of a product of many rows ends where quack-kernels multiplies: as it is, added to the residual, or with
+rows scaled and gates and ups made one. Only to be imported where that package is; what it compiles is kept on disk
+under the names here.
 """
 
 from typing import Any
@@ -26,8 +27,18 @@ class _ScaledGate:
 _gate = _ScaledGate()
 
 
-def _end(acc: Any, scale: Any) -> dict[str, Any]:
+def _end(acc: Any) -> dict[str, Any]:
+    return {"D": acc}
+
+
+def _end_added(acc: Any, c: Any) -> dict[str, Any]:
+    return {"D": acc + c}
+
+
+def _end_gated(acc: Any, scale: Any) -> dict[str, Any]:
     return {"out": _gate(acc, scale)}
 
 
-EPILOGUE = gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")(_end)
+PLAIN = gemm_epilogue()(_end)
+ADDED = gemm_epilogue()(_end_added)
+GATED = gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")(_end_gated)

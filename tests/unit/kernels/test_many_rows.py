@@ -1,0 +1,181 @@
+"""Products of many rows by a package against double precision, where it is installed; and when they are asked for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
+from torch import Tensor
+
+from worker_svc.core.kernels import many_rows as module
+from worker_svc.core.kernels.batch_linear import has_batch_linear
+from worker_svc.core.kernels.many_rows import ManyRows, make_many_rows
+from worker_svc.core.kernels.many_tiles import GATED_TILES, TILES, Tile, find_gated_tile
+from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.operations import triton_operations
+from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.operations.triton_operations import TritonOperations
+
+INPUTS = 1024
+
+
+def gated(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    gate, up = (hidden.double() @ weight.double().t() * Unscaled(hidden, eps).scales()).chunk(2, 1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.fixture(scope="module")
+def many_rows() -> ManyRows:
+    pytest.importorskip("quack", reason="needs quack-kernels")
+    if not has_batch_linear(DEVICE):
+        pytest.skip("needs a Hopper GPU")
+    return make_many_rows(DEVICE)
+
+
+@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+@pytest.mark.parametrize("outputs", [128, 3072])
+def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+    weight = randn(2 * outputs, INPUTS, seed=2, scale=0.05)
+    for rows in (2, 129, 200, 256, 1500):
+        hidden = randn(rows, INPUTS, seed=rows, scale=3.0)
+        assert_near(many_rows.gate(hidden, weight, tile, 1e-5), gated(hidden, weight, 1e-5))
+
+
+@pytest.mark.parametrize("tile", TILES or GATED_TILES, ids=str)
+@pytest.mark.parametrize("outputs", [128, 3072])
+def test_any_tile_gives_a_product_and_adds_it_to_a_residual(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+    weight = randn(outputs, INPUTS, seed=2, scale=0.05)
+    for rows in (2, 129, 200, 256, 1500):
+        x, residual = randn(rows, INPUTS, seed=rows), randn(rows, outputs, seed=1)
+        product = x.double() @ weight.double().t()
+        assert_near(many_rows.multiply(x, weight, tile), product)
+        expected = residual.double() + product
+        assert many_rows.multiply(x, weight, tile, residual) is residual
+        assert_near(residual, expected)
+
+
+@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
+    many_rows: ManyRows, tile: Tile
+) -> None:
+    hidden, up, down = randn(700, INPUTS), randn(6144, INPUTS, seed=2, scale=0.05), randn(INPUTS, 3072, scale=0.05)
+
+    def chain() -> Tensor:
+        out = hidden.clone()
+        for _ in range(6):
+            many_rows.multiply(many_rows.gate(out, up, tile, 1e-6), down, tile, out)
+        return out
+
+    assert_replays_alike(chain, times=20)
+
+
+def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
+    large, small = (24576, 4096), (6144, 1024)
+    wide, square, narrow = GATED_TILES
+    assert [find_gated_tile(*large, rows) for rows in (208, 224, 256, 320, 512, 640, 1024, 4096)] == [
+        *(None, wide, wide, None, wide, None, square, square)
+    ]
+    assert [find_gated_tile(*small, rows) for rows in (208, 224, 256, 512, 1024, 1280, 8192)] == [
+        *(None, narrow, narrow, None, None, square, square)
+    ]
+    assert find_gated_tile(6144, 896, 4096) is None
+
+
+class FakeRows:
+    """Multiplies by torch, and remembers the tiles that it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Tile] = []
+
+    def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
+        self.asked.append(tile)
+        product = (x.double() @ weight.double().t()).to(x.dtype)
+        return residual.add_(product) if residual is not None else product
+
+    def gate(self, hidden: Tensor, weight: Tensor, tile: Tile, eps: float) -> Tensor:
+        self.asked.append(tile)
+        return gated(hidden, weight, eps).to(hidden.dtype)
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> TritonOperations:
+    monkeypatch.setattr(triton_operations, "_fits", lambda *_: True)
+    monkeypatch.setattr(triton_operations, "find_gated_cut", lambda *_: None)
+    monkeypatch.setattr(triton_operations, "find_cut", lambda *_: None)
+    return TritonOperations()
+
+
+@pytest.mark.parametrize(("rows", "is_asked"), [(3, False), (208, False), (256, True)])
+def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
+    operations: TritonOperations, rows: int, *, is_asked: bool
+) -> None:
+    placement = Placement(DEVICE, DTYPE)
+    norm = RMSNorm(placement, "norm", INPUTS, 1e-6)
+    gate_up = ColumnParallelLinear(
+        placement, INPUTS, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=False
+    )
+    norm.weight.copy_(1 + randn(INPUTS, seed=1, scale=0.3))
+    gate_up.weight.copy_(randn(128, INPUTS, seed=2, scale=0.05))
+    norm.fold(gate_up.weight)
+    hidden = randn(rows, INPUTS, seed=3)
+    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, gate_up.weight, 1e-6), 2e-2)
+    operations.many_rows = fake = FakeRows()  # type: ignore[assignment]
+    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, gate_up.weight, 1e-6), 2e-2)
+    assert bool(fake.asked) == is_asked
+
+
+@pytest.mark.parametrize("tile", [None, GATED_TILES[0]])
+def test_operations_ask_it_for_products_that_have_a_tile(
+    operations: TritonOperations, monkeypatch: pytest.MonkeyPatch, tile: Tile | None
+) -> None:
+    monkeypatch.setattr(triton_operations, "find_tile", lambda *_: tile)
+    operations.many_rows = fake = FakeRows()  # type: ignore[assignment]
+    placement = Placement(DEVICE, DTYPE)
+    column = ColumnParallelLinear(placement, INPUTS, [("column", 64, slice(0, 64))], bias=False)
+    row = RowParallelLinear(placement, "row", 64, slice(0, 64), INPUTS, bias=False)
+    column.weight.copy_(randn(64, INPUTS, seed=1, scale=0.05))
+    row.weight.copy_(randn(INPUTS, 64, seed=2, scale=0.05))
+    norm = RMSNorm(placement, "norm", INPUTS, 1e-6)
+    norm.weight.fill_(1)
+    hidden = randn(100, INPUTS, seed=3)
+    found = operations.norm_linear(hidden, norm, column)
+    assert_near(found, (hidden.double() * Unscaled(hidden, 1e-6).scales()) @ column.weight.double().t(), 2e-2)
+    expected = hidden.double() + found.double() @ row.weight.double().t()
+    assert_near(operations.linear_add(found, row, hidden), expected, 2e-2)
+    assert fake.asked == ([tile, tile] if tile is not None else [])
+
+
+def package(change: float) -> SimpleNamespace:
+    """One that computes gates and products, and adds something to them."""
+
+    def gate(hidden: Tensor, weight: Tensor, *_: object, epi_args: dict[str, Tensor], **__: object) -> None:
+        gate, up = (hidden.float() @ weight.float().t() * epi_args["scale"].t()).chunk(2, 1)
+        epi_args["out"].copy_(torch.nn.functional.silu(gate) * up + change)
+
+    def multiply(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, **_: object) -> None:
+        product = x.float() @ weight.float().t() + change
+        out.copy_(product if residual is None else residual + product)
+
+    end = SimpleNamespace(gemm=multiply)
+    return SimpleNamespace(GATED=SimpleNamespace(gemm=gate), PLAIN=end, ADDED=end)
+
+
+@pytest.fixture(params=[True, False], ids=["gated", "plain"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATED_TILES", GATED_TILES if request.param else ())
+    monkeypatch.setattr(module, "TILES", () if request.param else GATED_TILES)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_package_is_taken_that_computes_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "import_module", lambda _: package(0.0))
+    make_many_rows(DEVICE)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_a_package_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "import_module", lambda _: package(1.0))
+    with pytest.raises(RuntimeError, match="not what they should be"):
+        make_many_rows(DEVICE)
