@@ -20,7 +20,7 @@ def describe_machine() -> str:
     command = " ".join([_program(), *sys.argv[1:]])
     return "\n".join(
         (
-            f"machine   {num_cores()} cores, {_cpu_model()}, {platform.system()} {platform.release()}",
+            f"machine   {num_cores()} cores, {_cpu_model()}, {platform.system()} {_kernel()}",
             f"versions  Penstock {__version__}, Python {platform.python_version()}, {_server()}, {packages}",
             f"command   {command}",
         )
@@ -35,6 +35,11 @@ def num_cores() -> int:
 def _program() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return f"python -m {spec.name}" if spec else sys.argv[0]
+
+
+def _kernel() -> str:
+    """Its number: what stands behind that names whose build it is."""
+    return platform.release().partition("-")[0]
 
 
 def _cpu_model() -> str:
