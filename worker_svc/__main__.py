@@ -16,6 +16,9 @@ from worker_svc.settings import WorkerSettings
 
 def main(argv: Sequence[str]) -> int:
     """Runs one rank of a worker until it is told to end; the exit status."""
+    # Nothing here is compiled by torch; what quack-kernels would have it compile makes it import its compiler, for more
+    # than a second.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     settings = load(WorkerSettings, argv, os.environ)
     service = WorkerService(settings, open_bus(settings.bus_url, settings.pool))
     control = RpcService("penstock.v1.Worker", worker_pb2_grpc.add_WorkerServicer_to_server, WorkerServicer(service))

@@ -5,10 +5,11 @@ with plain reads, which let go of the interpreter's lock.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from worker_svc.stored import FLOATS, StoredTensor
 
 NUM_LANES = 8
 BUFFER_BYTES = 16 << 20
+_TURN_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ def carry(loads: list[Load]) -> int:
     buffer_bytes = max(piece.num_bytes for piece in pieces)
     with ExitStack() as stack:
         files = {path: _open(path, stack) for path in {load.path for load in loads}}
+        stack.enter_context(_short_turns())
         # Only on a terminal.
         bar: tqdm[Any] = tqdm(
             total=total_bytes, desc="Weights", unit="B", unit_scale=True, unit_divisor=1024, disable=None
@@ -75,6 +78,19 @@ def carry(loads: list[Load]) -> int:
         for lane in lanes:
             lane.result()
     return total_bytes
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """A lane needs the interpreter's lock a few times a piece, for microseconds; a thread that imports packages keeps
+    it for 5 ms each time.
+    """
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 class _Waiting:

@@ -15,6 +15,7 @@ from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.driver import wake_driver
 from worker_svc.settings import WorkerSettings
 
 # Of the standard library, as in `factory`.
@@ -86,11 +87,14 @@ def _wake_promptly() -> None:
 
 def _load_model(settings: WorkerSettings) -> LoadedWorker:
     began_s = time.perf_counter()
+    driver = wake_driver(settings.rank) if settings.device != "cpu" else None
     import torch  # noqa: PLC0415  (heavy: the simulated runner does without)
 
     from worker_svc.factory import load_runner  # noqa: PLC0415
     from worker_svc.runner_options import RunnerOptions  # noqa: PLC0415
 
+    if driver is not None:
+        driver.join()
     _log.info("torch imported", extra={"seconds": round(time.perf_counter() - began_s, 2)})
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)

@@ -1,6 +1,8 @@
 """Filling shards from safetensors: layouts, dtypes, ranks, and errors that name file and tensor."""
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,28 @@ def test_each_rank_reads_its_part(tmp_path: Path) -> None:
         assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
         assert down.bias is not None
         assert torch.equal(down.bias, torch.ones(6))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_threads_take_short_turns_only_while_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_broken: bool
+) -> None:
+    usual_s = sys.getswitchinterval()
+    meanwhile_s = []
+    read = lanes._read
+
+    def watched(file: int, piece: lanes._Piece, buffer: Tensor) -> Tensor:
+        meanwhile_s.append(sys.getswitchinterval())
+        if is_broken:
+            raise ValueError("broken")
+        return read(file, piece, buffer)
+
+    monkeypatch.setattr(lanes, "_read", watched)
+    with pytest.raises(ValueError, match="broken") if is_broken else nullcontext():
+        load(tmp_path, TENSORS)
+    assert meanwhile_s
+    assert max(meanwhile_s) < usual_s / 2
+    assert sys.getswitchinterval() == usual_s
 
 
 @pytest.mark.parametrize("buffer_bytes", [1, 60, 200])
