@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -210,6 +211,7 @@ def _look_for_flash_attention(
         return None
 
     def find() -> FlashAttention | None:
+        began_s = time.perf_counter()
         # FlashAttention-4 compiles its kernels when they are first used, and keeps them only if it is told to.
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         found = find_flash_attention(shape.block_size)
@@ -219,7 +221,8 @@ def _look_for_flash_attention(
                 f"{shape.block_size} tokens: install penstock[flash-attn], or leave block_size as it is",
                 "prefill_attention",
             )
-        _log.info("prefill attention chosen", extra={"attention": found.name if found is not None else "triton"})
+        name = found.name if found is not None else "triton"
+        _log.info("prefill attention chosen", extra={"attention": name, "seconds": _since(began_s)})
         return found
 
     return packages.submit(find)
@@ -234,6 +237,7 @@ def _look_for_many_rows(
     def find() -> "ManyRows | None":
         from worker_svc.core.kernels.many_rows import make_many_rows  # noqa: PLC0415  (imports triton)
 
+        began_s = time.perf_counter()
         try:
             torch.cuda.set_device(device)
             found = make_many_rows(device)
@@ -241,10 +245,14 @@ def _look_for_many_rows(
         except Exception as error:  # noqa: BLE001
             _log.info("no package for products of many rows", extra={"reason": f"{type(error).__name__}: {error}"})
             return None
-        _log.info("products of many rows chosen", extra={"product": found.name})
+        _log.info("products of many rows chosen", extra={"product": found.name, "seconds": _since(began_s)})
         return found
 
     return packages.submit(find)
+
+
+def _since(began_s: float) -> float:
+    return round(time.perf_counter() - began_s, 2)
 
 
 def _is_interpreted() -> bool:

@@ -32,6 +32,10 @@ class RotaryEmbedding:
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> None:
+        if device.type == "meta":
+            # Nothing is computed there, but by Python, for which torch would import its compiler.
+            self.table = torch.empty(max_model_len, head_dim, device=device)
+            return
         positions = torch.arange(max_model_len, dtype=torch.float32, device=device)
         angles = torch.outer(positions, inverse_frequencies(rope, head_dim, device))
         self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
