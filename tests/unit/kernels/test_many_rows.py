@@ -10,7 +10,7 @@ from torch import Tensor
 from worker_svc.core.kernels import many_rows as module
 from worker_svc.core.kernels.batch_linear import has_batch_linear
 from worker_svc.core.kernels.many_rows import ManyRows, make_many_rows
-from worker_svc.core.kernels.many_tiles import GATED_TILES, TILES, Tile, find_gated_tile
+from worker_svc.core.kernels.many_tiles import ADDED_TILES, GATED_TILES, PLAIN_TILES, Tile, find_gated_tile, find_tile
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
@@ -43,29 +43,37 @@ def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: Tile
         assert_near(many_rows.gate(hidden, weight, tile, 1e-5), gated(hidden, weight, 1e-5))
 
 
-@pytest.mark.parametrize("tile", TILES or GATED_TILES, ids=str)
+@pytest.mark.parametrize("tile", PLAIN_TILES, ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
-def test_any_tile_gives_a_product_and_adds_it_to_a_residual(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+def test_any_tile_gives_a_product(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
     weight = randn(outputs, INPUTS, seed=2, scale=0.05)
-    for rows in (2, 129, 200, 256, 1500):
+    for rows in (2, 67, 96, 129, 200, 256):
+        x = randn(rows, INPUTS, seed=rows)
+        assert_near(many_rows.multiply(x, weight, tile), x.double() @ weight.double().t())
+
+
+@pytest.mark.parametrize("tile", ADDED_TILES, ids=str)
+@pytest.mark.parametrize("outputs", [128, 3072])
+def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+    weight = randn(outputs, INPUTS, seed=2, scale=0.05)
+    for rows in (2, 67, 96, 129, 200, 256):
         x, residual = randn(rows, INPUTS, seed=rows), randn(rows, outputs, seed=1)
-        product = x.double() @ weight.double().t()
-        assert_near(many_rows.multiply(x, weight, tile), product)
-        expected = residual.double() + product
+        expected = residual.double() + x.double() @ weight.double().t()
         assert many_rows.multiply(x, weight, tile, residual) is residual
         assert_near(residual, expected)
 
 
-@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+@pytest.mark.parametrize("added", ADDED_TILES, ids=str)
+@pytest.mark.parametrize("gated_tile", GATED_TILES, ids=str)
 def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
-    many_rows: ManyRows, tile: Tile
+    many_rows: ManyRows, gated_tile: Tile, added: Tile
 ) -> None:
-    hidden, up, down = randn(700, INPUTS), randn(6144, INPUTS, seed=2, scale=0.05), randn(INPUTS, 3072, scale=0.05)
+    hidden, up, down = randn(200, INPUTS), randn(6144, INPUTS, seed=2, scale=0.05), randn(INPUTS, 3072, scale=0.05)
 
     def chain() -> Tensor:
         out = hidden.clone()
         for _ in range(6):
-            many_rows.multiply(many_rows.gate(out, up, tile, 1e-6), down, tile, out)
+            many_rows.multiply(many_rows.gate(out, up, gated_tile, 1e-6), down, added, out)
         return out
 
     assert_replays_alike(chain, times=20)
@@ -73,14 +81,22 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
 
 def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
     large, small = (24576, 4096), (6144, 1024)
-    wide, square, narrow = GATED_TILES
-    assert [find_gated_tile(*large, rows) for rows in (208, 224, 256, 320, 512, 640, 1024, 4096)] == [
-        *(None, wide, wide, None, wide, None, square, square)
+    single, wide, square, narrow = GATED_TILES
+    assert [find_gated_tile(*large, rows) for rows in (80, 96, 128, 144, 208, 224, 256, 320, 512, 640, 1024, 4096)] == [
+        *(None, single, single, None, None, wide, wide, None, wide, None, square, square)
     ]
-    assert [find_gated_tile(*small, rows) for rows in (208, 224, 256, 512, 1024, 1280, 8192)] == [
-        *(None, narrow, narrow, None, None, square, square)
+    assert [find_gated_tile(*small, rows) for rows in (96, 208, 224, 256, 512, 1024, 1280, 8192)] == [
+        *(None, None, narrow, narrow, None, None, square, square)
     ]
     assert find_gated_tile(6144, 896, 4096) is None
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_products_of_some_rows_are_left_to_it_and_others_to_others(*, is_added: bool) -> None:
+    weight = (4096, 12288) if is_added else (6144, 4096)
+    tiles = [find_tile(*weight, rows, is_added=is_added) for rows in (64, 65, 96, 97, 128, 144, 176, 208, 256, 2048)]
+    assert [tile and tile.rows for tile in tiles] == [None, 96, 96, 128, 128, None, 192, None, 128, None]
+    assert find_tile(*weight, 96, is_added=not is_added) is None
 
 
 class FakeRows:
@@ -130,7 +146,7 @@ def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
 def test_operations_ask_it_for_products_that_have_a_tile(
     operations: TritonOperations, monkeypatch: pytest.MonkeyPatch, tile: Tile | None
 ) -> None:
-    monkeypatch.setattr(triton_operations, "find_tile", lambda *_: tile)
+    monkeypatch.setattr(triton_operations, "find_tile", lambda *_, is_added: tile)
     operations.many_rows = fake = FakeRows()  # type: ignore[assignment]
     placement = Placement(DEVICE, DTYPE)
     column = ColumnParallelLinear(placement, INPUTS, [("column", 64, slice(0, 64))], bias=False)
@@ -155,17 +171,20 @@ def package(change: float) -> SimpleNamespace:
         epi_args["out"].copy_(torch.nn.functional.silu(gate) * up + change)
 
     def multiply(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, **_: object) -> None:
-        product = x.float() @ weight.float().t() + change
+        product = x.float() @ weight.float().mT + change
         out.copy_(product if residual is None else residual + product)
 
     end = SimpleNamespace(gemm=multiply)
     return SimpleNamespace(GATED=SimpleNamespace(gemm=gate), PLAIN=end, ADDED=end)
 
 
-@pytest.fixture(params=[True, False], ids=["gated", "plain"])
+@pytest.fixture(params=["gated", "plain", "added", "split"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GATED_TILES", GATED_TILES if request.param else ())
-    monkeypatch.setattr(module, "TILES", () if request.param else GATED_TILES)
+    kind = request.param
+    tile = Tile(96, 64, (1, 2), is_early=True, is_swapped=kind != "gated", splits=2 if kind == "split" else 1)
+    monkeypatch.setattr(module, "GATED_TILES", (tile,) if kind == "gated" else ())
+    monkeypatch.setattr(module, "PLAIN_TILES", (tile,) if kind == "plain" else ())
+    monkeypatch.setattr(module, "ADDED_TILES", (tile,) if kind in {"added", "split"} else ())
 
 
 @pytest.mark.usefixtures("tiles")
@@ -177,5 +196,5 @@ def test_a_package_is_taken_that_computes_what_it_should(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("tiles")
 def test_a_package_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "import_module", lambda _: package(1.0))
-    with pytest.raises(RuntimeError, match="not what they should be"):
+    with pytest.raises(RuntimeError, match="not what it should be"):
         make_many_rows(DEVICE)

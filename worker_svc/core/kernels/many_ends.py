@@ -6,9 +6,10 @@ under the names here.
 from typing import Any
 
 from quack.activation import swiglu
-from quack.epilogue.frontend import gemm_epilogue
 from quack.epilogue.math import unpack
 from quack.epilogue.ops import ColVecLoad
+
+from worker_svc.core.kernels.many_ahead import End
 
 
 class _ScaledGate:
@@ -39,6 +40,6 @@ def _end_gated(acc: Any, scale: Any) -> dict[str, Any]:
     return {"out": _gate(acc, scale)}
 
 
-PLAIN = gemm_epilogue()(_end)
-ADDED = gemm_epilogue()(_end_added)
-GATED = gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")(_end_gated)
+PLAIN = End(_end)
+ADDED = End(_end_added)
+GATED = End(_end_gated, outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")

@@ -9,32 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_svc.core.kernels.many_tiles import ALIGNMENT, GATED_TILES, TILES, Tile
+from worker_svc.core.kernels.many_tiles import ADDED_TILES, GATED_TILES, PLAIN_TILES, Tile
 from worker_svc.core.kernels.norm import row_scales
 from worker_svc.core.operations.interface import Unscaled
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
+_HEIGHT_OF_THREE, _WIDTH_OF_THREE = 192, 192
+_MOST_SPLIT_TILES, _MOST_SPLIT_CELLS = 1024, 1 << 20
+VERSION = 1  # of `many_ahead`: kernels on disk are named after it
 
 
 class ManyRows:
-    """Multiplies on the current stream, bf16, contiguous; compiles a tile when it is first used, unless it is on
-    disk.
-    """
+    """Multiplies on one stream, bf16, contiguous; compiles a tile when it is first used, unless it is on disk."""
 
     name = "quack-kernels"
 
-    def __init__(self, ends: Any) -> None:
+    def __init__(self, ends: Any, device: torch.device) -> None:
         self._ends = ends
+        # Of splits: which have ended, which they reset, and their sum so far.
+        self._ended = torch.zeros(_MOST_SPLIT_TILES, dtype=torch.int32, device=device)
+        self._parts = torch.empty(_MOST_SPLIT_CELLS, device=device)
 
     def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T: x [rows, inputs], weight [outputs, inputs] -> [rows, outputs]; added to `residual`, in place,
         where there is one.
         """
-        if residual is not None:
-            self._ends.ADDED.gemm(x, weight, residual, residual, epi_args={}, **_options(tile))
-            return residual
-        out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
-        self._ends.PLAIN.gemm(x, weight, out, None, epi_args={}, **_options(tile))
+        out = residual
+        if out is None:
+            out = torch.empty(len(x), len(weight), dtype=x.dtype, device=x.device)
+        a, b, d = (weight, x, out.t()) if tile.is_swapped else (x, weight, out)
+        options = _options(tile)
+        if tile.splits > 1:
+            a, b, d = a[None], b[None], d[None]
+            options |= {"split_k": tile.splits, "split_k_buffers": self._split_buffers(tile, len(x), len(weight))}
+        end, c = (self._ends.PLAIN, None) if residual is None else (self._ends.ADDED, d)
+        end.gemm(a, b, d, c, epi_args={}, **options)
         return out
 
     def gate(self, hidden: Tensor, weight: Tensor, tile: Tile, eps: float) -> Tensor:
@@ -54,20 +63,33 @@ class ManyRows:
         )
         return out
 
-    def is_right(self, tile: Tile, device: torch.device, *, is_gated: bool) -> bool:
-        """Whether small products are what they should be: of some tiles that the package takes they are not."""
-        generator = torch.Generator(device).manual_seed(0)
-        shape = 3 * ALIGNMENT, ALIGNMENT
-        x, weight = (torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(2))
-        product = x.float() @ weight.float().t()
-        if is_gated:
-            gate, up = (product * Unscaled(x, 1.0).scales()).chunk(2, 1)
-            return _is_near(self.gate(x, weight, tile, eps=1.0), torch.nn.functional.silu(gate) * up)
-        residual = torch.randn(product.shape, generator=generator, device=device).bfloat16()
-        added = product + residual
-        return _is_near(self.multiply(x, weight, tile), product) and _is_near(
-            self.multiply(x, weight, tile, residual), added
+    def _split_buffers(self, tile: Tile, rows: int, outputs: int) -> tuple[Tensor, Tensor]:
+        """As the package wants them, of tiles of whole clusters."""
+        by_rows, by_outputs = (
+            -(-size // (each * programs)) * programs
+            for size, each, programs in zip((rows, outputs), (tile.rows, tile.outputs), tile.cluster, strict=True)
         )
+        tiles = (1, by_outputs, by_rows) if tile.is_swapped else (1, by_rows, by_outputs)
+        ended = self._ended[: by_rows * by_outputs].view(tiles)
+        cells = tile.rows * tile.outputs
+        return ended, self._parts[: by_rows * by_outputs * cells].view(*tiles, cells)
+
+    def makes_product(self, tile: Tile, device: torch.device) -> bool:
+        """Whether a small one is what it should be: of some tiles that the package takes they are not."""
+        x, weight, _ = _samples(device)
+        return _is_near(self.multiply(x, weight, tile), x.float() @ weight.float().t())
+
+    def adds_product(self, tile: Tile, device: torch.device) -> bool:
+        """See `makes_product`."""
+        x, weight, residual = _samples(device)
+        expected = residual + x.float() @ weight.float().t()
+        return _is_near(self.multiply(x, weight, tile, residual), expected)
+
+    def makes_gates(self, tile: Tile, device: torch.device) -> bool:
+        """See `makes_product`."""
+        hidden, weight, _ = _samples(device)
+        gate, up = (hidden.float() @ weight.float().t() * Unscaled(hidden, 1.0).scales()).chunk(2, 1)
+        return _is_near(self.gate(hidden, weight, tile, eps=1.0), torch.nn.functional.silu(gate) * up)
 
 
 def make_many_rows(device: torch.device) -> ManyRows:
@@ -78,22 +100,47 @@ def make_many_rows(device: torch.device) -> ManyRows:
         RuntimeError: it computes something else.
         Exception: whatever one of another version, or for another machine, raises.
     """
-    many_rows = ManyRows(import_module("worker_svc.core.kernels.many_ends"))
-    for tiles, is_gated in ((TILES, False), (GATED_TILES, True)):
+    many_rows = ManyRows(import_module("worker_svc.core.kernels.many_ends"), device)
+    for tiles, is_right in (
+        (PLAIN_TILES, many_rows.makes_product),
+        (ADDED_TILES, many_rows.adds_product),
+        (GATED_TILES, many_rows.makes_gates),
+    ):
         for tile in tiles:
-            if not many_rows.is_right(tile, device, is_gated=is_gated):
-                raise RuntimeError(f"{'gates and ups' if is_gated else 'products'} are not what they should be: {tile}")
+            if not is_right(tile, device):
+                raise RuntimeError(f"{is_right.__name__}: not what it should be with {tile}")
     return many_rows
 
 
 def _options(tile: Tile) -> dict[str, Any]:
+    shape, cluster = (tile.rows, tile.outputs), tile.cluster
+    if tile.is_swapped:
+        shape, cluster = shape[::-1], cluster[::-1]
+    attributes: list[tuple[str, object]] = []  # of the kernel's class, set before it is compiled
+    if tile.is_early:
+        attributes = [("weight", "A" if tile.is_swapped else "B"), ("version", VERSION)]
+    if shape[0] == _HEIGHT_OF_THREE and shape[1] <= _WIDTH_OF_THREE and not tile.takes_turns:
+        # The package has three groups of warps share a tile so high up to a width of 128 only, and two of them split a
+        # wider one along its width, which does not fit pairs of gates and ups.
+        attributes.append(("cta_tile_shape_mnk", (*shape, 0)))
+        shape = shape[0], 128
     return {
-        "tile_M": tile.rows,
-        "tile_N": tile.outputs,
-        "cluster_M": tile.cluster[0],
-        "cluster_N": tile.cluster[1],
+        "tile_M": shape[0],
+        "tile_N": shape[1],
+        "cluster_M": cluster[0],
+        "cluster_N": cluster[1],
         "pingpong": tile.takes_turns,
+        "post_init_attrs": tuple(attributes),
     }
+
+
+def _samples(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """x, weight, residual: several tiles, of more inputs than are on their way at once."""
+    generator = torch.Generator(device).manual_seed(0)
+    rows, outputs, inputs = 384, 384, 3072
+    shapes = (rows, inputs), (outputs, inputs), (rows, outputs)
+    x, weight, residual = (torch.randn(shape, generator=generator, device=device) for shape in shapes)
+    return x.bfloat16(), (weight * inputs**-0.5).bfloat16(), residual.bfloat16()
 
 
 def _is_near(found: Tensor, expected: Tensor) -> bool:

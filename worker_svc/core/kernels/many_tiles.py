@@ -10,15 +10,19 @@ class Tile:
     rows: int
     outputs: int  # of a gated product half of them are gates, half ups
     cluster: tuple[int, int]  # programs along the rows and the outputs
-    takes_turns: bool  # its warps multiply two tiles, one while the other ends
+    takes_turns: bool = False  # its warps multiply two tiles, one while the other ends
+    is_early: bool = False  # the weight's first tiles are asked for before the kernel ahead has ended
+    is_swapped: bool = False  # outputs take the matrix units' long side, so that rows may be any multiple of 16
+    splits: int = 1  # of the inputs
 
 
-_WIDE = Tile(128, 192, (2, 1), takes_turns=True)
+_SINGLE = Tile(128, 192, (1, 2), is_early=True)
+_WIDE = Tile(128, 192, (2, 1), takes_turns=True, is_early=True)
 _SQUARE = Tile(128, 128, (1, 2), takes_turns=True)
-_NARROW = Tile(128, 96, (2, 1), takes_turns=False)
-TILES: tuple[Tile, ...] = ()
-GATED_TILES = (_WIDE, _SQUARE, _NARROW)
+_NARROW = Tile(128, 96, (2, 1))
+GATED_TILES = (_SINGLE, _WIDE, _SQUARE, _NARROW)
 
+_ALL_ROWS = range(81, 129)  # that one tile has, for as many outputs as there are multiprocessors
 _FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the rows
 _MANY_ROWS, _MANY_ROWS_OF_SMALL = 1024, 1280
 _LARGE_WEIGHT = 1 << 24  # elements
@@ -26,20 +30,45 @@ _FEWEST_INPUTS = 1024
 
 ALIGNMENT = 128  # of outputs and inputs
 
-# Numbers of rows and their tiles, by outputs and inputs.
-_MEASURED: dict[tuple[int, int], tuple[tuple[range, Tile], ...]] = {}
+# Tiles for numbers of rows, by outputs and inputs: Qwen3-8B's, as compared within decode steps.
+_Table = dict[tuple[int, int], tuple[tuple[range, Tile], ...]]
+_PLAIN: _Table = {
+    (6144, 4096): (
+        (range(65, 97), Tile(96, 64, (1, 4), is_early=True, is_swapped=True)),
+        (range(97, 129), Tile(128, 64, (1, 4), is_early=True, is_swapped=True)),
+        (range(161, 177), Tile(192, 64, (1, 4), is_early=True, is_swapped=True)),
+        (range(225, 257), Tile(128, 96, (2, 1), is_early=True)),
+    ),
+}
+_ADDED: _Table = {
+    (4096, 4096): ((range(225, 257), Tile(128, 64, (2, 1), is_early=True)),),
+    (4096, 12288): (
+        (range(65, 97), Tile(96, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
+        (range(97, 129), Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
+        (range(161, 177), Tile(192, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
+        (range(225, 257), Tile(128, 64, (2, 1), is_early=True)),
+    ),
+}
+PLAIN_TILES, ADDED_TILES = (
+    tuple(dict.fromkeys(tile for some in table.values() for _, tile in some)) for table in (_PLAIN, _ADDED)
+)
 
 
-def find_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
-    """Of a product; None: others are better at it."""
-    return next((tile for some, tile in _MEASURED.get((outputs, inputs), ()) if rows in some), None)
+def find_tile(outputs: int, inputs: int, rows: int, *, is_added: bool) -> Tile | None:
+    """Of a product, `is_added` to a residual; None: others are better at it."""
+    table = _ADDED if is_added else _PLAIN
+    return next((tile for some, tile in table.get((outputs, inputs), ()) if rows in some), None)
 
 
 def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
     """Of a gated product, whose weight has `outputs` gates and ups; None: others are better at it."""
-    if inputs < _FEWEST_INPUTS or outputs % ALIGNMENT or inputs % ALIGNMENT or rows <= _FEW_ROWS:
-        return None
     is_large = outputs * inputs >= _LARGE_WEIGHT
+    if inputs < _FEWEST_INPUTS or outputs % ALIGNMENT or inputs % ALIGNMENT:
+        return None
+    if is_large and rows in _ALL_ROWS:
+        return _SINGLE
+    if rows <= _FEW_ROWS:
+        return None
     if rows <= _SOME_ROWS:
         return _WIDE if is_large else _NARROW
     if rows < _MANY_ROWS:

@@ -55,12 +55,12 @@ class TritonOperations:
             return row_linear(x, linear.weight, bias=linear.bias, residual=residual)
         if linear.bias is not None:
             residual.add_(linear.bias)
+        if self.many_rows is not None and (tile := self._tile(x, linear.weight, is_added=True)) is not None:
+            return self.many_rows.multiply(x, linear.weight, tile, residual)
         if (cut := self._batch_cut(x, linear.weight)) is not None:
             return self._batch.multiply(x, linear.weight, cut, residual)
         if (tiling := self._tiling(x, linear.weight)) is not None:
             return self._few_rows.multiply(x, linear.weight, tiling, residual)
-        if self.many_rows is not None and (tile := self._tile(x, linear.weight)) is not None:
-            return self.many_rows.multiply(x, linear.weight, tile, residual)
         return add_product(residual, x, linear.weight)
 
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
@@ -69,21 +69,21 @@ class TritonOperations:
             return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
         if norm.is_folded and gate_up.bias is None and _fits(hidden, gate_up.weight):
             outputs, inputs = gate_up.weight.shape
+            if self.many_rows is not None and (tile := find_gated_tile(outputs, inputs, len(hidden))) is not None:
+                return self.many_rows.gate(hidden, gate_up.weight, tile, norm.eps)
             cut = find_gated_cut(outputs, inputs, len(hidden))
             if cut is not None:
                 return self._batch.gate(hidden, gate_up.weight, cut, norm.eps)
-            if self.many_rows is not None and (tile := find_gated_tile(outputs, inputs, len(hidden))) is not None:
-                return self.many_rows.gate(hidden, gate_up.weight, tile, norm.eps)
         return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 
     def _multiply(self, x: Tensor, linear: Projection) -> Tensor:
         if linear.bias is None:
+            if self.many_rows is not None and (tile := self._tile(x, linear.weight, is_added=False)) is not None:
+                return self.many_rows.multiply(x, linear.weight, tile)
             if (cut := self._batch_cut(x, linear.weight)) is not None:
                 return self._batch.multiply(x, linear.weight, cut)
             if (tiling := self._tiling(x, linear.weight)) is not None:
                 return self._few_rows.multiply(x, linear.weight, tiling)
-            if self.many_rows is not None and (tile := self._tile(x, linear.weight)) is not None:
-                return self.many_rows.multiply(x, linear.weight, tile)
         with LibraryFor(linear.weight):
             return linear(x)
 
@@ -95,9 +95,9 @@ class TritonOperations:
         outputs, inputs = weight.shape
         return find_cut(outputs, inputs, len(x)) if _fits(x, weight) else None
 
-    def _tile(self, x: Tensor, weight: Tensor) -> Tile | None:
+    def _tile(self, x: Tensor, weight: Tensor, *, is_added: bool) -> Tile | None:
         outputs, inputs = weight.shape
-        return find_tile(outputs, inputs, len(x)) if _fits(x, weight) else None
+        return find_tile(outputs, inputs, len(x), is_added=is_added) if _fits(x, weight) else None
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
