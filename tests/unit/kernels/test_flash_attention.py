@@ -120,14 +120,27 @@ def test_an_installed_package_does_what_the_prefill_kernel_does(head_dim: int) -
 
 
 def test_only_long_chunks_are_worth_a_call() -> None:
+    assert not is_asked([0] * 3, [40, 200, 1])
+
+
+@pytest.mark.parametrize(("many", "expected"), [(131, True), (132, False)])
+def test_less_attention_is_worth_a_call_in_a_step_of_many_tokens(
+    monkeypatch: pytest.MonkeyPatch, many: int, *, expected: bool
+) -> None:
+    monkeypatch.setattr(triton_backend, "_FLASH_FLOPS_OF_MANY", 0)
+    monkeypatch.setattr(triton_backend, "_MANY_TOKENS", many)
+    assert is_asked([30, 7, 0], [1, 1, 129]) == expected
+
+
+def is_asked(past: list[int], chunks: list[int]) -> bool:
     asked: list[int] = []
 
     def flash(query: Tensor, *rest: object) -> Tensor:
         asked.append(len(query))
         return torch.zeros_like(query)
 
-    attend([0] * 3, [40, 200, 1], flash)
-    assert asked == []
+    attend(past, chunks, flash)
+    return bool(asked)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ _V4_TILE_TOKENS = frozenset({80, 112, 128, 144})
 class Chunks:
     """Sequences whose last tokens attend, one sequence after the other; all i32 on the device."""
 
-    starts: Tensor  # [seqs + 1]: where each one's queries begin, and the end
+    starts: Tensor  # [seqs + 1]: where each one's queries begin, and the end: rows before and behind are nobody's
     contexts: Tensor  # [seqs]: tokens with keys, the queries' own included
     tables: Tensor  # [seqs, blocks]: blocks of each one
     longest_query: int
@@ -30,7 +30,7 @@ class PagedAttention(Protocol):
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
         """query [tokens, num_heads, head_dim] with any strides but the last, keys and values [num_blocks, block_size,
-        num_kv_heads, head_dim] -> [tokens, num_heads, head_dim].
+        num_kv_heads, head_dim] -> [tokens, num_heads, head_dim], where nobody's rows may be anything.
         """
 
 

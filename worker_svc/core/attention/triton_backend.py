@@ -112,7 +112,7 @@ class TritonAttention:
         return self._can_flash(batch, first) and self._flops(batch, first) >= _FLASH_FLOPS
 
     def _suits_flash(self, batch: Batch, first: int) -> bool:
-        is_many = batch.num_tokens - first >= _MANY_TOKENS
+        is_many = batch.num_tokens >= _MANY_TOKENS
         least = _FLASH_FLOPS_OF_MANY if is_many else _FLASH_FLOPS
         return self._can_flash(batch, first) and self._flops(batch, first) >= least
 
@@ -154,7 +154,7 @@ class Spans:
 
     longest_query: int  # no chunk is longer
     longest_context: int
-    starts: Tensor  # [seqs + 1]: where each one's tokens begin among those of all, and the end
+    starts: Tensor  # [seqs + 1]: where each one's tokens begin in the flat columns, and the end
     contexts: Tensor  # [seqs]: tokens with KV once the step is done
     slots: Tensor  # [seqs]
 
@@ -171,7 +171,7 @@ class _Chunked:
 
 def chunk_spans(batch: Batch, first: int) -> tuple[I64, I64, I64]:
     """Starts, contexts and slots of `Spans`, for the sequences of a batch from `first` on."""
-    return batch.query_starts[first:] - batch.query_starts[first], batch.context_lens[first:], batch.slots[first:]
+    return batch.query_starts[first:], batch.context_lens[first:], batch.slots[first:]
 
 
 def chunk_tiles(batch: Batch, first: int) -> tuple[I64, I64, I64, I64]:
@@ -218,16 +218,14 @@ class TritonStepAttention:
         if (chunked := self._chunked) is not None:
             rows, positions, cells = chunked.rows, chunked.positions, chunked.slot_mapping
             rope_write(qkv, norms, eps, backend.rotary, rows, positions, cells, keys, values, unscaled)
-            if isinstance(chunked.work, Chunks) and backend.flash is not None:
-                query = qkv[num_decodes:].view(len(rows), -1, head_dim)[:, : backend.num_heads]
-                attended = backend.flash(query, keys, values, chunked.work).flatten(1)
-                if not num_decodes:
-                    return attended
-        out = torch.empty(len(qkv), backend.num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)
+        if chunked is not None and isinstance(chunked.work, Chunks) and backend.flash is not None:
+            # Decodes' queries are no chunk's: their rows of what it gives are left for them.
+            query = qkv.view(len(qkv), -1, head_dim)[:, : backend.num_heads]
+            out = backend.flash(query, keys, values, chunked.work).flatten(1)
+        else:
+            out = torch.empty(len(qkv), backend.num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)
         if chunked is not None and isinstance(chunked.work, PrefillTiles):
             prefill_attention(qkv, chunked.work, tables, keys, values, out)
-        elif chunked is not None:
-            out[num_decodes:] = attended
         if num_decodes:
             if unscaled is not None and num_decodes <= FewRows.MAX_ROWS:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
