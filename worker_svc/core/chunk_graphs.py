@@ -140,7 +140,6 @@ class ChunkStep:
         attention = self.attention.prepare_chunks(
             DecodeRows(rows[:num_decodes], columns.slots[:num_decodes], columns.contexts[:num_decodes]),
             columns.work,
-            rows=rows[num_decodes:],
             positions=inputs.positions,
             slot_mapping=inputs.cells,
             block_tables=state.block_tables,

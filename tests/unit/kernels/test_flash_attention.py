@@ -14,6 +14,7 @@ from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, fi
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch, Tokens, build_batch, tokens_of
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels.decode_attention import DecodeAttention
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.operations.interface import Unscaled
@@ -107,6 +108,18 @@ def test_rows_of_a_mixed_step_are_scaled_by_their_hidden_states(most_few: int, m
     monkeypatch.setattr(triton_backend.FewRows, "MAX_ROWS", most_few)
     work = [5, 90, 7, 0], [1, 1, 50, 129], None
     assert_near(attend(*work, hidden_size=96), attend(*work, hidden_size=96, scales_before=True))
+
+
+@pytest.mark.parametrize("hidden_size", [0, 96])
+def test_heads_of_many_decodes_are_finished_with_those_of_chunks_as_they_are_alone(
+    hidden_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = [*range(3, 37), 20, 0], [1] * 34 + [30, 5], None
+    together = attend(*work, hidden_size=hidden_size)
+    asked = []
+    monkeypatch.setattr(DecodeAttention, "takes_finished", lambda _, sequences: asked.append(sequences))
+    assert_near(together, attend(*work, hidden_size=hidden_size))
+    assert asked == [34]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

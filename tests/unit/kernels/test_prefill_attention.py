@@ -47,8 +47,7 @@ def check(
     norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
     unscaled = Unscaled(randn(len(given), hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
     qkv = given.clone()
-    rows = torch.arange(len(positions), device=DEVICE)
-    rope_write(qkv, norms, EPS, table, rows, positions, cells, cache.keys, cache.values, unscaled)
+    rope_write(qkv, norms, EPS, table, positions, cells, cache.keys, cache.values, unscaled)
     if unscaled is not None:
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
@@ -117,14 +116,17 @@ def test_tiles_of_no_rows_are_left_out() -> None:
     assert not bool((out[8:12] == 7).any())
 
 
-def test_only_the_rows_that_are_named_are_rotated_and_written() -> None:
+def test_rows_before_the_first_are_left_alone_and_some_queries_are_scaled() -> None:
     cache = paged([0, 0], [4, 4], 2, 64, 16)
     qkv = randn(4, 8 * 64, seed=1)
-    before = qkv.clone()
+    before, alike = qkv.clone(), qkv.clone()
     positions = torch.arange(4, device=DEVICE)
     cells = cells_of(cache.tables, 1, positions, 16)
-    rows = torch.tensor([1, 3], device=DEVICE)
-    rope_write(qkv, None, 0.0, rotary_table(4, 64), rows, positions, cells, cache.keys, cache.values)
-    assert torch.equal(qkv[[0, 2]], before[[0, 2]])
-    assert torch.isnan(cache.keys.flatten(0, 1)[cells[[0, 2]]]).all()
-    assert not torch.isnan(cache.keys.flatten(0, 1)[cells[[1, 3]]]).any()
+    work = None, 0.0, rotary_table(4, 64), positions, cells, cache.keys, cache.values
+    rope_write(qkv, *work, first=1, num_scaled=2, scale=2.0)
+    assert torch.equal(qkv[:1], before[:1])
+    assert torch.isnan(cache.keys.flatten(0, 1)[cells[:1]]).all()
+    assert not torch.isnan(cache.keys.flatten(0, 1)[cells[1:]]).any()
+    rope_write(alike, *work)
+    assert torch.equal(qkv[1, : 4 * 64], 2 * alike[1, : 4 * 64])
+    assert torch.equal(qkv[2:], alike[2:])

@@ -68,10 +68,9 @@ class TritonAttention:
             np.arange(num_decodes),
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
-            np.arange(num_decodes, batch.num_tokens),
             *(chunk_spans if by_flash else chunk_tiles)(batch, num_decodes),
         )
-        decode_rows, rows, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
+        decode_rows, columns = DecodeRows(*columns[:3]), columns[3:]
         if num_decodes == len(batch.slots):
             return self.prepare_decode(decode_rows, block_tables)
         work: PrefillTiles | Spans
@@ -81,7 +80,7 @@ class TritonAttention:
         else:
             work = PrefillTiles(*columns)
         return self.prepare_chunks(
-            decode_rows, work, rows=rows, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
+            decode_rows, work, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
         )
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
@@ -93,16 +92,15 @@ class TritonAttention:
         decode_rows: DecodeRows,
         work: "PrefillTiles | Spans",
         *,
-        rows: Tensor,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
     ) -> "TritonStepAttention":
-        """The attention of a step whose tokens are `decode_rows` and, as `work` says, the last of the flat columns,
-        which `rows` i64[n] names: tiles are the prefill kernel's, spans the FlashAttention package's.
+        """The attention of a step whose tokens are `decode_rows`, the first of the flat columns, and all behind, as
+        `work` says: tiles are the prefill kernel's, spans the FlashAttention package's.
         """
         chunks = self._flash_chunks(work, block_tables) if isinstance(work, Spans) else work
-        chunked = _Chunked(chunks, rows, positions, slot_mapping)
+        chunked = _Chunked(chunks, positions, slot_mapping)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
     def gains_by_flash(self, batch: Batch, first: int) -> bool:
@@ -164,8 +162,7 @@ class _Chunked:
     """The tokens of a step that come in chunks, the last of the flat columns."""
 
     work: Chunks | PrefillTiles
-    rows: Tensor  # i64[n]: theirs in the flat columns
-    positions: Tensor  # i64[tokens], as the next
+    positions: Tensor  # i64[tokens] of the step, as the next
     slot_mapping: Tensor
 
 
@@ -211,25 +208,43 @@ class TritonStepAttention:
         """See `StepAttention.attend`."""
         backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
         keys, values = backend.cache.layer(layer)
-        head_dim = keys.shape[-1]
         norms, eps = None, 0.0
         if head_norms is not None:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
+        # What is done to the heads of chunks is done to decodes' in the same launch, if these can have it done.
+        is_finished = self._chunked is not None and backend.decode.takes_finished(num_decodes)
         if (chunked := self._chunked) is not None:
-            rows, positions, cells = chunked.rows, chunked.positions, chunked.slot_mapping
-            rope_write(qkv, norms, eps, backend.rotary, rows, positions, cells, keys, values, unscaled)
-        if chunked is not None and isinstance(chunked.work, Chunks) and backend.flash is not None:
-            # Decodes' queries are no chunk's: their rows of what it gives are left for them.
-            query = qkv.view(len(qkv), -1, head_dim)[:, : backend.num_heads]
-            out = backend.flash(query, keys, values, chunked.work).flatten(1)
-        else:
-            out = torch.empty(len(qkv), backend.num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)
-        if chunked is not None and isinstance(chunked.work, PrefillTiles):
-            prefill_attention(qkv, chunked.work, tables, keys, values, out)
+            rope_write(
+                qkv,
+                norms,
+                eps,
+                backend.rotary,
+                chunked.positions,
+                chunked.slot_mapping,
+                keys,
+                values,
+                unscaled,
+                first=0 if is_finished else num_decodes,
+                num_scaled=num_decodes,
+                scale=backend.decode.query_scale,
+            )
+        out = self._attend_chunks(qkv, keys, values)
         if num_decodes:
-            if unscaled is not None and num_decodes <= FewRows.MAX_ROWS:
+            if unscaled is not None and num_decodes <= FewRows.MAX_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
                 scale_rows(qkv[:num_decodes], unscaled)
                 unscaled = None
-            backend.decode.attend(qkv, norms, eps, self._decode_rows, tables, keys, values, out, unscaled)
+            rows = self._decode_rows
+            backend.decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, is_finished=is_finished)
+        return out
+
+    def _attend_chunks(self, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """A place for the heads of all tokens, in which those of chunks are attended."""
+        backend, work = self._backend, self._chunked.work if self._chunked is not None else None
+        if isinstance(work, Chunks) and backend.flash is not None:
+            query = qkv.view(len(qkv), -1, keys.shape[-1])[:, : backend.num_heads]
+            return backend.flash(query, keys, values, work).flatten(1)
+        out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
+        if isinstance(work, PrefillTiles):
+            prefill_attention(qkv, work, self._block_tables, keys, values, out)
         return out

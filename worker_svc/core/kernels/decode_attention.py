@@ -49,6 +49,7 @@ class DecodeAttention:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
+        self.query_scale = head_dim**-0.5 * _LOG2E  # softmax is to the base of 2
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = head_dim * item_bytes
@@ -83,6 +84,10 @@ class DecodeAttention:
                 **options(),
             )
 
+    def takes_finished(self, sequences: int) -> bool:
+        """Whether `attend` can have what is done to the heads of so many done ahead, by whoever does it for others."""
+        return self._find_shares(sequences) is not None
+
     def attend(
         self,
         qkv: Tensor,
@@ -94,16 +99,21 @@ class DecodeAttention:
         values: Tensor,
         out: Tensor,
         unscaled: Unscaled | None = None,
+        *,
+        is_finished: bool = False,
     ) -> None:
         """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
 
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], which may be overwritten, norms each [head_dim],
         block_tables i32[slots, blocks], out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not
         name are left alone.
-        `unscaled`: of the rows of qkv.
+        `unscaled`: of the rows of qkv; `is_finished`: keys and values are in the cache, queries normalised, rotated and
+        multiplied by `query_scale`; only where `takes_finished` says so.
         """
         if (shares := self._find_shares(len(rows))) is not None:
-            self._attend_shares(shares, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
+            if not is_finished:
+                self._finish(qkv, norms, eps, rows, block_tables, keys, values, unscaled)
+            self._attend_shares(shares, qkv, rows, block_tables, keys, values, out)
         else:
             self._attend_splits(self._cut(len(rows)), qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
 
@@ -141,7 +151,7 @@ class DecodeAttention:
             self._done,
             eps,
             unscaled.eps if unscaled is not None else 0.0,
-            head_dim**-0.5 * _LOG2E,
+            self.query_scale,
             block_tables.stride(0),
             keys.stride(0),
             keys.stride(1),
@@ -165,9 +175,8 @@ class DecodeAttention:
             **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
         )
 
-    def _attend_shares(
+    def _finish(
         self,
-        shares: Shares,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,
@@ -175,10 +184,8 @@ class DecodeAttention:
         block_tables: Tensor,
         keys: Tensor,
         values: Tensor,
-        out: Tensor,
         unscaled: Unscaled | None,
     ) -> None:
-        heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
         query_norm, key_norm = norms if norms is not None else (qkv, qkv)
         finish_heads[(len(rows),)](
             qkv,
@@ -195,20 +202,32 @@ class DecodeAttention:
             eps,
             unscaled.eps if unscaled is not None else 0.0,
             unscaled.hidden.shape[1] if unscaled is not None else 0,
-            head_dim**-0.5 * _LOG2E,
+            self.query_scale,
             block_tables.stride(0),
             keys.stride(0),
             keys.stride(1),
             keys.stride(2),
-            H=heads,
-            HK=kv_heads,
-            D=head_dim,
-            HEADS=triton.next_power_of_2(heads),
+            H=self._num_heads,
+            HK=self._num_kv_heads,
+            D=self._head_dim,
+            HEADS=triton.next_power_of_2(self._num_heads),
             BLOCK_SIZE=keys.shape[1],
             NORM=norms is not None,
             DEPENDENT=self._dependent,
             **options(dependent=self._dependent, registers=_FINISH_REGISTERS),
         )
+
+    def _attend_shares(
+        self,
+        shares: Shares,
+        qkv: Tensor,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+    ) -> None:
+        heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
         attend_shares[(shares.programs,)](
             qkv,
             rows.rows,

@@ -20,13 +20,13 @@ def turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constex
     return left * cos - right * sin, right * cos + left * sin
 
 
-@triton.jit
+# Not compiled again for numbers that divide by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["first", "num_scaled"])
 def _rope_write(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
     key_norm_ptr,  # [D]
     rotary_ptr,  # f32[positions, D]: cosines, then sines
-    rows_ptr,  # i64[n]
     positions_ptr,  # i64[tokens]
     cells_ptr,  # i64[tokens]: block * BLOCK_SIZE + offset
     keys_ptr,
@@ -35,6 +35,9 @@ def _rope_write(
     eps,
     hidden_eps,
     hidden_size,  # 0: they are scaled already
+    first,  # row
+    num_scaled,  # rows, the first, whose queries are multiplied by `scale`
+    scale,
     block_stride,
     token_stride,
     head_stride,
@@ -48,7 +51,7 @@ def _rope_write(
     DEPENDENT: tl.constexpr,
 ):
     """One program a token, all heads; everything is read before anything is written, so that it is read at once."""
-    row = tl.load(rows_ptr + tl.program_id(0))
+    row = (first + tl.program_id(0)).to(tl.int64)
     HALF: tl.constexpr = D // 2
     half = tl.arange(0, HALF)[None, :]
     dims = tl.arange(0, D)[None, :]
@@ -69,15 +72,16 @@ def _rope_write(
     k1 = tl.load(keys, mask=kv_head < HK, other=0.0).to(tl.float32)
     k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
     v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
-    scale = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
-    q1, q2 = turn(q1 * scale, q2 * scale, query_norm_ptr, cos, sin, eps, D, NORM)
-    k1, k2 = turn(k1 * scale, k2 * scale, key_norm_ptr, cos, sin, eps, D, NORM)
+    from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
+    q1, q2 = turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
+    k1, k2 = turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
+    of_query = tl.where(row < num_scaled, scale, 1.0)
     dtype = qkv_ptr.dtype.element_ty
-    tl.store(queries, q1.to(dtype), mask=head < H)
-    tl.store(queries + HALF, q2.to(dtype), mask=head < H)
+    tl.store(queries, (q1 * of_query).to(dtype), mask=head < H)
+    tl.store(queries + HALF, (q2 * of_query).to(dtype), mask=head < H)
     tl.store(keys_ptr + cell + half, k1.to(dtype), mask=kv_head < HK)
     tl.store(keys_ptr + cell + HALF + half, k2.to(dtype), mask=kv_head < HK)
-    tl.store(values_ptr + cell + dims, (v * scale).to(dtype), mask=kv_head < HK)
+    tl.store(values_ptr + cell + dims, (v * from_hidden).to(dtype), mask=kv_head < HK)
 
 
 def rope_write(
@@ -85,29 +89,32 @@ def rope_write(
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     rotary: Tensor,
-    rows: Tensor,
     positions: Tensor,
     slot_mapping: Tensor,
     keys: Tensor,
     values: Tensor,
     unscaled: Unscaled | None = None,
+    *,
+    first: int = 0,
+    num_scaled: int = 0,
+    scale: float = 1.0,
 ) -> None:
-    """Normalise and rotate the queries of `rows` in place; their keys, treated alike, and values go to the cache.
+    """Normalise and rotate the queries of the rows from `first` on in place; their keys, treated alike, and values go
+    to the cache. Queries of the first `num_scaled` rows are multiplied by `scale`, too.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], rotary f32[positions, head_dim],
-    rows i64[n], positions and slot_mapping i64[tokens], keys and values [num_blocks, block_size, num_kv_heads,
-    head_dim]; `unscaled`: of the rows of qkv.
+    positions and slot_mapping i64[tokens], keys and values [num_blocks, block_size, num_kv_heads, head_dim];
+    `unscaled`: of the rows of qkv.
     """
     _, block_size, num_kv_heads, head_dim = keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     dependent = has_dependent_launch(qkv.device)
-    _rope_write[(len(rows),)](
+    _rope_write[(len(qkv) - first,)](
         qkv,
         query_norm,
         key_norm,
         rotary,
-        rows,
         positions,
         slot_mapping,
         keys,
@@ -116,6 +123,9 @@ def rope_write(
         eps,
         unscaled.eps if unscaled is not None else 0.0,
         unscaled.hidden.shape[1] if unscaled is not None else 0,
+        first,
+        num_scaled,
+        scale,
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),
