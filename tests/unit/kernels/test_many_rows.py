@@ -82,9 +82,9 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
 def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
     large, small = (24576, 4096), (6144, 1024)
     single, wide, square, narrow = GATED_TILES
-    assert [find_gated_tile(*large, rows) for rows in (80, 96, 128, 144, 208, 224, 256, 320, 512, 640, 1024, 4096)] == [
-        *(None, single, single, None, None, wide, wide, None, wide, None, square, square)
-    ]
+    assert [
+        find_gated_tile(*large, rows) for rows in (80, 96, 128, 144, 208, 224, 256, 320, 512, 640, 1024, 2048, 4096)
+    ] == [*(None, single, single, None, None, wide, wide, None, wide, None, square, square, None)]
     assert [find_gated_tile(*small, rows) for rows in (96, 208, 224, 256, 512, 1024, 1280, 8192)] == [
         *(None, None, narrow, narrow, None, None, square, square)
     ]

@@ -25,6 +25,7 @@ GATED_TILES = (_SINGLE, _WIDE, _SQUARE, _NARROW)
 _ALL_ROWS = range(81, 129)  # that one tile has, for as many outputs as there are multiprocessors
 _FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the rows
 _MANY_ROWS, _MANY_ROWS_OF_SMALL = 1024, 1280
+_HOT_ROWS = 3072  # of a large weight keep the card at its limit of power, of which cuBLAS and a kernel behind take less
 _LARGE_WEIGHT = 1 << 24  # elements
 _FEWEST_INPUTS = 1024
 
@@ -67,7 +68,7 @@ def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
         return None
     if is_large and rows in _ALL_ROWS:
         return _SINGLE
-    if rows <= _FEW_ROWS:
+    if rows <= _FEW_ROWS or (is_large and rows >= _HOT_ROWS):
         return None
     if rows <= _SOME_ROWS:
         return _WIDE if is_large else _NARROW
