@@ -1,5 +1,10 @@
 """Decode attention against double precision: splits, groups of heads, block sizes, ragged and padded batches."""
 
+import os
+import subprocess
+import sys
+from functools import partial
+
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
@@ -7,9 +12,11 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 from worker_svc.core.kernels import decode_attention
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.decode_cut import Cut, Shares, find_shares
+from worker_svc.core.kernels.decode_stream import can_stream
 from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-5
+needs_hopper = pytest.mark.skipif(not can_stream(DEVICE, 16, 32, 8, 128, 2), reason="needs a Hopper GPU")
 
 
 def check(
@@ -34,11 +41,11 @@ def check(
     scaled = qkv if unscaled is None else (qkv * unscaled.scales()).to(DTYPE)
     contexts = torch.tensor(past, device=DEVICE) + 1
     out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
-    decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table)
+    decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table, block_size=block_size)
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
-        decode.plan(decode_rows)
+        decode.plan(decode_rows, cache.tables)
         decode.attend(qkv.clone(), norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out, unscaled)
     for slot, length in enumerate(past):
         position = torch.tensor([length], device=DEVICE)
@@ -123,6 +130,60 @@ def test_shares_with_more_or_larger_tiles_on_their_way(
     monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(3, tokens, stages, 2, 1))
     check([127, 128, 3, 129, 31, 32])
     check([127, 128, 3, 129, 31, 32], block_size=64, num_heads=12)
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (28, 4, 128), (8, 8, 64), (32, 4, 64)]
+)
+def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    many = partial(check, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    many([index * 7 % 90 for index in range(40)])
+    many([0] * 300)
+    many([15, 16, 17, 0, 2500, 31, 32, 33] * 5)
+    many([700 - index for index in range(64)], hidden_size=1024)
+    many([600, *[3] * 39], has_norms=False)
+
+
+@needs_hopper
+@pytest.mark.parametrize("programs", [1, 2, 7])
+@pytest.mark.parametrize("cost", [0, 3])
+def test_streams_of_few_programs(monkeypatch: pytest.MonkeyPatch, programs: int, cost: int) -> None:
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(programs, 16, 3, 8, cost))
+    check([0, 1, 15, 16, 17, 70, 300], num_heads=32, num_kv_heads=8, head_dim=128, rounds=3)
+
+
+# As on a Hopper, but that nothing is launched. The interpreter would have to be off when Triton is imported.
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from worker_svc.core.kernels import decode_stream
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+class Compiled:
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            assert "ldmatrix" in kernel.warmup(*args, grid=grid, **options).asm["ptx"]
+        return launch
+
+triton.runtime.driver.set_active(Hopper())
+kernel, decode_stream._stream_shares = decode_stream._stream_shares, Compiled()
+for heads, kv_heads, head_dim in ((16, 4, 64), (32, 8, 128)):
+    qkv = torch.zeros(64, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    cache, out = qkv.new_zeros(9, 16, kv_heads, head_dim), qkv.new_zeros(64, heads * head_dim)
+    column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
+    scratch = (floats, floats, ints)
+    decode_stream.stream_shares(132, qkv, (column,) * 3, ints, ints, cache, cache, out, scratch)
+"""
+
+
+def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", COMPILE], env=environ, check=True, timeout=120)
 
 
 def test_many_contexts_are_cut_into_shares_where_a_tile_of_all_heads_is_small_enough() -> None:

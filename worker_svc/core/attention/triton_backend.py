@@ -52,6 +52,7 @@ class TritonAttention:
             shape.num_kv_heads,
             shape.head_dim,
             rotary.table,
+            block_size=shape.block_size,
             item_bytes=shape.dtype.itemsize,
         )
         if flash is not None:
@@ -202,7 +203,7 @@ class TritonStepAttention:
         self._block_tables = block_tables
         self._decode_rows = decode_rows
         self._chunked = chunked
-        backend.decode.plan(decode_rows)
+        backend.decode.plan(decode_rows, block_tables)
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
         """See `StepAttention.attend`."""

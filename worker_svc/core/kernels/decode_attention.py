@@ -7,8 +7,10 @@ import triton
 from torch import Tensor
 
 from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, SHARE_BYTES, Cut, Shares, cut, find_shares
-from worker_svc.core.kernels.decode_shares import PLAN_COLUMNS, attend_shares, finish_heads, plan_shares
+from worker_svc.core.kernels.decode_plan import PLAN_COLUMNS, plan_shares
+from worker_svc.core.kernels.decode_shares import attend_shares, finish_heads
 from worker_svc.core.kernels.decode_splits import attend_splits
+from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
 from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
 from worker_svc.core.operations.interface import Unscaled
 
@@ -43,6 +45,7 @@ class DecodeAttention:
         head_dim: int,
         rotary: Tensor,
         *,
+        block_size: int = 16,
         item_bytes: int = 2,
     ) -> None:
         device = rotary.device
@@ -54,6 +57,8 @@ class DecodeAttention:
         self._dependent = has_dependent_launch(device)
         self._row_bytes = head_dim * item_bytes
         self._multiprocessors = multiprocessors(device, SHARE_BYTES)
+        self._block_size = block_size
+        self._streamed = can_stream(device, block_size, num_heads, num_kv_heads, head_dim, item_bytes)
         self._max_sequences = triton.next_power_of_2(max_sequences)
         counts = range(1, max_sequences + 1)
         programs = max((shares.programs for shares in map(self._find_shares, counts) if shares), default=0)
@@ -71,13 +76,18 @@ class DecodeAttention:
     def _find_shares(self, sequences: int) -> Shares | None:
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
-    def plan(self, rows: DecodeRows) -> None:
-        """Cut the contexts of a step; called before its first `attend`."""
+    def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
+        """Cut the contexts of a step; called before its first `attend`, with the same tables."""
         if (shares := self._find_shares(len(rows))) is not None:
             plan_shares[(shares.programs,)](
+                rows.rows,
+                rows.slots,
                 rows.contexts,
+                block_tables,
                 self._plan,
                 len(rows),
+                block_tables.stride(0),
+                BLOCK_SIZE=self._block_size,
                 BLOCK_T=shares.tokens,
                 COST=shares.cost,
                 SEQUENCES=self._max_sequences,
@@ -227,6 +237,19 @@ class DecodeAttention:
         values: Tensor,
         out: Tensor,
     ) -> None:
+        if self._streamed:
+            stream_shares(
+                shares.programs,
+                qkv,
+                (rows.rows, rows.slots, rows.contexts),
+                self._plan,
+                block_tables,
+                keys,
+                values,
+                out,
+                (self._partial, self._weight, self._done),
+            )
+            return
         heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
         attend_shares[(shares.programs,)](
             qkv,

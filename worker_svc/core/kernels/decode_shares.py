@@ -5,12 +5,10 @@ queries, keys and values began, one whose programs read equal shares of all cont
 import triton
 import triton.language as tl
 
+from worker_svc.core.kernels.decode_plan import COLUMNS
 from worker_svc.core.kernels.launch import release, wait
 from worker_svc.core.kernels.norm import row_scale
 from worker_svc.core.kernels.rope import turn
-
-PLAN_COLUMNS = 8
-_COLUMNS = tl.constexpr(PLAN_COLUMNS)
 
 
 @triton.jit
@@ -84,59 +82,6 @@ def _blocks(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_T: tl.constexpr):
     """Of the tokens of a tile: one, where a tile is never in more."""
     tile = tl.arange(0, 1 if BLOCK_SIZE % BLOCK_T == 0 else BLOCK_T)
     return tl.load(table + (start + tile) // BLOCK_SIZE, mask=start + tile < end, other=0)
-
-
-# Not compiled again for a number of sequences that divides by 16: steps that are no graphs have any.
-@triton.jit(do_not_specialize=["sequences"])
-def plan_shares(
-    contexts_ptr,  # i64[sequences]: tokens with KV
-    plan_ptr,  # i32[shares, PLAN_COLUMNS], see below
-    sequences,
-    BLOCK_T: tl.constexpr,
-    COST: tl.constexpr,  # of a context's begin and end, in tiles
-    SEQUENCES: tl.constexpr,  # power of two from `sequences`
-):
-    """Contexts lie one behind the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
-    equal shares of the line, and attend to the tiles that begin there.
-
-    A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
-    sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
-    and, if it is another and goes on behind this share, the last share that has a part of it, else 0.
-    """
-    share = tl.program_id(0)
-    index = tl.arange(0, SEQUENCES)
-    contexts = tl.load(contexts_ptr + index, mask=index < sequences, other=0).to(tl.int32)
-    lengths = tl.where(index < sequences, (contexts + BLOCK_T - 1) // BLOCK_T + COST, 0)
-    ends = tl.cumsum(lengths, 0)
-    total = tl.max(ends, 0)
-    shares = tl.minimum(tl.num_programs(0), total)
-    left, right = total * share // shares, total * (share + 1) // shares
-    first, opening, end, first_tile = _find(ends, lengths, index, sequences, left, COST)
-    last, last_opening, last_end, last_tiles = _find(ends, lengths, index, sequences, right, COST)
-    count = last_opening - last * COST + last_tiles - (opening - first * COST + first_tile)
-    first_share = ((opening + COST + 1) * shares - 1) // total
-    # In its first share it is the second part, unless that begins with it.
-    first_place = first_share * 2 + (total * first_share // shares < opening).to(tl.int32)
-    plan = plan_ptr + share * _COLUMNS
-    tl.store(plan, first)
-    tl.store(plan + 1, first_tile * BLOCK_T)
-    tl.store(plan + 2, tl.where(share < shares, count, 0))
-    tl.store(plan + 3, first_place)
-    tl.store(plan + 4, first_share)
-    tl.store(plan + 5, (end * shares - 1) // total)
-    tl.store(plan + 6, last)
-    has_last = (last_tiles > 0) & (last != first)
-    tl.store(plan + 7, tl.where(has_last, (last_end * shares - 1) // total, 0))
-
-
-@triton.jit
-def _find(ends, lengths, index, sequences, place, COST: tl.constexpr):
-    """The sequence at a place of the line, its begin and end there, and how many of its tiles are before the place."""
-    is_before = (ends <= place) & (index < sequences)
-    sequence = tl.sum(is_before.to(tl.int32), 0)
-    opening = tl.max(tl.where(is_before, ends, 0), 0)
-    end = opening + tl.sum(tl.where(index == sequence, lengths, 0), 0)
-    return sequence, opening, end, tl.maximum(0, place - opening - COST)
 
 
 @triton.jit
@@ -266,7 +211,7 @@ def attend_shares(
     """A program attends to the tiles of its share, a warp to a head."""
     share = tl.program_id(0)
     HALF: tl.constexpr = D // 2
-    plan = plan_ptr + share * _COLUMNS
+    plan = plan_ptr + share * COLUMNS
     first_sequence = tl.load(plan)
     start = tl.load(plan + 1)
     count = tl.load(plan + 2)

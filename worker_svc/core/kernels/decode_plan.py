@@ -1,0 +1,73 @@
+"""Which tiles of which contexts are whose: contexts as one line, in equal shares."""
+
+import triton
+import triton.language as tl
+
+PLAN_COLUMNS = 12
+COLUMNS = tl.constexpr(PLAN_COLUMNS)
+
+
+# Not compiled again for a number of sequences that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["sequences", "table_stride"])
+def plan_shares(
+    rows_ptr,  # i64[sequences]
+    slots_ptr,  # i64[sequences]
+    contexts_ptr,  # i64[sequences]: tokens with KV
+    tables_ptr,  # i32[slots, blocks]
+    plan_ptr,  # i32[shares, PLAN_COLUMNS], see below
+    sequences,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    COST: tl.constexpr,  # of a context's begin and end, in tiles
+    SEQUENCES: tl.constexpr,  # power of two from `sequences`
+):
+    """Contexts lie one behind the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
+    equal shares of the line, and attend to the tiles that begin there.
+
+    A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
+    sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
+    and, if it is another and goes on behind this share, the last share that has a part of it, else 0. Then the first
+    sequence's context, slot and row, and the block in which the share begins.
+    """
+    share = tl.program_id(0)
+    index = tl.arange(0, SEQUENCES)
+    contexts = tl.load(contexts_ptr + index, mask=index < sequences, other=0).to(tl.int32)
+    lengths = tl.where(index < sequences, (contexts + BLOCK_T - 1) // BLOCK_T + COST, 0)
+    ends = tl.cumsum(lengths, 0)
+    total = tl.max(ends, 0)
+    shares = tl.minimum(tl.num_programs(0), total)
+    left, right = total * share // shares, total * (share + 1) // shares
+    first, opening, end, first_tile = _find(ends, lengths, index, sequences, left, COST)
+    last, last_opening, last_end, last_tiles = _find(ends, lengths, index, sequences, right, COST)
+    count = last_opening - last * COST + last_tiles - (opening - first * COST + first_tile)
+    first_share = ((opening + COST + 1) * shares - 1) // total
+    # In its first share it is the second part, unless that begins with it.
+    first_place = first_share * 2 + (total * first_share // shares < opening).to(tl.int32)
+    plan = plan_ptr + share * COLUMNS
+    tl.store(plan, first)
+    tl.store(plan + 1, first_tile * BLOCK_T)
+    tl.store(plan + 2, tl.where(share < shares, count, 0))
+    tl.store(plan + 3, first_place)
+    tl.store(plan + 4, first_share)
+    tl.store(plan + 5, (end * shares - 1) // total)
+    tl.store(plan + 6, last)
+    has_last = (last_tiles > 0) & (last != first)
+    tl.store(plan + 7, tl.where(has_last, (last_end * shares - 1) // total, 0))
+    is_there = first < sequences
+    slot = tl.load(slots_ptr + first, mask=is_there, other=0)
+    tl.store(plan + 8, tl.load(contexts_ptr + first, mask=is_there, other=0).to(tl.int32))
+    tl.store(plan + 9, slot.to(tl.int32))
+    tl.store(plan + 10, tl.load(rows_ptr + first, mask=is_there, other=0).to(tl.int32))
+    block = tables_ptr + slot * table_stride + first_tile * BLOCK_T // BLOCK_SIZE
+    tl.store(plan + 11, tl.load(block, mask=is_there & (count > 0), other=0))
+
+
+@triton.jit
+def _find(ends, lengths, index, sequences, place, COST: tl.constexpr):
+    """The sequence at a place of the line, its begin and end there, and how many of its tiles are before the place."""
+    is_before = (ends <= place) & (index < sequences)
+    sequence = tl.sum(is_before.to(tl.int32), 0)
+    opening = tl.max(tl.where(is_before, ends, 0), 0)
+    end = opening + tl.sum(tl.where(index == sequence, lengths, 0), 0)
+    return sequence, opening, end, tl.maximum(0, place - opening - COST)
