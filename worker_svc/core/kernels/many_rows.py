@@ -14,7 +14,6 @@ from worker_svc.core.kernels.norm import row_scales
 from worker_svc.core.operations.interface import Unscaled
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
-_HEIGHT_OF_THREE, _WIDTH_OF_THREE = 192, 192
 _MOST_SPLIT_TILES, _MOST_SPLIT_CELLS = 1024, 1 << 20
 VERSION = 1  # of `many_ahead`: kernels on disk are named after it
 
@@ -32,7 +31,7 @@ class ManyRows:
 
     def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T: x [rows, inputs], weight [outputs, inputs] -> [rows, outputs]; added to `residual`, in place,
-        where there is one.
+        where there is one. Of splits as many whole tiles as have room for their sums.
         """
         out = residual
         if out is None:
@@ -116,21 +115,15 @@ def _options(tile: Tile) -> dict[str, Any]:
     shape, cluster = (tile.rows, tile.outputs), tile.cluster
     if tile.is_swapped:
         shape, cluster = shape[::-1], cluster[::-1]
-    attributes: list[tuple[str, object]] = []  # of the kernel's class, set before it is compiled
-    if tile.is_early:
-        attributes = [("weight", "A" if tile.is_swapped else "B"), ("version", VERSION)]
-    if shape[0] == _HEIGHT_OF_THREE and shape[1] <= _WIDTH_OF_THREE and not tile.takes_turns:
-        # The package has three groups of warps share a tile so high up to a width of 128 only, and two of them split a
-        # wider one along its width, which does not fit pairs of gates and ups.
-        attributes.append(("cta_tile_shape_mnk", (*shape, 0)))
-        shape = shape[0], 128
+    # Of the kernel's class, set before it is compiled.
+    attributes = (("weight", "A" if tile.is_swapped else "B"), ("version", VERSION)) if tile.is_early else ()
     return {
         "tile_M": shape[0],
         "tile_N": shape[1],
         "cluster_M": cluster[0],
         "cluster_N": cluster[1],
         "pingpong": tile.takes_turns,
-        "post_init_attrs": tuple(attributes),
+        "post_init_attrs": attributes,
     }
 
 

@@ -17,7 +17,7 @@ class Tile:
 
 
 _SINGLE = Tile(128, 192, (1, 2), is_early=True)
-_WIDE = Tile(128, 192, (2, 1), takes_turns=True, is_early=True)
+_WIDE = Tile(128, 192, (2, 1), takes_turns=True)
 _SQUARE = Tile(128, 128, (1, 2), takes_turns=True)
 _NARROW = Tile(128, 96, (2, 1))
 GATED_TILES = (_SINGLE, _WIDE, _SQUARE, _NARROW)
@@ -37,17 +37,12 @@ _PLAIN: _Table = {
     (6144, 4096): (
         (range(65, 97), Tile(96, 64, (1, 4), is_early=True, is_swapped=True)),
         (range(97, 129), Tile(128, 64, (1, 4), is_early=True, is_swapped=True)),
-        (range(161, 177), Tile(192, 64, (1, 4), is_early=True, is_swapped=True)),
-        (range(225, 257), Tile(128, 96, (2, 1), is_early=True)),
     ),
 }
 _ADDED: _Table = {
-    (4096, 4096): ((range(225, 257), Tile(128, 64, (2, 1), is_early=True)),),
     (4096, 12288): (
         (range(65, 97), Tile(96, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
         (range(97, 129), Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
-        (range(161, 177), Tile(192, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
-        (range(225, 257), Tile(128, 64, (2, 1), is_early=True)),
     ),
 }
 PLAIN_TILES, ADDED_TILES = (
