@@ -18,14 +18,12 @@ class Tile:
 
 _SINGLE = Tile(128, 192, (1, 2), is_early=True)
 _WIDE = Tile(128, 192, (2, 1), takes_turns=True)
-_SQUARE = Tile(128, 128, (1, 2), takes_turns=True)
 _NARROW = Tile(128, 96, (2, 1))
-GATED_TILES = (_SINGLE, _WIDE, _SQUARE, _NARROW)
+GATED_TILES = (_SINGLE, _WIDE, _NARROW)
 
-_ALL_ROWS = range(81, 129)  # that one tile has, for as many outputs as there are multiprocessors
+_ALL_ROWS = range(81, 129)  # that one tile has
 _FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the rows
 _MANY_ROWS, _MANY_ROWS_OF_SMALL = 1024, 1280
-_HOT_ROWS = 3072  # of a large weight keep the card at its limit of power, of which cuBLAS and a kernel behind take less
 _LARGE_WEIGHT = 1 << 24  # elements
 _FEWEST_INPUTS = 1024
 
@@ -34,16 +32,10 @@ ALIGNMENT = 128  # of outputs and inputs
 # Tiles for numbers of rows, by outputs and inputs: Qwen3-8B's, as compared within decode steps.
 _Table = dict[tuple[int, int], tuple[tuple[range, Tile], ...]]
 _PLAIN: _Table = {
-    (6144, 4096): (
-        (range(65, 97), Tile(96, 64, (1, 4), is_early=True, is_swapped=True)),
-        (range(97, 129), Tile(128, 64, (1, 4), is_early=True, is_swapped=True)),
-    ),
+    (6144, 4096): ((_ALL_ROWS, Tile(128, 64, (1, 4), is_early=True, is_swapped=True)),),
 }
 _ADDED: _Table = {
-    (4096, 12288): (
-        (range(65, 97), Tile(96, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
-        (range(97, 129), Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),
-    ),
+    (4096, 12288): ((_ALL_ROWS, Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),),
 }
 PLAIN_TILES, ADDED_TILES = (
     tuple(dict.fromkeys(tile for some in table.values() for _, tile in some)) for table in (_PLAIN, _ADDED)
@@ -63,11 +55,11 @@ def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
         return None
     if is_large and rows in _ALL_ROWS:
         return _SINGLE
-    if rows <= _FEW_ROWS or (is_large and rows >= _HOT_ROWS):
+    if rows <= _FEW_ROWS:
         return None
     if rows <= _SOME_ROWS:
         return _WIDE if is_large else _NARROW
     if rows < _MANY_ROWS:
         # What a cluster's tiles have too much is a large part of so few rows.
         return _WIDE if is_large and rows % (_WIDE.rows * _WIDE.cluster[0]) == 0 else None
-    return _SQUARE if is_large or rows >= _MANY_ROWS_OF_SMALL else None
+    return _WIDE if is_large or rows >= _MANY_ROWS_OF_SMALL else None
