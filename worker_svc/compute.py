@@ -17,6 +17,7 @@ from worker_svc.core.attention.flash_attention import FlashAttention, find_flash
 from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels.many_tiles import Products, Tiles, tiles_for
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.operations.interface import Operations
@@ -46,8 +47,8 @@ class Compute(Protocol):
 
     @property
     def name(self) -> str:
-        """Whose kernels compute; once there is a runner, also whose attend for long chunks of prompts, and whose make
-        gates of many rows.
+        """Whose kernels compute; once there is a runner, also whose attend for long chunks of prompts, and whose
+        multiply many rows.
         """
 
     def make_runner(
@@ -173,11 +174,12 @@ def choose_compute(
     shape: KVCacheShape,
     num_heads: int,
     *,
+    products: Products,
     chunk_graphs: bool = False,
 ) -> Compute:
     """See `choose`; `prefill` says who attends for long chunks of prompts: auto, triton or flash_attn.
 
-    chunk_graphs: see `TritonCompute`.
+    products: of this rank's part of the model. chunk_graphs: see `TritonCompute`.
 
     Raises:
         PenstockError: INVALID_ARGUMENT, what was asked for by name cannot be had.
@@ -197,7 +199,7 @@ def choose_compute(
         return TorchCompute(choice.reason)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
     flash = _look_for_flash_attention(prefill, device, shape, packages)
-    many_rows = _look_for_many_rows(device, shape, packages)
+    many_rows = _look_for_many_rows(device, shape, tiles_for(products), packages)
     return TritonCompute(choice.reason, flash, many_rows, chunk_graphs=chunk_graphs)
 
 
@@ -229,9 +231,11 @@ def _look_for_flash_attention(
 
 
 def _look_for_many_rows(
-    device: torch.device, shape: KVCacheShape, packages: ThreadPoolExecutor
+    device: torch.device, shape: KVCacheShape, tiles: Tiles, packages: ThreadPoolExecutor
 ) -> "Future[ManyRows | None] | None":
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER or shape.dtype != torch.bfloat16:
+        return None
+    if not (tiles.plain or tiles.added or tiles.gated):
         return None
 
     def find() -> "ManyRows | None":
@@ -240,7 +244,7 @@ def _look_for_many_rows(
         began_s = time.perf_counter()
         try:
             torch.cuda.set_device(device)
-            found = make_many_rows(device)
+            found = make_many_rows(device, tiles)
         # A package that is there but was built for another machine raises whatever it likes.
         except Exception as error:  # noqa: BLE001
             _log.info("no package for products of many rows", extra={"reason": f"{type(error).__name__}: {error}"})

@@ -11,6 +11,7 @@ from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group, connect
+from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len
@@ -71,8 +72,15 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     kv_heads = plain.kv_heads(config.num_kv_heads)
     shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
     num_heads = heads.stop - heads.start
+    products = _products(config, shape, num_heads, plain)
     compute = choose_compute(
-        options.attention, options.prefill_attention, device, shape, num_heads, chunk_graphs=options.chunk_graphs
+        options.attention,
+        options.prefill_attention,
+        device,
+        shape,
+        num_heads,
+        products=products,
+        chunk_graphs=options.chunk_graphs,
     )
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     placement = replace(plain, operations=compute.operations)
@@ -101,6 +109,15 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe()})
     return LoadedRunner(runner, profile, config, device, group, compute)
+
+
+def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: Placement) -> Products:
+    """Of this rank's layers."""
+    hidden, attended = config.hidden_size, num_heads * shape.head_dim
+    part = plain.part(config.intermediate_size, "intermediate_size")
+    size = part.stop - part.start
+    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
+    return Products(plain=((qkv, hidden),), added=((hidden, attended), (hidden, size)), gated=((2 * size, hidden),))
 
 
 def _budget(device: torch.device, share: float) -> Budget | None:

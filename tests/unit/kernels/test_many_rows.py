@@ -10,7 +10,15 @@ from torch import Tensor
 from worker_svc.core.kernels import many_rows as module
 from worker_svc.core.kernels.batch_linear import has_batch_linear
 from worker_svc.core.kernels.many_rows import ManyRows, make_many_rows
-from worker_svc.core.kernels.many_tiles import ADDED_TILES, GATED_TILES, PLAIN_TILES, Tile, find_gated_tile, find_tile
+from worker_svc.core.kernels.many_tiles import (
+    ALL_TILES,
+    Products,
+    Tile,
+    Tiles,
+    find_gated_tile,
+    find_tile,
+    tiles_for,
+)
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
@@ -31,10 +39,10 @@ def many_rows() -> ManyRows:
     pytest.importorskip("quack", reason="needs quack-kernels")
     if not has_batch_linear(DEVICE):
         pytest.skip("needs a Hopper GPU")
-    return make_many_rows(DEVICE)
+    return make_many_rows(DEVICE, ALL_TILES)
 
 
-@pytest.mark.parametrize("tile", GATED_TILES, ids=str)
+@pytest.mark.parametrize("tile", ALL_TILES.gated, ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
 def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
     weight = randn(2 * outputs, INPUTS, seed=2, scale=0.05)
@@ -43,7 +51,7 @@ def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: Tile
         assert_near(many_rows.gate(hidden, weight, tile, 1e-5), gated(hidden, weight, 1e-5))
 
 
-@pytest.mark.parametrize("tile", PLAIN_TILES, ids=str)
+@pytest.mark.parametrize("tile", ALL_TILES.plain, ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
 def test_any_tile_gives_a_product(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
     weight = randn(outputs, INPUTS, seed=2, scale=0.05)
@@ -52,7 +60,7 @@ def test_any_tile_gives_a_product(many_rows: ManyRows, tile: Tile, outputs: int)
         assert_near(many_rows.multiply(x, weight, tile), x.double() @ weight.double().t())
 
 
-@pytest.mark.parametrize("tile", ADDED_TILES, ids=str)
+@pytest.mark.parametrize("tile", ALL_TILES.added, ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
 def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
     weight = randn(outputs, INPUTS, seed=2, scale=0.05)
@@ -63,8 +71,8 @@ def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: Tile, 
         assert_near(residual, expected)
 
 
-@pytest.mark.parametrize("added", ADDED_TILES, ids=str)
-@pytest.mark.parametrize("gated_tile", GATED_TILES, ids=str)
+@pytest.mark.parametrize("added", ALL_TILES.added, ids=str)
+@pytest.mark.parametrize("gated_tile", ALL_TILES.gated, ids=str)
 def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
     many_rows: ManyRows, gated_tile: Tile, added: Tile
 ) -> None:
@@ -81,7 +89,7 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
 
 def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
     large, small = (24576, 4096), (6144, 1024)
-    single, wide, narrow = GATED_TILES
+    single, wide, narrow = ALL_TILES.gated
     assert [
         find_gated_tile(*large, rows) for rows in (80, 96, 128, 144, 208, 224, 256, 320, 512, 640, 1024, 2048, 4096)
     ] == [*(None, single, single, None, None, wide, wide, None, wide, None, wide, wide, wide)]
@@ -89,6 +97,19 @@ def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
         *(None, None, narrow, narrow, None, None, wide, wide)
     ]
     assert find_gated_tile(6144, 896, 4096) is None
+    assert find_gated_tile(34816, 5120, 128) is None
+
+
+def test_a_model_has_the_tiles_of_its_own_products_only() -> None:
+    single, wide, narrow = ALL_TILES.gated
+    large = Products(plain=((6144, 4096),), added=((4096, 4096), (4096, 12288)), gated=((24576, 4096),))
+    assert tiles_for(large) == Tiles(ALL_TILES.plain, ALL_TILES.added, (single, wide))
+    small = Products(plain=((4096, 1024),), added=((1024, 2048), (1024, 3072)), gated=((6144, 1024),))
+    assert tiles_for(small) == Tiles((), (), (wide, narrow))
+    between = Products(plain=((6144, 5120),), added=((5120, 4096),), gated=((34816, 5120),))
+    assert tiles_for(between) == Tiles((), (), (wide,))
+    tiny = Products(plain=((192, 64),), added=((64, 128),), gated=((256, 64),))
+    assert tiles_for(tiny) == Tiles((), (), ())
 
 
 @pytest.mark.parametrize("is_added", [False, True])
@@ -142,7 +163,7 @@ def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
     assert bool(fake.asked) == is_asked
 
 
-@pytest.mark.parametrize("tile", [None, GATED_TILES[0]])
+@pytest.mark.parametrize("tile", [None, ALL_TILES.gated[0]])
 def test_operations_ask_it_for_products_that_have_a_tile(
     operations: TritonOperations, monkeypatch: pytest.MonkeyPatch, tile: Tile | None
 ) -> None:
@@ -179,22 +200,22 @@ def package(change: float) -> SimpleNamespace:
 
 
 @pytest.fixture(params=["gated", "plain", "added", "split"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiles(request: pytest.FixtureRequest) -> Tiles:
     kind = request.param
     tile = Tile(96, 64, (1, 2), is_early=True, is_swapped=kind != "gated", splits=2 if kind == "split" else 1)
-    monkeypatch.setattr(module, "GATED_TILES", (tile,) if kind == "gated" else ())
-    monkeypatch.setattr(module, "PLAIN_TILES", (tile,) if kind == "plain" else ())
-    monkeypatch.setattr(module, "ADDED_TILES", (tile,) if kind in {"added", "split"} else ())
+    return Tiles(
+        plain=(tile,) if kind == "plain" else (),
+        added=(tile,) if kind in {"added", "split"} else (),
+        gated=(tile,) if kind == "gated" else (),
+    )
 
 
-@pytest.mark.usefixtures("tiles")
-def test_a_package_is_taken_that_computes_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_taken_that_computes_what_it_should(monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
     monkeypatch.setattr(module, "import_module", lambda _: package(0.0))
-    make_many_rows(DEVICE)
+    make_many_rows(DEVICE, tiles)
 
 
-@pytest.mark.usefixtures("tiles")
-def test_a_package_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
     monkeypatch.setattr(module, "import_module", lambda _: package(1.0))
     with pytest.raises(RuntimeError, match="not what it should be"):
-        make_many_rows(DEVICE)
+        make_many_rows(DEVICE, tiles)

@@ -3,6 +3,16 @@
 import subprocess
 import sys
 
+import torch
+
+from penstock.launcher.layout import BUNDLED_MODEL
+from worker_svc.checkpoint import read_model_config
+from worker_svc.core.kernels.many_tiles import Products
+from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models import build_model
+from worker_svc.factory import _products
+
 
 def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
     code = (
@@ -16,3 +26,23 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
         "assert not {'sympy', 'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_products_are_those_of_the_layers() -> None:
+    config = read_model_config(BUNDLED_MODEL)
+    placement = Placement(torch.device("meta"), torch.bfloat16)
+    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, 16, torch.bfloat16)
+    products = _products(config, shape, config.num_heads, placement)
+    build_model(config, placement, max_model_len=16)
+    layer = {name: shard.shape for name, shard in placement.shards.items() if "layers.0." in name and shard.shape[1:]}
+
+    def merged(*names: str) -> tuple[int, int]:
+        shapes = [size for name in names for key, size in layer.items() if f".{name}." in key]
+        assert len(shapes) == len(names)
+        return sum(outputs for outputs, _ in shapes), shapes[0][1]
+
+    assert products == Products(
+        plain=(merged("q_proj", "k_proj", "v_proj"),),
+        added=(merged("o_proj"), merged("down_proj")),
+        gated=(merged("gate_proj", "up_proj"),),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_svc.core.kernels.many_tiles import ADDED_TILES, GATED_TILES, PLAIN_TILES, Tile
+from worker_svc.core.kernels.many_tiles import Tile, Tiles
 from worker_svc.core.kernels.norm import row_scales
 from worker_svc.core.operations.interface import Unscaled
 
@@ -91,8 +91,8 @@ class ManyRows:
         return _is_near(self.gate(hidden, weight, tile, eps=1.0), torch.nn.functional.silu(gate) * up)
 
 
-def make_many_rows(device: torch.device) -> ManyRows:
-    """With all its tiles compiled or read from disk.
+def make_many_rows(device: torch.device, tiles: Tiles) -> ManyRows:
+    """With these tiles compiled or read from disk, a second or two each, and found right.
 
     Raises:
         ImportError: the package is not there.
@@ -100,12 +100,12 @@ def make_many_rows(device: torch.device) -> ManyRows:
         Exception: whatever one of another version, or for another machine, raises.
     """
     many_rows = ManyRows(import_module("worker_svc.core.kernels.many_ends"), device)
-    for tiles, is_right in (
-        (PLAIN_TILES, many_rows.makes_product),
-        (ADDED_TILES, many_rows.adds_product),
-        (GATED_TILES, many_rows.makes_gates),
+    for some, is_right in (
+        (tiles.plain, many_rows.makes_product),
+        (tiles.added, many_rows.adds_product),
+        (tiles.gated, many_rows.makes_gates),
     ):
-        for tile in tiles:
+        for tile in some:
             if not is_right(tile, device):
                 raise RuntimeError(f"{is_right.__name__}: not what it should be with {tile}")
     return many_rows

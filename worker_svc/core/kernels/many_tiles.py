@@ -12,14 +12,13 @@ class Tile:
     cluster: tuple[int, int]  # programs along the rows and the outputs
     takes_turns: bool = False  # its warps multiply two tiles, one while the other ends
     is_early: bool = False  # the weight's first tiles are asked for before the kernel ahead has ended
-    is_swapped: bool = False  # outputs take the matrix units' long side, so that rows may be any multiple of 16
+    is_swapped: bool = False  # the weight is the product's first operand: outputs take the matrix units' long side
     splits: int = 1  # of the inputs
 
 
 _SINGLE = Tile(128, 192, (1, 2), is_early=True)
 _WIDE = Tile(128, 192, (2, 1), takes_turns=True)
 _NARROW = Tile(128, 96, (2, 1))
-GATED_TILES = (_SINGLE, _WIDE, _NARROW)
 
 _ALL_ROWS = range(81, 129)  # that one tile has
 _FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the rows
@@ -29,23 +28,49 @@ _FEWEST_INPUTS = 1024
 
 ALIGNMENT = 128  # of outputs and inputs
 
-# Tiles for numbers of rows, by outputs and inputs: Qwen3-8B's, as compared within decode steps.
-_Table = dict[tuple[int, int], tuple[tuple[range, Tile], ...]]
-_PLAIN: _Table = {
-    (6144, 4096): ((_ALL_ROWS, Tile(128, 64, (1, 4), is_early=True, is_swapped=True)),),
-}
-_ADDED: _Table = {
-    (4096, 12288): ((_ALL_ROWS, Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)),),
-}
-PLAIN_TILES, ADDED_TILES = (
-    tuple(dict.fromkeys(tile for some in table.values() for _, tile in some)) for table in (_PLAIN, _ADDED)
-)
+# For rows that one tile has, by outputs and inputs: Qwen3-8B's, for it is how many tiles there are for how many
+# multiprocessors that decides.
+_PLAIN = {(6144, 4096): Tile(128, 64, (1, 4), is_early=True, is_swapped=True)}
+_ADDED = {(4096, 12288): Tile(128, 64, (1, 2), is_early=True, is_swapped=True, splits=2)}
+_GATED = {(24576, 4096): _SINGLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Of a model's layers, each by its outputs and inputs."""
+
+    plain: tuple[tuple[int, int], ...]
+    added: tuple[tuple[int, int], ...]  # to a residual
+    gated: tuple[tuple[int, int], ...]  # the outputs are gates and ups
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """By what they are for."""
+
+    plain: tuple[Tile, ...]
+    added: tuple[Tile, ...]
+    gated: tuple[Tile, ...]
+
+
+ALL_TILES = Tiles(tuple(_PLAIN.values()), tuple(_ADDED.values()), (_SINGLE, _WIDE, _NARROW))
+
+
+def tiles_for(products: Products) -> Tiles:
+    """All that may be found for these, whatever the number of rows."""
+    counts = range(1, _MANY_ROWS_OF_SMALL + 1)
+    found = (
+        {find_tile(*each, rows, is_added=False) for each in products.plain for rows in counts},
+        {find_tile(*each, rows, is_added=True) for each in products.added for rows in counts},
+        {find_gated_tile(*each, rows) for each in products.gated for rows in counts},
+    )
+    every = ALL_TILES.plain, ALL_TILES.added, ALL_TILES.gated
+    return Tiles(*(tuple(tile for tile in all_ if tile in some) for all_, some in zip(every, found, strict=True)))
 
 
 def find_tile(outputs: int, inputs: int, rows: int, *, is_added: bool) -> Tile | None:
     """Of a product, `is_added` to a residual; None: others are better at it."""
-    table = _ADDED if is_added else _PLAIN
-    return next((tile for some, tile in table.get((outputs, inputs), ()) if rows in some), None)
+    return (_ADDED if is_added else _PLAIN).get((outputs, inputs)) if rows in _ALL_ROWS else None
 
 
 def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
@@ -53,8 +78,8 @@ def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
     is_large = outputs * inputs >= _LARGE_WEIGHT
     if inputs < _FEWEST_INPUTS or outputs % ALIGNMENT or inputs % ALIGNMENT:
         return None
-    if is_large and rows in _ALL_ROWS:
-        return _SINGLE
+    if rows in _ALL_ROWS:
+        return _GATED.get((outputs, inputs))
     if rows <= _FEW_ROWS:
         return None
     if rows <= _SOME_ROWS:
