@@ -1,11 +1,8 @@
 """Products of a batch's rows against double precision, on a Hopper; that they compile for one, anywhere."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
 from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
@@ -89,33 +86,13 @@ def test_weights_that_do_not_divide_have_no_cut() -> None:
     assert find_gated_cut(24576 + 64, 4096, 64) is None
 
 
-# As on a Hopper, but that nothing is launched. The interpreter would have to be off when Triton is imported.
-COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from worker_svc.core.kernels import batch_linear
-from worker_svc.core.kernels.batch_cut import Cut
-
-class Hopper:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-
-class Compiled:
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            assert "wgmma" in kernel.warmup(*args, grid=grid, **options).asm["ptx"]
-        return launch
-
-triton.runtime.driver.set_active(Hopper())
-kernel, batch_linear._batch_linear = batch_linear._batch_linear, Compiled()
-x, weight = torch.zeros(50, 1024, dtype=torch.bfloat16), torch.zeros(384, 1024, dtype=torch.bfloat16)
-batch = batch_linear.BatchLinear()
-batch.multiply(x, weight, Cut(64, 128, 64, 64, 4, 4), torch.zeros(50, 384, dtype=torch.bfloat16))
-batch.gate(x, weight, Cut(128, 128, 64, 64, 1, 4), 1e-6)
-"""
+def launch_products() -> None:
+    x, weight = torch.zeros(50, 1024, dtype=torch.bfloat16), torch.zeros(384, 1024, dtype=torch.bfloat16)
+    batch = BatchLinear()
+    batch.multiply(x, weight, Cut(64, 128, 64, 64, 4, 4), torch.zeros(50, 384, dtype=torch.bfloat16))
+    batch.gate(x, weight, Cut(128, 128, 64, 64, 1, 4), 1e-6)
 
 
-def test_the_kernel_compiles_for_a_hopper_wherever_it_is() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", COMPILE], env=environ, check=True, timeout=120)
+def test_the_kernel_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "worker_svc.core.kernels.batch_linear._batch_linear"
+    compile_for_hopper(monkeypatch, kernel, "wgmma", launch_products)

@@ -1,18 +1,16 @@
 """Decode attention against double precision: splits, groups of heads, block sizes, ragged and padded batches."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
+from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
 from worker_svc.core.kernels import decode_attention
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.decode_cut import Cut, Shares, find_shares
-from worker_svc.core.kernels.decode_stream import can_stream
+from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
 from worker_svc.core.operations.interface import Unscaled
 
 EPS = 1e-5
@@ -153,37 +151,17 @@ def test_streams_of_few_programs(monkeypatch: pytest.MonkeyPatch, programs: int,
     check([0, 1, 15, 16, 17, 70, 300], num_heads=32, num_kv_heads=8, head_dim=128, rounds=3)
 
 
-# As on a Hopper, but that nothing is launched. The interpreter would have to be off when Triton is imported.
-COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from worker_svc.core.kernels import decode_stream
-
-class Hopper:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-
-class Compiled:
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            assert "ldmatrix" in kernel.warmup(*args, grid=grid, **options).asm["ptx"]
-        return launch
-
-triton.runtime.driver.set_active(Hopper())
-kernel, decode_stream._stream_shares = decode_stream._stream_shares, Compiled()
-for heads, kv_heads, head_dim in ((16, 4, 64), (32, 8, 128)):
-    qkv = torch.zeros(64, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
-    cache, out = qkv.new_zeros(9, 16, kv_heads, head_dim), qkv.new_zeros(64, heads * head_dim)
-    column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
-    scratch = (floats, floats, ints)
-    decode_stream.stream_shares(132, qkv, (column,) * 3, ints, ints, cache, cache, out, scratch)
-"""
+def launch_streams() -> None:
+    for heads, kv_heads, head_dim in ((16, 4, 64), (32, 8, 128)):
+        qkv = torch.zeros(64, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+        cache, out = qkv.new_zeros(9, 16, kv_heads, head_dim), qkv.new_zeros(64, heads * head_dim)
+        column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
+        stream_shares(132, qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints))
 
 
-def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, "-c", COMPILE], env=environ, check=True, timeout=120)
+def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "worker_svc.core.kernels.decode_stream._stream_shares"
+    compile_for_hopper(monkeypatch, kernel, "ldmatrix", launch_streams)
 
 
 def test_many_contexts_are_cut_into_shares_where_a_tile_of_all_heads_is_small_enough() -> None:

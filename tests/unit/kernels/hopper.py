@@ -1,0 +1,53 @@
+"""Kernels in Gluon compiled for a Hopper on any machine."""
+
+import importlib
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+
+
+class _Hopper:
+    """The part of Triton's driver that compiling asks."""
+
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+
+class _Compiled:
+    """A kernel that is compiled where it would be launched."""
+
+    def __init__(self, kernel: Any, instruction: str) -> None:
+        self._kernel = kernel
+        self._instruction = instruction
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            assert self._instruction in self._kernel.warmup(*args, grid=grid, **options).asm["ptx"]
+
+        return launch
+
+
+def _compile(module: str, kernel: str, instruction: str, launch: Callable[..., None], args: tuple[Any, ...]) -> None:
+    triton.runtime.driver.set_active(_Hopper())
+    where = importlib.import_module(module)
+    setattr(where, kernel, _Compiled(getattr(where, kernel), instruction))
+    launch(*args)
+
+
+def compile_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, instruction: str, launch: Callable[..., None], *args: Any
+) -> None:
+    """What `launch(*args)` launches of `kernel`, "module.name", compiles, and has the instruction.
+
+    In a process of its own: Triton's interpreter would have to be off when Triton is imported.
+    """
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        module, _, name = kernel.rpartition(".")
+        pool.submit(_compile, module, name, instruction, launch, args).result()
