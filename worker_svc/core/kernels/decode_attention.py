@@ -45,7 +45,7 @@ class DecodeAttention:
         head_dim: int,
         rotary: Tensor,
         *,
-        block_size: int = 16,
+        block_size: int,
         item_bytes: int = 2,
     ) -> None:
         device = rotary.device
