@@ -22,6 +22,9 @@ from worker_svc.core.kernels.launch import INTERPRETED, options
 _HOPPER = (9, 0)
 _TOKENS = 16  # of a block of the cache, which is a tile, and rows of a matrix product's left operand
 _QUERIES = gl.constexpr(8)  # columns of its right one
+# Heads of 64 would want two or four programs a multiprocessor, of which registers let fewer run at once; they were
+# never measured.
+_HEAD_DIM = 128
 _STAGES = gl.constexpr(3)
 # Of a thread at first, so that two programs of `finish_heads` are beside one of these; then the warps that attend get
 # what the one that asks does not need.
@@ -219,7 +222,7 @@ def can_stream(
     if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device) != _HOPPER:
         return False
     is_group = num_kv_heads in (4, 8) and num_heads <= num_kv_heads * _QUERIES.value
-    return is_group and head_dim in (64, 128) and block_size == _TOKENS and item_bytes == 2
+    return is_group and head_dim == _HEAD_DIM and block_size == _TOKENS and item_bytes == 2
 
 
 def stream_shares(
