@@ -10,18 +10,19 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter's bf16 products are not those of the device.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
 # One rounding of inputs, probabilities and outputs each: bf16 keeps 8 bits, fp16 keeps 11.
-TOLERANCE = 1e-2 if DTYPE is torch.bfloat16 else 2e-3
+TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
-def randn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+def randn(*shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = DTYPE) -> Tensor:
     """Drawn on the CPU, so that all devices test the same."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE, DTYPE)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE, dtype)
 
 
-def assert_near(out: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    """Relative to the whole, in double precision; NaN is never near."""
+def assert_near(out: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
+    """Relative to the whole, in double precision, by default as near as `out`'s dtype lets it; NaN is never near."""
     difference = out.double() - expected.double()
-    assert float(difference.norm() / expected.double().norm()) < tolerance
+    limit = TOLERANCES[out.dtype] if tolerance is None else tolerance
+    assert float(difference.norm() / expected.double().norm()) < limit
 
 
 def assert_replays_alike(compute: Callable[[], Tensor], times: int) -> None:
@@ -54,13 +55,15 @@ class Paged:
     past_values: list[Tensor]
 
 
-def paged(past: list[int], room: list[int], num_kv_heads: int, head_dim: int, block_size: int) -> Paged:
+def paged(
+    past: list[int], room: list[int], num_kv_heads: int, head_dim: int, block_size: int, *, dtype: torch.dtype = DTYPE
+) -> Paged:
     """Slot i has `past[i]` tokens and blocks for `room[i]`, in shuffled order; its table ends with a block of NaN."""
     counts = [-(-each // block_size) for each in room]
     order = torch.randperm(sum(counts) + 1, generator=torch.Generator().manual_seed(5)).to(torch.int32)
     poison = order[-1]
     shape = (len(order), block_size, num_kv_heads, head_dim)
-    keys = torch.full(shape, float("nan"), dtype=DTYPE, device=DEVICE)
+    keys = torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
     values = torch.full_like(keys, float("nan"))
     tables = torch.full((len(past), max(counts) + 1), int(poison), dtype=torch.int32)
     past_keys, past_values, start = [], [], 0
@@ -70,8 +73,8 @@ def paged(past: list[int], room: list[int], num_kv_heads: int, head_dim: int, bl
         tables[slot, :count] = blocks
         cells = torch.arange(length)
         index = blocks[cells // block_size].long().to(DEVICE), (cells % block_size).to(DEVICE)
-        past_keys.append(randn(length, num_kv_heads, head_dim, seed=10 + slot))
-        past_values.append(randn(length, num_kv_heads, head_dim, seed=50 + slot))
+        past_keys.append(randn(length, num_kv_heads, head_dim, seed=10 + slot, dtype=dtype))
+        past_values.append(randn(length, num_kv_heads, head_dim, seed=50 + slot, dtype=dtype))
         keys[index], values[index] = past_keys[-1], past_values[-1]
     return Paged(keys, values, tables.to(DEVICE), past_keys, past_values)
 

@@ -27,18 +27,20 @@ def check(
     has_norms: bool = True,
     rounds: int = 2,
     hidden_size: int | None = None,
+    dtype: torch.dtype = DTYPE,
 ) -> None:
     count = len(past)
-    cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size)
+    draw = partial(randn, dtype=dtype)
+    cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size, dtype=dtype)
     table = rotary_table(max(past) + 1, head_dim)
     # Rows of the flat columns stand in another order than the sequences, with a stranger's row among them.
     rows = torch.tensor([row + (row > 0) for row in reversed(range(count))], device=DEVICE)
-    qkv = randn(count + 1, (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
-    norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
-    unscaled = Unscaled(randn(count + 1, hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
-    scaled = qkv if unscaled is None else (qkv * unscaled.scales()).to(DTYPE)
+    qkv = draw(count + 1, (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
+    norms = (1 + draw(head_dim, seed=2, scale=0.2), 1 + draw(head_dim, seed=3, scale=0.2)) if has_norms else None
+    unscaled = Unscaled(draw(count + 1, hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
+    scaled = qkv if unscaled is None else (qkv * unscaled.scales()).to(dtype)
     contexts = torch.tensor(past, device=DEVICE) + 1
-    out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
+    out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=dtype, device=DEVICE)
     decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table, block_size=block_size)
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
@@ -132,8 +134,9 @@ def test_shares_with_more_or_larger_tiles_on_their_way(
 
 @needs_hopper
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (16, 8), (8, 8), (28, 4), (32, 4)])
-def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int) -> None:
-    many = partial(check, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_contexts_are_streamed(num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+    many = partial(check, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128, dtype=dtype)
     many([index * 7 % 90 for index in range(40)])
     many([0] * 300)
     many([15, 16, 17, 0, 2500, 31, 32, 33] * 5)
@@ -162,17 +165,20 @@ def test_streams_of_few_programs(monkeypatch: pytest.MonkeyPatch, programs: int,
     check([0, 1, 15, 16, 17, 70, 300], num_heads=32, num_kv_heads=8, head_dim=128, rounds=3)
 
 
-def launch_streams() -> None:
+def launch_streams(dtype: torch.dtype) -> None:
     for heads, kv_heads in ((16, 4), (32, 8)):
-        qkv = torch.zeros(64, (heads + 2 * kv_heads) * 128, dtype=torch.bfloat16)
+        qkv = torch.zeros(64, (heads + 2 * kv_heads) * 128, dtype=dtype)
         cache, out = qkv.new_zeros(9, 16, kv_heads, 128), qkv.new_zeros(64, heads * 128)
         column, ints, floats = torch.zeros(64, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32), torch.zeros(9)
         stream_shares(132, qkv, (column,) * 3, ints, ints, cache, cache, out, (floats, floats, ints))
 
 
-def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_that_streams_compiles_for_a_hopper_wherever_it_is(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     kernel = "worker_svc.core.kernels.decode_stream._stream_shares"
-    compile_for_hopper(monkeypatch, kernel, "ldmatrix", launch_streams)
+    compile_for_hopper(monkeypatch, kernel, "ldmatrix", launch_streams, dtype)
 
 
 def test_many_contexts_are_cut_into_shares_where_a_tile_of_all_heads_is_small_enough() -> None:
