@@ -41,6 +41,7 @@ ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone")}
 CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048}  # tokens of a step
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
+CACHES = ("TRITON_CACHE_DIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")  # of kernels on disk
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ def main() -> int:
         arguments.keep = arguments.keep or Path(directory)
         arguments.keep.mkdir(parents=True, exist_ok=True)
         ceilings = None if arguments.simulated_ms else measure_ceilings(arguments.keep)
-        # The first start of a model compiles its kernels, the second finds them.
-        os.environ["TRITON_CACHE_DIR"] = str(Path(directory) / "triton")
         for name in arguments.models.split(","):
             folder = Path(directory) / name
             folder.mkdir()
+            # The first start of a model compiles all its kernels, the second finds them.
+            os.environ |= {variable: str(Path(directory) / f"{name}-{variable}") for variable in CACHES}
             rows = [row for row in ROWS[name] if not arguments.rows or row in arguments.rows.split(",")]
             model = prepare(name, folder, rows, arguments)
             found, wrong = measure(model, arguments.engines.split(","), arguments.keep)
