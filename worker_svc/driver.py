@@ -1,4 +1,4 @@
-"""The CUDA driver, woken while Python is still busy with imports: it takes a second or two and no Python."""
+"""The CUDA driver, woken while Python is still busy with imports: it takes some tenths of a second and no Python."""
 
 import ctypes
 import threading

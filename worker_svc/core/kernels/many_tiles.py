@@ -25,8 +25,7 @@ _FEW_ROWS, _SOME_ROWS = 216, 256  # for few, cuBLAS has tiles as wide as the row
 _MANY_ROWS, _MANY_ROWS_OF_SMALL = 1024, 1280
 _LARGE_WEIGHT = 1 << 24  # elements
 _FEWEST_INPUTS = 1024
-
-ALIGNMENT = 128  # of outputs and inputs
+_ALIGNMENT = 128  # of outputs and inputs
 
 # For rows that one tile has, by outputs and inputs: Qwen3-8B's, for it is how many tiles there are for how many
 # multiprocessors that decides.
@@ -76,7 +75,7 @@ def find_tile(outputs: int, inputs: int, rows: int, *, is_added: bool) -> Tile |
 def find_gated_tile(outputs: int, inputs: int, rows: int) -> Tile | None:
     """Of a gated product, whose weight has `outputs` gates and ups; None: others are better at it."""
     is_large = outputs * inputs >= _LARGE_WEIGHT
-    if inputs < _FEWEST_INPUTS or outputs % ALIGNMENT or inputs % ALIGNMENT:
+    if inputs < _FEWEST_INPUTS or outputs % _ALIGNMENT or inputs % _ALIGNMENT:
         return None
     if rows in _ALL_ROWS:
         return _GATED.get((outputs, inputs))
