@@ -61,6 +61,7 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
                 thread.start()
             wait_until(lambda: "penstock_open_streams 4.0" in http.get("/metrics").text, 20.0, "four streams")
             command(server.url, "CONFIG", "SET", "maxmemory", str(int(used(server.url) / share)))
+            wait_until(lambda: http.post("/v1/completions", json=body).status_code == 503, 20.0, "a look at the memory")
             refused = http.post("/v1/completions", json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable"), refused.text
             assert "short of memory" in refused.json()["error"]["message"]

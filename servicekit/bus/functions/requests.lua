@@ -3,18 +3,19 @@
 local MARK_TTL_S = '60' -- how long a cancel waits for its request
 local NOT_YET = 0 -- instead of a list: the server was restarted, and the pool waits for its gateways
 local MEMORY_SHARE = 0.8 -- of maxmemory; submit refuses above it
-local MANY_WAIT = 4
+local LOOK_MS, LOOK_BYTES = 1000, 1e6 -- so long, and for so much that is submitted, a look at the memory is good
+local REQUEST_BYTES = 1000 -- what a request takes besides what it brings
 
-local memory = { is_short = false, looked_ms = 0 }
+local memory = { is_short = false, good_until_ms = 0, num_bytes = 0 }
 
--- To look costs a third of a submit: while many requests wait, once in a millisecond.
-local function is_short_of_memory(num_waiting)
-  local now = now_ms()
-  if num_waiting < MANY_WAIT or memory.looked_ms ~= now then
+-- To look costs a third of a submit, half of one that comes alone. Short memory is looked at again in a millisecond.
+local function is_short_of_memory(now, num_bytes)
+  memory.num_bytes = memory.num_bytes + num_bytes + REQUEST_BYTES
+  if now >= memory.good_until_ms or memory.num_bytes > LOOK_BYTES then
     local info = redis.call('INFO', 'memory')
     local limit = tonumber(string.match(info, 'maxmemory:(%d+)'))
     memory.is_short = limit > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > MEMORY_SHARE * limit
-    memory.looked_ms = now
+    memory.good_until_ms, memory.num_bytes = now + (memory.is_short and 1 or LOOK_MS), 0
   end
   return memory.is_short
 end
@@ -112,7 +113,8 @@ end
 local function submit(keys, args)
   local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args, 1, 10)
   local bounds, witness = { unpack(args, 11, 14) }, { unpack(args, 15) }
-  local key = request_key(prefix, id)
+  local digits, now = hex(id), now_ms()
+  local key = prefix .. 'req:' .. digits
   local known = redis.call('HMGET', key, 'digest', 'tenant')
   if known[1] then
     if known[1] ~= digest or known[2] ~= tenant then
@@ -129,12 +131,12 @@ local function submit(keys, args)
     if refused then
       return refused
     end
-    if is_short_of_memory(waiting[1][2]) then
+    if is_short_of_memory(now, #header + #body) then
       return 3
     end
   end
   local reason = '0'
-  local mark_key = prefix .. 'mark:' .. hex(id)
+  local mark_key = prefix .. 'mark:' .. digits
   local mark = redis.call('HMGET', mark_key, 'reason', 'tenant')
   if mark[1] then
     if not mark[2] or mark[2] == tenant then
@@ -145,7 +147,7 @@ local function submit(keys, args)
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
     'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
     '0', 'waits', tokens)
-  begin_waiting(prefix, waiting, id, tokens, reason == '0' and due_ms or AT_ONCE)
+  begin_waiting(prefix, waiting, digits, tokens, reason == '0' and due_ms or AT_ONCE, now)
   if #witness > 0 then
     keep_witness(key, witness)
   end
@@ -222,11 +224,10 @@ local function claim(keys, args)
     return NOT_YET
   end
   local stream, wanted, claimed, num_buried = prefix .. 'requests', tonumber(count), {}, 0
-  while #claimed < wanted do
-    local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(wanted - #claimed))
-    if #head == 0 then
-      break
-    end
+  local missing, head
+  repeat
+    missing = wanted - #claimed
+    head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(missing))
     local read, taken = {}, {}
     for _, entry in ipairs(head) do
       read[#read + 1] = entry[1]
@@ -246,7 +247,7 @@ local function claim(keys, args)
     with_all('XDEL', stream, read)
     with_all('SADD', prefix .. 'own:' .. sid, taken)
     with_all('ZREM', prefix .. 'due', taken) -- their scheduler sees to their time from now on
-  end
+  until #head < missing or #claimed == wanted
   return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. 'prompts') }
 end
 

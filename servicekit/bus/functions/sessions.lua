@@ -51,7 +51,8 @@ local function present_run(prefix)
   return redis.call('GET', prefix .. 'run') or ''
 end
 
--- Whether every gateway has come back to a restarted server, or stayed away for longer than its lease.
+-- Whether every gateway has come back to a restarted server, or stayed away for longer than its lease; and, if that
+-- was in question, since when it could be so.
 local function is_settled(prefix)
   local earliest = redis.call('GET', prefix .. 'settle')
   if not earliest then
@@ -67,13 +68,13 @@ local function is_settled(prefix)
       return false
     end
   end
-  return true
+  return true, earliest
 end
 
 -- The same, remembered: a pool that has settled stays so until the server's next run.
 local function settle(prefix)
-  local settled = is_settled(prefix)
-  if settled then
+  local settled, was_open = is_settled(prefix)
+  if settled and was_open then
     redis.call('DEL', prefix .. 'settle')
   end
   return settled

@@ -45,17 +45,17 @@ local function refusal(both, tokens, bounds)
 end
 
 -- The request's own count, `waits`, is written with the request.
-local function begin_waiting(prefix, both, id, tokens, due_ms)
+local function begin_waiting(prefix, both, digits, tokens, due_ms, now)
   for _, counts in ipairs(both) do
     local key, num_requests, num_tokens = unpack(counts)
     if num_requests == 0 then
-      redis.call('HSET', key, 'requests', 1, 'tokens', tokens, 'since', whole(now_ms()), 'started', 0)
+      redis.call('HSET', key, 'requests', 1, 'tokens', tokens, 'since', whole(now), 'started', 0)
     else
       redis.call('HSET', key, 'requests', num_requests + 1, 'tokens', whole(num_tokens + tokens))
     end
   end
   if due_ms ~= '0' then
-    redis.call('ZADD', prefix .. 'due', due_ms, hex(id))
+    redis.call('ZADD', prefix .. 'due', due_ms, digits)
   end
 end
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ from servicekit.bus.calls import (
 )
 from servicekit.bus.embedded import EmbeddedServer, find_server
 from servicekit.bus.keys import PAYLOAD
+
+LOOK = bytes(1_000_000)  # a body for which `submit` looks at the memory, however long ago it did
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -77,10 +80,21 @@ def test_submit_is_refused_above_four_fifths_of_the_memory(server: EmbeddedServe
     ask(server.url, "CONFIG", "SET", "maxmemory", str(int(_used_memory(server.url) / 0.6)))
     assert flow.connection.call(submit(id_of(1))) is SubmitOutcome.CREATED
     ask(server.url, "CONFIG", "SET", "maxmemory", str(int(_used_memory(server.url) / 0.9)))
-    assert flow.connection.call(submit(id_of(2))) is SubmitOutcome.OUT_OF_MEMORY
+    assert flow.connection.call(replace(submit(id_of(2)), body=LOOK)) is SubmitOutcome.OUT_OF_MEMORY
     assert flow.connection.call(submit(id_of(1))) is SubmitOutcome.EXISTS
     assert flow.connection.call(Length(bus.keys.prompts)) == 1
     flow.connection.close()
+
+
+def test_a_look_at_the_memory_is_good_for_a_megabyte_of_requests(server: EmbeddedServer) -> None:
+    bus = open_bus(server.url)
+    connection = bus.connect()
+    assert connection.call(replace(submit(id_of(1)), body=LOOK)) is SubmitOutcome.CREATED
+    ask(server.url, "CONFIG", "SET", "maxmemory", str(int(_used_memory(server.url) / 0.9)))
+    outcomes = [connection.call(replace(submit(id_of(number)), body=bytes(100_000))) for number in range(2, 14)]
+    assert outcomes[-1] is SubmitOutcome.OUT_OF_MEMORY
+    assert outcomes.count(SubmitOutcome.CREATED) <= 9
+    connection.close()
 
 
 def test_a_full_server_takes_no_entries_but_lets_requests_end(server: EmbeddedServer) -> None:
@@ -103,7 +117,7 @@ def test_a_full_server_takes_no_entries_but_lets_requests_end(server: EmbeddedSe
     ) == [True, True, True, [request_id]]
     compaction = [LeaseShard(sid, 0), Compact(sid, 0, b"0-0", ((request_id, b"rows"),)), ReadCheckpoints(sid, 0)]
     assert all(flow.connection.execute(compaction))
-    assert flow.connection.call(submit(id_of(2))) is SubmitOutcome.OUT_OF_MEMORY
+    assert flow.connection.call(replace(submit(id_of(2)), body=LOOK)) is SubmitOutcome.OUT_OF_MEMORY
     with pytest.raises(BusFull):
         flow.connection.execute([Append(stream, {b"n": b"1"}), Commit(sid, ((1, b"row"),))])
     assert flow.connection.call(Length(bus.keys.tokens(1))) == 1, "the calls beside the refused one are carried out"
