@@ -101,6 +101,7 @@ class Dispatcher:
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._claiming = Claiming()
         self._must_look = False  # for what is owned and was not loaded
+        self._started = b""  # ids of requests in plans that were committed, which the server still counts as waiting
         self._survey_ns = self._linked_ns = 0
         self._is_draining = False
 
@@ -121,7 +122,8 @@ class Dispatcher:
         """Expire what is late, fill every worker's window, and put rows and plans into the outbox."""
         now_ns = time.time_ns()
         self._shards.log(self.scheduler.expire(now_ns))
-        plans = []
+        plans: list[tuple[str, bytes]] = []
+        started: list[bytes] = []
         self.is_filling = self.is_gathering = False
         for name, link in self.pairings.links.items():
             if self._backlogs.behind and self._backlogs.holds_up(self._written_by(link)):
@@ -139,15 +141,17 @@ class Dispatcher:
                 for admission in plan.admissions if is_debugging() else ():
                     admitted_id = format_request_id(admission.request_id)
                     _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
-                started = b"".join({admission.request_id: None for admission in plan.admissions})
-                plans.append((name, encode_plan(plan, self.sid, link.incarnation, time.time_ns()), started))
+                plans.append((name, encode_plan(plan, self.sid, link.incarnation, time.time_ns())))
+                started += (admission.request_id for admission in plan.admissions)
                 # A device that has nothing to do gets its first plan before others are made.
                 self.is_filling = is_idle and self._window > 1
         rows = self._shards.take_rows()
         if rows or plans:
-            first, *others = plans or [("", b"", b"")]
-            self.outbox.append(Pending(Commit(self.sid, rows, *first)))
+            first, *others = plans or [("", b"")]
+            # No worker waits until starts are counted: they are told with what follows, their first rows at the latest.
+            self.outbox.append(Pending(Commit(self.sid, rows, *first, self._started)))
             self.outbox += [Pending(Commit(self.sid, (), *each)) for each in others]
+            self._started = b"".join(dict.fromkeys(started))
 
     def look_around(self, *, is_draining: bool) -> None:
         """What is due now and then: a survey of the pool, a claim."""

@@ -93,4 +93,4 @@ class Commit(Call[bool]):
     rows: tuple[tuple[int, bytes], ...] = ()  # (shard, penstock.v1.TokenBatch)
     worker: str = ""
     plan: bytes = b""  # penstock.v1.StepPlan; empty: none
-    started: bytes = b""  # ids of the requests that this plan gives a slot, 16 bytes each: they wait no longer
+    started: bytes = b""  # ids of requests that got their first slot in this plan or before: they wait no longer
