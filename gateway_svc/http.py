@@ -1,7 +1,7 @@
 """OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -88,7 +88,9 @@ class HttpApi:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        return _keep_send(self._starlette())
+        return _direct(
+            self._starlette(), {"/v1/completions": self.completions, "/v1/chat/completions": self.chat_completions}
+        )
 
     def _starlette(self) -> Starlette:
         routes = [
@@ -107,11 +109,11 @@ class HttpApi:
         handlers: dict[Any, Any] = {PenstockError: _on_error, HTTPException: _on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request) -> ASGIApp:
         """POST /v1/completions."""
         return await self._begin(request, parse_completion)
 
-    async def chat_completions(self, request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> ASGIApp:
         """POST /v1/chat/completions."""
         return await self._begin(request, parse_chat)
 
@@ -131,7 +133,7 @@ class HttpApi:
         found = await self.reception.recall(_request_id(request), caller.tenant)
         return _json(request_fields(found.form, _STATES[found.state], found.rows))
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: Request) -> ASGIApp:
         """GET /v1/requests/{id}/events: the stream of a request behind `Last-Event-ID`, without it from its start."""
         caller = self.auth.authenticate(request.headers)
         form = await self.reception.form_of(_request_id(request), caller.tenant)
@@ -170,7 +172,7 @@ class HttpApi:
         """GET /version."""
         return _json({"version": __version__})
 
-    async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> Response:
+    async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> ASGIApp:
         try:
             caller = self.auth.authenticate(request.headers)
             self.reception.expect()
@@ -214,19 +216,29 @@ class HttpApi:
         return _CallReply(self.delivery, form, begin, _nothing(form) if ask.stream else None, self.max_backlog_bytes)
 
 
-def _keep_send(app: ASGIApp) -> ASGIApp:
-    """Keeps the server's own `send` for event streams: to pass through what Starlette puts around it takes each event
+def _direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:
+    """Calls who answers a POST to some paths at once: Starlette's way there takes longer than most of what they do.
+
+    The server's own `send` is kept for event streams: to pass through what Starlette puts around it takes each event
     longer than to be made.
     """
 
-    async def kept(scope: Scope, receive: Receive, send: Send) -> None:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
         scope[_SEND] = send
-        await app(scope, receive, send)
+        answer = posted.get(scope["path"]) if scope.get("method") == "POST" else None
+        if answer is None:
+            await app(scope, receive, send)
+            return
+        try:
+            reply = await answer(Request(scope, receive))
+        except PenstockError as error:
+            reply = error_response(error)
+        await reply(scope, receive, send)
 
-    return kept
+    return called
 
 
-class _CallReply(Response):
+class _CallReply:
     """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
 
     def __init__(
@@ -238,7 +250,6 @@ class _CallReply(Response):
         max_backlog_bytes: int,
     ) -> None:
         """A reply that is not begun: a stream behind what the client has of each choice, or a plain one (None)."""
-        super().__init__()
         self._delivery = delivery
         self._form = form
         self._begin = begin
@@ -297,16 +308,15 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     Raises:
         PenstockError: REQUEST_TOO_LARGE, before more than that was read.
     """
-    too_large = too_large_error(max_bytes)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise too_large
+        raise too_large_error(max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
     async for part in request.stream():
         num_bytes += len(part)
         if num_bytes > max_bytes:
-            raise too_large
+            raise too_large_error(max_bytes)
         parts.append(part)
     return b"".join(parts)
 
