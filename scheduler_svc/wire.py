@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.domain.errors import PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason, RequestError
-from penstock.domain.params import MAX_N
+from penstock.domain.params import MAX_N, Sampling
 from penstock.domain.plan import U32, Admission, StepPlan, StepResult
 from penstock.domain.rows import TokenRows
 from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
@@ -124,6 +125,12 @@ def encode_plan(plan: StepPlan, session: bytes, incarnation: bytes, sent_ns: int
     ).SerializeToString()
 
 
+@lru_cache(64)
+def _sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
+    """Those of most requests are the same. Only to be copied into a message."""
+    return encode_sampling(sampling)
+
+
 def _admission(admission: Admission) -> steps_pb2.Admission:
     masked = admission.stop_token_ids if admission.min_output_tokens else ()
     return steps_pb2.Admission(
@@ -132,7 +139,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         num_prompt_tokens=admission.num_prompt_tokens,
         num_computed_tokens=admission.num_computed_tokens,
         block_ids=_packed(admission.block_ids),
-        sampling=encode_sampling(admission.sampling),
+        sampling=_sampling(admission.sampling),
         seed=admission.seed,
         min_output_tokens=admission.min_output_tokens,
         stop_token_ids=_packed(np.array(masked, np.uint32)),
@@ -262,7 +269,7 @@ def read_loaded(loaded: Loaded) -> list[tuple[StoredRequest, list[History]]]:
 
 
 def _packed(column: U32) -> bytes:
-    return column.astype("<u4", copy=False).tobytes()
+    return column.astype("<u4", copy=False).tobytes() if len(column) else b""  # most columns of a plan are empty
 
 
 def _u32(packed: bytes) -> U32:
