@@ -16,8 +16,6 @@ from tokenizer_svc.settings import TokenizerSettings
 def main(argv: Sequence[str]) -> int:
     """Runs one tokenizer until it is told to end; the exit status."""
     settings = load(TokenizerSettings, argv, os.environ)
-    # Prompts are encoded one by one: the library's pool would only hand each to a thread that sleeps.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     vocabulary = load_vocabulary(settings.model, revision=settings.revision, max_model_len=settings.max_model_len)
     service = TokenizerService(settings, open_bus(settings.bus_url, settings.pool), vocabulary)
     return lifecycle.serve(service, settings, [rpc_service(service.prompts)], service.collectors())
