@@ -211,7 +211,6 @@ class DecodeAttention:
             values,
             eps,
             unscaled.eps if unscaled is not None else 0.0,
-            unscaled.hidden.shape[1] if unscaled is not None else 0,
             self.query_scale,
             block_tables.stride(0),
             keys.stride(0),
@@ -223,6 +222,7 @@ class DecodeAttention:
             HEADS=triton.next_power_of_2(self._num_heads),
             BLOCK_SIZE=keys.shape[1],
             NORM=norms is not None,
+            HIDDEN=unscaled.hidden.shape[1] if unscaled is not None else 0,
             DEPENDENT=self._dependent,
             **options(dependent=self._dependent, registers=_FINISH_REGISTERS),
         )

@@ -7,8 +7,29 @@ import triton.language as tl
 
 from worker_svc.core.kernels.decode_plan import COLUMNS
 from worker_svc.core.kernels.launch import release, wait
-from worker_svc.core.kernels.norm import row_scale
-from worker_svc.core.kernels.rope import turn
+from worker_svc.core.kernels.norm import whole_row_scale
+
+
+@triton.jit
+def _norm_weights(norm_ptr, D: tl.constexpr, NORM: tl.constexpr):
+    """Both halves [1, D / 2] of a norm's weights; of none, ones."""
+    half = tl.arange(0, D // 2)[None, :]
+    left = tl.full((1, D // 2), 1.0, tl.float32)
+    right = left
+    if NORM:
+        left = tl.load(norm_ptr + half).to(tl.float32)
+        right = tl.load(norm_ptr + D // 2 + half).to(tl.float32)
+    return left, right
+
+
+@triton.jit
+def _turn(left, right, norm_left, norm_right, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Both halves [heads, D / 2] of some heads, normalised and rotated, by weights that have been read."""
+    if NORM:
+        scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)
+        left = left * scale[:, None] * norm_left
+        right = right * scale[:, None] * norm_right
+    return left * cos - right * sin, right * cos + left * sin
 
 
 @triton.jit
@@ -26,7 +47,6 @@ def finish_heads(
     values_ptr,
     eps,
     hidden_eps,
-    hidden_size,  # 0: they are scaled already
     scale,  # of queries
     table_stride,
     block_stride,
@@ -38,21 +58,25 @@ def finish_heads(
     HEADS: tl.constexpr,  # power of two from H
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,  # hidden_size; 0: they are scaled already
     DEPENDENT: tl.constexpr,
 ):
     """One program a sequence: normalise, rotate and scale its queries in place, and write its new key and value to the
-    cache.
+    cache. All that does not depend on the kernel ahead is read before it has ended, all else at once behind that.
     """
     release(DEPENDENT)
     sequence = tl.program_id(0)
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)[None, :]
+    # Four at a time, so that queries lie as keys do: their cosines, sines and weights are few registers, shared.
+    half = tl.max_contiguous(tl.arange(0, HALF), 4)[None, :]
     dims = tl.arange(0, D)[None, :]
     head = tl.arange(0, HEADS)[:, None]
     kv_head = tl.arange(0, HK)[:, None]
     row = tl.load(rows_ptr + sequence)
     position = tl.load(contexts_ptr + sequence) - 1
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
+    query_norm_1, query_norm_2 = _norm_weights(query_norm_ptr, D, NORM)
+    key_norm_1, key_norm_2 = _norm_weights(key_norm_ptr, D, NORM)
     block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
     cos = tl.load(rotary_ptr + position * D + half)
     sin = tl.load(rotary_ptr + position * D + HALF + half)
@@ -66,9 +90,10 @@ def finish_heads(
     k1 = tl.load(keys).to(tl.float32)
     k2 = tl.load(keys + HALF).to(tl.float32)
     v = tl.load(values).to(tl.float32)
-    from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
-    q1, q2 = turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
-    k1, k2 = turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
+    tl.debug_barrier()  # or the compiler would read these behind the sum below, so as to need fewer registers
+    from_hidden = whole_row_scale(hidden_ptr + row * HIDDEN, hidden_eps, HIDDEN)
+    q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_1, query_norm_2, cos, sin, eps, D, NORM)
+    k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_1, key_norm_2, cos, sin, eps, D, NORM)
     dtype = qkv_ptr.dtype.element_ty
     tl.store(queries, (q1 * scale).to(dtype), mask=head < H)
     tl.store(queries + HALF, (q2 * scale).to(dtype), mask=head < H)

@@ -31,6 +31,20 @@ def row_scale(x_ptr, eps, size):
 
 
 @triton.jit
+def whole_row_scale(x_ptr, eps, SIZE: tl.constexpr):
+    """`row_scale` of a size that the compiler knows: all parts are read at once."""
+    part = tl.arange(0, _PART)
+    squares = tl.zeros((_PART,), tl.float32)
+    scale = 1.0
+    if SIZE > 0:
+        for start in tl.static_range(0, SIZE, _PART):
+            x = tl.load(x_ptr + start + part, mask=start + part < SIZE, other=0.0).to(tl.float32)
+            squares += x * x
+        scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / SIZE + eps)
+    return scale
+
+
+@triton.jit
 def _scale_rows(x_ptr, hidden_ptr, eps, size, hidden_size, DEPENDENT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _PART + tl.arange(0, _PART)
