@@ -118,6 +118,7 @@ class TritonCompute:
         self._flash = flash
         self._many_rows = many_rows
         self._chunk_graphs = chunk_graphs
+        self._is_compiled = False
 
     @property
     def name(self) -> str:
@@ -159,6 +160,11 @@ class TritonCompute:
                 shapes = make_shapes(limits, model.config.num_layer_weights, with_flash=with_flash)
                 chunks = ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
             graphs = DecodeGraphs(step, chunks)
+            if not self._is_compiled:
+                started_ns = clock_ns()
+                graphs.compile()
+                self._is_compiled = True
+                _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             started_ns = clock_ns()
             graphs.capture(num_graphs, observe)
             _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})

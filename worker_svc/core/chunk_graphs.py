@@ -126,6 +126,10 @@ class ChunkStep:
         self._model = model
         self._rows = torch.arange(limits.max_num_batched_tokens + limits.max_num_seqs, device=state.num_computed.device)
 
+    def outline(self) -> "ChunkStep":
+        """See `LlamaForCausalLM.outline`."""
+        return ChunkStep(self._model.outline(), self.attention, self.state, self.limits)
+
     def __call__(self, columns: _Columns, staging: Staging) -> DecodeOutput:
         """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's. `staging` has
         what the columns are to be.
@@ -165,6 +169,13 @@ class ChunkGraphs:
         most = max((len(each.packed) for each in self._columns.values()), default=0)
         self._staging = Staging(self._device, most)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
+
+    def compile(self) -> None:
+        """See `DecodeGraphs.compile`; a package's attention compiles by itself."""
+        step = self._step.outline()
+        for shape in self.shapes:
+            if not shape.by_flash:
+                step(self._columns[shape], self._staging)
 
     @torch.inference_mode()
     def capture(self, pool: "torch.cuda._POOL_HANDLE") -> Iterator[Shape]:

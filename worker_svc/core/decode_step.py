@@ -29,6 +29,10 @@ class DecodeStep:
         self._attention = attention
         self._rows = torch.arange(len(state.num_computed), device=state.num_computed.device)
 
+    def outline(self) -> "DecodeStep":
+        """See `LlamaForCausalLM.outline`."""
+        return DecodeStep(self._model.outline(), self._attention, self.state)
+
     def __call__(self, slots: Tensor) -> DecodeOutput:
         """The next token of each of `slots` i64[rows]; a row of the dummy slot changes nothing."""
         inputs = decode_inputs(slots, self.state, self._model.embedding_table)

@@ -14,6 +14,7 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.kernels.compiling import compiling
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -44,6 +45,19 @@ class DecodeGraphs(StepDecoder):
         self._last: I64 = np.empty(0, np.int64)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, DecodeOutput]] = {}
         self._chosen: tuple[torch.cuda.CUDAGraph, DecodeOutput]  # for `_last`, and the rows that it has
+
+    @torch.inference_mode()
+    def compile(self) -> None:
+        """Make all kernels of Triton's ready that `capture` records, many at a time. They are not launched: what the
+        libraries' products between them read and write is nobody's.
+        """
+        step = self._step.outline()
+        with compiling():
+            for size in self._sizes.tolist():
+                step(self._slots[:size])
+            if self._chunks is not None:
+                self._chunks.compile()
+        torch.cuda.empty_cache()  # as if nothing had been: `capture` is measured
 
     @torch.inference_mode()
     def capture(self, num_graphs: int, observe: Callable[[int, int], None]) -> None:

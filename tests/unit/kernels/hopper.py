@@ -1,4 +1,4 @@
-"""Kernels in Gluon compiled for a Hopper on any machine."""
+"""Kernels compiled for a Hopper on any machine."""
 
 import importlib
 from collections.abc import Callable
@@ -33,8 +33,7 @@ class _Compiled:
         return launch
 
 
-def _compile(module: str, kernel: str, instruction: str, launch: Callable[..., None], args: tuple[Any, ...]) -> None:
-    triton.runtime.driver.set_active(_Hopper())
+def _compile(module: str, kernel: str, instruction: str, launch: Callable[..., None], *args: Any) -> None:
     where = importlib.import_module(module)
     setattr(where, kernel, _Compiled(getattr(where, kernel), instruction))
     launch(*args)
@@ -43,11 +42,21 @@ def _compile(module: str, kernel: str, instruction: str, launch: Callable[..., N
 def compile_for_hopper(
     monkeypatch: pytest.MonkeyPatch, kernel: str, instruction: str, launch: Callable[..., None], *args: Any
 ) -> None:
-    """What `launch(*args)` launches of `kernel`, "module.name", compiles, and has the instruction.
+    """What `launch(*args)` launches of `kernel`, "module.name", compiles, and has the instruction."""
+    module, _, name = kernel.rpartition(".")
+    on_hopper(monkeypatch, _compile, module, name, instruction, launch, *args)
+
+
+def on_hopper(monkeypatch: pytest.MonkeyPatch, function: Callable[..., None], *args: Any) -> None:
+    """Call it where Triton compiles for a Hopper and can launch nothing.
 
     In a process of its own: Triton's interpreter would have to be off when Triton is imported.
     """
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        module, _, name = kernel.rpartition(".")
-        pool.submit(_compile, module, name, instruction, launch, args).result()
+        pool.submit(_call, function, args).result()
+
+
+def _call(function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    triton.runtime.driver.set_active(_Hopper())
+    function(*args)

@@ -1,5 +1,8 @@
 """Llama (Touvron et al., 2023; Llama 3, 2024): pre-norm decoder, grouped-query attention, rotary embedding, SwiGLU."""
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -106,6 +109,12 @@ class LlamaForCausalLM:
             if config.tie_word_embeddings
             else VocabParallelEmbedding(placement, "lm_head", config.vocab_size, size)
         )
+
+    def outline(self) -> Self:
+        """The same weights, of the first and the last layer alone: what they launch is all that any layer does."""
+        outline = copy.copy(self)
+        outline._layers = [self._layers[0], self._layers[-1]]
+        return outline
 
     @torch.inference_mode()
     def fold_norms(self) -> None:
