@@ -145,32 +145,40 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
-        flash = self._flash.result() if self._flash is not None else None
-        attend = flash.attend if flash is not None else None
-        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, attend)
+        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs)
+
+        def make_chunks(slots: DeviceSlots, *, with_flash: bool) -> ChunkGraphs | None:
+            if not self._chunk_graphs:
+                return None
+            shapes = make_shapes(limits, model.config.num_layer_weights, with_flash=with_flash)
+            return ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
 
         def make_decoder(slots: DeviceSlots) -> StepDecoder:
             step = DecodeStep(model, attention, slots)
-            if num_graphs == 0 or cache.keys.device.type != "cuda":
-                return StepDecoder(step)
-            chunks = None
-            if self._chunk_graphs:
-                with_flash = flash is not None and flash.is_recordable
-                shapes = make_shapes(limits, model.config.num_layer_weights, with_flash=with_flash)
-                chunks = ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
-            graphs = DecodeGraphs(step, chunks)
-            if not self._is_compiled:
+            is_recorded = num_graphs > 0 and cache.keys.device.type == "cuda"
+            if is_recorded and not self._is_compiled:
+                # Beside the packages' import, if it still goes on; some are compiled whose work is a package's later.
                 started_ns = clock_ns()
-                graphs.compile()
+                DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile()
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
+            flash = self._wait_for_packages()
+            if flash is not None:
+                attention.use_flash(flash.attend)
+            if not is_recorded:
+                return StepDecoder(step)
+            graphs = DecodeGraphs(step, make_chunks(slots, with_flash=flash is not None and flash.is_recordable))
             started_ns = clock_ns()
             graphs.capture(num_graphs, observe)
             _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             return graphs
 
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)
+
+    def _wait_for_packages(self) -> FlashAttention | None:
+        """Products of many rows go through theirs from now on; whose attention is for `use_flash` to say."""
+        self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
+        return self._flash.result() if self._flash is not None else None
 
 
 def choose_compute(

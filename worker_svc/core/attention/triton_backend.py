@@ -39,13 +39,12 @@ class TritonAttention:
         num_heads: int,
         rotary: RotaryEmbedding,
         max_num_seqs: int,
-        flash: PagedAttention | None = None,
     ) -> None:
         shape = cache.shape
         self.cache = cache
         self.rotary = rotary.table
         self.num_heads = num_heads
-        self.flash = flash
+        self.flash: PagedAttention | None = None
         self.decode = DecodeAttention(
             max_num_seqs,
             num_heads,
@@ -55,8 +54,11 @@ class TritonAttention:
             block_size=shape.block_size,
             item_bytes=shape.dtype.itemsize,
         )
-        if flash is not None:
-            self._compile(flash)
+
+    def use_flash(self, flash: PagedAttention) -> None:
+        """From now on a FlashAttention package attends where that gains much."""
+        self._compile(flash)
+        self.flash = flash
 
     def prepare(
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor

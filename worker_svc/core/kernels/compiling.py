@@ -3,6 +3,7 @@ minute for a model's graphs, most of it in LLVM and ptxas, which do without the 
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,16 +17,16 @@ _MOST_THREADS = 16
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Kernels that are launched in here are not: they are compiled, or read from disk, and once this is left they are
-    ready. Not for two threads at once, and nobody else may launch meanwhile. Without effect on the interpreter.
+    """Kernels that this thread launches in here are not launched: they are compiled, or read from disk, and once this
+    is left they are ready. Not for two threads at once. Without effect on Triton's interpreter.
 
     Raises:
         triton.CompilationError: on leaving, one of them cannot be compiled.
     """
-    launch = JITFunction.run
+    launch, thread = JITFunction.run, threading.get_ident()
 
-    def compile_only(self: "JITFunction[Any]", *args: Any, **options: Any) -> Any:
-        return launch(self, *args, **{**options, "warmup": True})
+    def compile_only(self: "JITFunction[Any]", *args: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, warmup=warmup or threading.get_ident() == thread, **options)
 
     with ThreadPoolExecutor(_num_threads(), "compile") as threads, triton.AsyncCompileMode(threads):
         # Triton has this for a single launch, `warmup`, but not for all that a model's step makes.
