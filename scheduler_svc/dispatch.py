@@ -101,7 +101,6 @@ class Dispatcher:
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._claiming = Claiming()
         self._must_look = False  # for what is owned and was not loaded
-        self._started = b""  # ids of requests in plans that were committed, which the server still counts as waiting
         self._survey_ns = self._linked_ns = 0
         self._is_draining = False
 
@@ -145,13 +144,7 @@ class Dispatcher:
                 started += (admission.request_id for admission in plan.admissions)
                 # A device that has nothing to do gets its first plan before others are made.
                 self.is_filling = is_idle and self._window > 1
-        rows = self._shards.take_rows()
-        if rows or plans:
-            first, *others = plans or [("", b"")]
-            # No worker waits until starts are counted: they are told with what follows, their first rows at the latest.
-            self.outbox.append(Pending(Commit(self.sid, rows, *first, self._started)))
-            self.outbox += [Pending(Commit(self.sid, (), *each)) for each in others]
-            self._started = b"".join(dict.fromkeys(started))
+        self.outbox += map(Pending, self._shards.commits(plans, started))
 
     def look_around(self, *, is_draining: bool) -> None:
         """What is due now and then: a survey of the pool, a claim."""

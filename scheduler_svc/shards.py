@@ -1,4 +1,4 @@
-"""The log as one scheduler writes it: which shard a request's rows go to, and the rows of the next commit."""
+"""What one scheduler commits: rows of the log, each in its request's shard, plans, and which requests have started."""
 
 import time
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -8,6 +8,7 @@ import numpy as np
 from penstock.domain.rows import TokenRows
 from scheduler_svc.core.rows import select_rows
 from scheduler_svc.wire import WorkerOffer, encode_rows
+from servicekit.bus.calls import Commit
 
 _MAX_ENDED = 4096  # requests that may be remembered in any case
 
@@ -20,6 +21,7 @@ class Shards:
         self._num_shards = num_shards
         self._by_request: dict[bytes, int] = {}
         self._rows: list[tuple[int, bytes]] = []  # (shard, TokenBatch)
+        self._started: list[bytes] = []  # requests in plans of the last commits, which the server counts as waiting
         self._turn = 0
 
     @property
@@ -65,7 +67,15 @@ class Shards:
             part = rows if len(distinct) == 1 else select_rows(rows, np.array(shards) == shard)
             self._rows.append((shard, encode_rows(part, self._sid, incarnation, step, time.time_ns())))
 
-    def take_rows(self) -> tuple[tuple[int, bytes], ...]:
-        """The rows for a commit, as (shard, penstock.v1.TokenBatch); none wait any more."""
-        rows, self._rows = tuple(self._rows), []
-        return rows
+    def commits(self, plans: Sequence[tuple[str, bytes]], started: Sequence[bytes]) -> list[Commit]:
+        """What carries all rows and these plans, each (worker, penstock.v1.StepPlan), in which `started` have slots.
+
+        No worker waits until starts are counted: they are told with what follows, their first rows at the latest.
+        """
+        if not (self._rows or plans):
+            return []
+        first, *others = plans or [("", b"")]
+        commits = [Commit(self._sid, tuple(self._rows), *first, b"".join(dict.fromkeys(self._started)))]
+        commits += [Commit(self._sid, (), *each) for each in others]
+        self._rows, self._started = [], list(started)
+        return commits

@@ -8,7 +8,7 @@ from penstock.domain.errors import ErrorCode
 from penstock.v1 import results_pb2
 from scheduler_svc.service import SchedulerService
 from servicekit.bus import MemoryBus, keys
-from servicekit.bus.calls import Append, Fetch, Leave, Renew
+from servicekit.bus.calls import Append, CountWaiting, Fetch, Leave, Renew, Waiting
 
 
 @pytest.mark.parametrize("poison", [b"\xff\xff", b"", "error", "contradiction"])
@@ -124,6 +124,7 @@ def test_lost_answers_and_repeated_calls_change_nothing(seed: int, monkeypatch: 
             for sequence in range(2):
                 assert client.tokens[request_id, sequence] == expected(number, prompt(number), 12, sequence)
         until(lambda: service.stats().num_requests == 0, "the end")
+        assert client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0)
     assert bus.num_losses > 10
 
 

@@ -130,3 +130,28 @@ def test_what_got_a_slot_waits_no_longer() -> None:
         until(lambda: client.connection.call(CountWaiting()).num_requests == LIMITS.max_num_seqs, "the rest to wait")
         worker.is_held.clear()
         until(lambda: client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0), "nobody to wait")
+
+
+def test_what_has_tokens_waits_no_longer_although_no_plan_followed() -> None:
+    bus = MemoryBus()
+    with scheduler(bus, window=1), Worker(bus):
+        client = Client(bus)
+        request_id = client.submit(1, prompt(1), max_tokens=1)
+        client.wait((request_id, 0))
+        assert client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0)
+
+
+def test_starts_that_a_scheduler_could_not_tell_any_more_are_told_by_its_successor() -> None:
+    bus = MemoryBus()
+    with Worker(bus) as worker:
+        worker.is_held.set()
+        client = Client(bus)
+        with scheduler(bus, "a", window=1) as service:
+            until(lambda: len(service.incarnations()) == 1, "the pairing")
+            request_id = client.submit(1, prompt(1))
+            until(lambda: client.connection.call(Length(bus.keys.steps("w"))) == 1, "its plan")
+            assert client.connection.call(CountWaiting()).num_requests == 1
+        worker.is_held.clear()
+        with scheduler(bus, "b", window=1):
+            client.wait((request_id, 0))
+            assert client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0)
