@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from penstock.domain.errors import invalid
+from servicekit.settings import num_cores
 from worker_svc.core.attention.choice import choose
 from worker_svc.core.attention.flash_attention import FlashAttention, find_flash_attention
 from worker_svc.core.attention.torch_backend import TorchAttention
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _HOPPER = (9, 0)
 _FLASH_HEAD_DIMS = (64, 128)
+_MOST_COMPILING = 16  # kernels at a time
 
 
 def _nobody(_done: int, _total: int) -> None:
@@ -159,7 +161,8 @@ class TritonCompute:
             if is_recorded and not self._is_compiled:
                 # Beside the packages' import, if it still goes on; some are compiled whose work is a package's later.
                 started_ns = clock_ns()
-                DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile()
+                num_threads = max(1, min(_MOST_COMPILING, int(num_cores())))
+                DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile(num_threads)
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             flash = self._wait_for_packages()

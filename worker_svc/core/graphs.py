@@ -14,7 +14,7 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
-from worker_svc.core.kernels.compiling import compiling
+from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -47,16 +47,19 @@ class DecodeGraphs(StepDecoder):
         self._chosen: tuple[torch.cuda.CUDAGraph, DecodeOutput]  # for `_last`, and the rows that it has
 
     @torch.inference_mode()
-    def compile(self) -> None:
-        """Make all kernels of Triton's ready that `capture` records, many at a time. They are not launched: what the
+    def compile(self, num_threads: int) -> None:
+        """Make all kernels of Triton's ready that `capture` records, so many at a time. They are not launched: what the
         libraries' products between them read and write is nobody's.
         """
         step = self._step.outline()
-        with compiling():
+
+        def launch_all() -> None:
             for size in self._sizes.tolist():
                 step(self._slots[:size])
             if self._chunks is not None:
                 self._chunks.compile()
+
+        compile_launches(launch_all, num_threads)
         torch.cuda.empty_cache()  # as if nothing had been: `capture` is measured
 
     @torch.inference_mode()
