@@ -41,7 +41,7 @@ class SubmitOutcome(IntEnum):
     CREATED = 0
     EXISTS = 1  # the same id with the same digest: this is a retry
     CONFLICT = 2  # the same id with another digest
-    OUT_OF_MEMORY = 3  # the server is at 80 % of its memory, or was at the last look: it is good for a second
+    OUT_OF_MEMORY = 3  # the server is at 80 % of its memory, which it may notice a second late
 
 
 @dataclass(frozen=True, slots=True)

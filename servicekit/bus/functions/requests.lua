@@ -6,16 +6,18 @@ local MEMORY_SHARE = 0.8 -- of maxmemory; submit refuses above it
 local LOOK_MS, LOOK_BYTES = 1000, 1e6 -- so long, and for so much that is submitted, a look at the memory is good
 local REQUEST_BYTES = 1000 -- what a request takes besides what it brings
 
-local memory = { is_short = false, good_until_ms = 0, num_bytes = 0 }
+local memory = { is_short = false, looked_ms = 0, good_ms = 0, num_bytes = 0 }
 
 -- To look costs a third of a submit, half of one that comes alone. Short memory is looked at again in a millisecond.
 local function is_short_of_memory(now, num_bytes)
   memory.num_bytes = memory.num_bytes + num_bytes + REQUEST_BYTES
-  if now >= memory.good_until_ms or memory.num_bytes > LOOK_BYTES then
+  local age_ms = now - memory.looked_ms
+  -- Below zero: the clock was set back.
+  if age_ms < 0 or age_ms >= memory.good_ms or memory.num_bytes > LOOK_BYTES then
     local info = redis.call('INFO', 'memory')
     local limit = tonumber(string.match(info, 'maxmemory:(%d+)'))
     memory.is_short = limit > 0 and tonumber(string.match(info, 'used_memory:(%d+)')) > MEMORY_SHARE * limit
-    memory.good_until_ms, memory.num_bytes = now + (memory.is_short and 1 or LOOK_MS), 0
+    memory.looked_ms, memory.good_ms, memory.num_bytes = now, memory.is_short and 1 or LOOK_MS, 0
   end
   return memory.is_short
 end
