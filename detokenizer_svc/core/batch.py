@@ -33,6 +33,17 @@ class LogBatch:
         """Where each row's tokens begin, and behind the last one their number."""
         return [0, *np.cumsum(self.rows.counts, dtype=np.int64).tolist()]
 
+    @cached_property
+    def finishes(self) -> list[int]:
+        """By row."""
+        finishes: list[int] = self.rows.finishes.tolist()
+        return finishes
+
+    @cached_property
+    def _token_ids(self) -> list[int]:
+        token_ids: list[int] = self.rows.token_ids.tolist()
+        return token_ids
+
     def columns(self) -> tuple[list[int], list[int]]:
         """By row: the token of a row that has one and no end, else no valid id; and the hash chain behind it."""
         rows = self.rows
@@ -48,8 +59,7 @@ class LogBatch:
 
     def tokens(self, row: int) -> list[int]:
         """The token ids of one row."""
-        token_ids: list[int] = self.rows.token_ids[self.starts[row] : self.starts[row + 1]].tolist()
-        return token_ids
+        return self._token_ids[self.starts[row] : self.starts[row + 1]]
 
 
 @dataclass(slots=True)

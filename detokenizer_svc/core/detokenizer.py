@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
-from detokenizer_svc.core.textrows import NewRow, TextRows, text_rows
+from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
 from penstock.domain import chain
 from penstock.domain.finish import CancelReason, FinishReason, RequestError, Usage
 from penstock.domain.request import Header
@@ -323,7 +323,7 @@ class Detokenizer:
         if sequence is self._stray:
             self._count_stray(batch.rows.request_ids[row])
             return
-        finish = FinishReason(int(batch.rows.finishes[row]))
+        finish = FinishReason(batch.finishes[row])
         all_tokens = batch.tokens(row)
         tokens = self._new_tokens(sequence, batch, row, all_tokens, finish)
         if tokens is None:
@@ -373,7 +373,8 @@ class Detokenizer:
         request.num_ended += 1
         if request.num_ended == request.opened.n and last.end is not None:
             self._drop(last.request_id)
-            last.end = replace(last.end, usage=request.usage())
+            end = last.end
+            last.end = SequenceEnd(end.reason, end.stop_reason, end.error, request.usage())
             effects.retirements.append(Retirement(last.request_id, route, request))
 
     def _count_stray(self, request_id: bytes) -> None:
