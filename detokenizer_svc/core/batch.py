@@ -87,6 +87,13 @@ class RowSelection:
         if new.logprobs is not None:
             self.logprobs[place] = (new.logprobs, new.token_offset)
 
+    def end(self, row: int, text: str, text_offset: int, end: SequenceEnd) -> None:
+        """Adds a row that ends its sequence, all of whose tokens were taken."""
+        self.ends[len(self.rows)] = end
+        self.rows.append(row)
+        self.texts.append(text)
+        self.text_offsets.append(text_offset)
+
     def text_rows(self, batch: LogBatch) -> TextRows:
         """The columns."""
         if self.cut:

@@ -325,6 +325,13 @@ class Detokenizer:
             return
         finish = FinishReason(batch.finishes[row])
         all_tokens = batch.tokens(row)
+        if finish is FinishReason.LENGTH and len(all_tokens) == 1 and int(batch.rows.chains[row]) == sequence.chain:
+            text = sequence.piece(all_tokens[0])
+            if text is not None:  # many at once: nothing is held back, nothing is looked for
+                end = self._end(effects, sequence, sequence.end_by_count(all_tokens[0], text))
+                self._stats.num_tokens += 1
+                selection.end(row, text, sequence.num_chars - len(text), end)
+                return
         tokens = self._new_tokens(sequence, batch, row, all_tokens, finish)
         if tokens is None:
             return
@@ -347,7 +354,7 @@ class Detokenizer:
         if not finish and sequence.end is not None:
             effects.cancels.append(Cancellation(new.request_id, new.sequence))
         if sequence.end is not None:
-            self._count_end(effects, sequence.route, new)
+            new.end = self._end(effects, sequence, sequence.end)
         selection.add(row, new, whole=len(new_ids) == len(all_tokens))
 
     def _new_tokens(
@@ -367,15 +374,16 @@ class Detokenizer:
             return token_ids[known:]
         return None
 
-    def _count_end(self, effects: Effects, route: bytes, last: NewRow) -> None:
-        """Counts a sequence's end, whose row is `last`; with that of the last sequence the request has ended."""
-        request = self._live[last.request_id]
+    def _end(self, effects: Effects, sequence: Sequence, end: SequenceEnd) -> SequenceEnd:
+        """Counts a sequence's end; with that of the last sequence the request has ended, and what it used is told."""
+        request_id = sequence.request.request_id
+        request = self._live[request_id]
         request.num_ended += 1
-        if request.num_ended == request.opened.n and last.end is not None:
-            self._drop(last.request_id)
-            end = last.end
-            last.end = SequenceEnd(end.reason, end.stop_reason, end.error, request.usage())
-            effects.retirements.append(Retirement(last.request_id, route, request))
+        if request.num_ended < request.opened.n:
+            return end
+        self._drop(request_id)
+        effects.retirements.append(Retirement(request_id, sequence.route, request))
+        return SequenceEnd(end.reason, end.stop_reason, end.error, request.usage())
 
     def _count_stray(self, request_id: bytes) -> None:
         if request_id in self._ended:

@@ -150,6 +150,18 @@ class Sequence:
             self.num_chars += len(added)
         return added
 
+    def end_by_count(self, token_id: int, text: str) -> SequenceEnd:
+        """Adds the last token, for which `piece` has this text: what `extend` does where that is all there is to do."""
+        self.token_ids.append(token_id)
+        self.chain = chain.extend(self.chain, (token_id,))
+        if text:
+            self.parts.append(text)
+            self.num_chars += len(text)
+        self.told = Told(FinishReason.LENGTH, None, has_tokens=True)
+        end = SequenceEnd(FinishReason.LENGTH)
+        self._finish(end)
+        return end
+
     def behind(self, offset: Offset) -> NewRow | None:
         """The row of everything that lies behind what a client has; None if there is nothing.
 
