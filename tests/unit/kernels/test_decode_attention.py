@@ -104,6 +104,11 @@ def test_one_long_context_is_split_over_many_programs() -> None:
     check([2500], num_heads=2, num_kv_heads=1)
 
 
+@pytest.mark.parametrize("past", [0, 1, 16, 17, 150, 1200])
+def test_one_context_of_large_groups_is_split_into_small_tiles(past: int) -> None:
+    check([past], num_heads=8, num_kv_heads=2, head_dim=128)
+
+
 def test_whole_tiles_need_fewer_splits_than_there_are() -> None:
     check([1900, 1665, *[3] * 7], num_heads=2, num_kv_heads=2, rounds=1)
 

@@ -87,6 +87,9 @@ def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
     assert_near(row_linear(x, single, bias=bias, residual=residual), expected)
     gated = row_linear(x, weight, norm=(norm, 1e-6), is_gated=True)
     assert_near(gated, silu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
+    ones = torch.ones_like(norm)
+    folded = row_linear(x, weight, norm=(ones, 1e-6), is_folded=True, is_gated=True)
+    assert_near(folded, silu_gated(normed(x, ones, 1e-6) @ weight.double().t()))
 
 
 def test_inputs_that_do_not_divide_into_tiles_are_left_to_others() -> None:

@@ -69,7 +69,7 @@ class DecodeAttention:
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
 
     def _cut(self, sequences: int) -> Cut:
-        chosen = cut(sequences, self._num_kv_heads, self._row_bytes)
+        chosen = cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
         # No context is longer than the table of positions: further splits would find nothing.
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 

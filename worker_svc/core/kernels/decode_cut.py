@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 MIN_QUERY_ROWS = 16  # of a matrix product's operand, as tokens of a tile
 _FEW_SEQUENCES = 32
+_LARGE_GROUP = 4  # queries of a key
 _ROW_BYTES, _TOKEN_BYTES = 256, 2048  # of one key, and of those of all heads
 # Of shared memory: two tiles of keys and of values, and room for conversions.
 SHARE_BYTES = 5 * MIN_QUERY_ROWS * _TOKEN_BYTES
@@ -45,12 +46,14 @@ def find_shares(sequences: int, num_kv_heads: int, row_bytes: int, multiprocesso
     return Shares(multiprocessors * (_TOKEN_BYTES // token_bytes), MIN_QUERY_ROWS, 3, num_kv_heads, 4)
 
 
-def cut(sequences: int, num_kv_heads: int, row_bytes: int) -> Cut:
+def cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> Cut:
     """As measured best in the steps of Qwen3-0.6B on an H200, for keys of `row_bytes` (of one head): few programs share
     a context and begin early; more have several tiles on their way; many are small, so that a multiprocessor holds
-    several and one reads while another computes.
+    several and one reads while another computes. One sequence of larger groups of queries, as Qwen3-8B's.
     """
     programs = sequences * num_kv_heads
+    if sequences == 1 and group >= _LARGE_GROUP:
+        return Cut(max(1, 264 // programs), 16, _tokens(16, row_bytes), 3, 1, None, ahead=1)
     if programs <= 64:
         return Cut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, ahead=1)
     if programs <= 256:

@@ -1,5 +1,7 @@
 """Products of one row with a weight, at the speed at which the weight can be read."""
 
+from dataclasses import dataclass, replace
+
 import torch
 import triton
 import triton.language as tl
@@ -8,6 +10,36 @@ from torch import Tensor
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
 
 _MIN_COLUMNS = 64  # of a tile
+_VECTOR = tl.constexpr(8)  # columns that a thread loads at once
+
+
+@triton.jit
+def _products(w, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
+    """Of a tile [ROWS, COLUMNS]; added up within threads, they take a quarter of the registers of the tile's weights
+    instead of twice as many.
+    """
+    products = w.to(tl.float32) * x[None, :]
+    if IN_THREAD:
+        products = tl.sum(tl.reshape(products, (ROWS, COLUMNS // _VECTOR, _VECTOR)), 2)
+    return products
+
+
+@triton.jit
+def _squares(x, COLUMNS: tl.constexpr, IN_THREAD: tl.constexpr):
+    """Of columns [COLUMNS], added up as in `_products`."""
+    squares = x * x
+    if IN_THREAD:
+        squares = tl.sum(tl.reshape(squares, (COLUMNS // _VECTOR, _VECTOR)), 1)
+    return squares
+
+
+@triton.jit
+def _normed(x, scale, norm, SCALED: tl.constexpr, WEIGHTED: tl.constexpr):
+    if SCALED:
+        x = x * scale
+    if WEIGHTED:
+        x = x * norm
+    return x
 
 
 @triton.jit
@@ -25,6 +57,9 @@ def _row_linear(
     BLOCK_K: tl.constexpr,
     WHOLE: tl.constexpr,  # power of two from K
     NORM: tl.constexpr,
+    WEIGHTED: tl.constexpr,  # its weights are read
+    LATE: tl.constexpr,  # its scale is multiplied last
+    IN_THREAD: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
@@ -38,33 +73,40 @@ def _row_linear(
     if GATED:
         ups = weights + N.to(tl.int64) * K
         u = tl.load(ups)
-    if NORM:
+    norm = columns.to(tl.float32)
+    if WEIGHTED:
         norm = tl.load(norm_ptr + columns).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
-    if NORM:
+    scale, late_scale = 1.0, 1.0
+    if NORM and not LATE:
         whole = tl.arange(0, WHOLE)
         hidden = tl.load(x_ptr + whole, mask=whole < K, other=0.0).to(tl.float32)
         scale = 1.0 / tl.sqrt(tl.sum(hidden * hidden) / K + eps)
     x = tl.load(x_ptr + columns).to(tl.float32)
-    if NORM:
-        x = x * scale * norm
-    acc = w.to(tl.float32) * x[None, :]
+    squares = _squares(x, BLOCK_K, IN_THREAD)  # the compiler leaves them out where nobody asks
+    x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
+    acc = _products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
     if GATED:
-        up_acc = u.to(tl.float32) * x[None, :]
+        up_acc = _products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
     for k in range(BLOCK_K, K, BLOCK_K):
         w = tl.load(weights + k)
         if GATED:
             u = tl.load(ups + k)
         x = tl.load(x_ptr + k + columns).to(tl.float32)
-        if NORM:
-            x = x * scale * tl.load(norm_ptr + k + columns).to(tl.float32)
-        acc += w.to(tl.float32) * x[None, :]
+        squares += _squares(x, BLOCK_K, IN_THREAD)
+        if WEIGHTED:
+            norm = tl.load(norm_ptr + k + columns).to(tl.float32)
+        x = _normed(x, scale, norm, NORM and not LATE, WEIGHTED)
+        acc += _products(w, x, BLOCK_N, BLOCK_K, IN_THREAD)
         if GATED:
-            up_acc += u.to(tl.float32) * x[None, :]
-    y = tl.sum(acc, 1)
+            up_acc += _products(u, x, BLOCK_N, BLOCK_K, IN_THREAD)
+    if NORM and LATE:
+        # Its sum across threads comes with the products', and no weight waits for it.
+        late_scale = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
+    y = tl.sum(acc, 1) * late_scale
     if GATED:
-        y = y * tl.sigmoid(y) * tl.sum(up_acc, 1)
+        y = y * tl.sigmoid(y) * (tl.sum(up_acc, 1) * late_scale)
     if BIAS:
         y += tl.load(bias_ptr + rows).to(tl.float32)
     if RESIDUAL:
@@ -72,23 +114,38 @@ def _row_linear(
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty))
 
 
-def _tile(outputs: int, inputs: int, *, is_gated: bool) -> tuple[int, int, int]:
-    """Rows and columns of a tile and warps, as measured best on an H200 for Qwen3-0.6B's and 8B's shapes: wide rows
-    where the weight is small, so that few programs end together, narrow ones where it is long.
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """How a product is cut into programs."""
+
+    rows: int
+    columns: int
+    warps: int
+    in_thread: bool = False  # columns are added up within a thread first: fewer registers, more programs at once
+    late: bool = False  # the scale of a norm is multiplied last
+
+
+def _tile(outputs: int, inputs: int, *, is_gated: bool) -> _Tile:
+    """As measured best within the step on an H200, for Qwen3-0.6B's and 8B's shapes: wide rows where the weight is
+    small, so that few programs end together, narrow ones where it is long.
     """
     if inputs <= 1024:
-        rows, columns, warps = (8, 512, 4) if is_gated or outputs > 65536 else (32, 1024, 8)
+        if outputs > 65536:
+            tile = _Tile(16, 512, 4, in_thread=True)
+        else:
+            tile = _Tile(8, 512, 4, in_thread=True, late=True) if is_gated else _Tile(32, 1024, 8)
     elif inputs <= 3072:
-        rows, columns, warps = (8, 2048, 8) if inputs <= 2048 else (4, 1024, 8)
+        tile = _Tile(8, 2048, 8) if inputs <= 2048 else _Tile(4, 1024, 8, in_thread=True)
     elif inputs > 8192:
-        rows, columns, warps = 1, 2048, 8
+        tile = _Tile(1, 2048, 8)
     elif is_gated:
-        rows, columns, warps = 1, 4096, 4
+        tile = _Tile(1, 4096, 4)
     elif outputs > inputs:
-        rows, columns, warps = (8, 1024, 4) if outputs > 65536 else (4, 2048, 8)
+        tile = _Tile(8, 1024, 4) if outputs > 65536 else _Tile(8, 1024, 4, in_thread=True, late=True)
     else:
-        rows, columns, warps = 8, 1024, 4
-    return power_of_two_divisor(outputs, rows), power_of_two_divisor(inputs, columns), warps
+        tile = _Tile(8, 1024, 4)
+    rows, columns = power_of_two_divisor(outputs, tile.rows), power_of_two_divisor(inputs, tile.columns)
+    return replace(tile, rows=rows, columns=columns)
 
 
 def fits_row_linear(weight: Tensor) -> bool:
@@ -101,23 +158,24 @@ def row_linear(
     weight: Tensor,
     *,
     norm: tuple[Tensor, float] | None = None,
+    is_folded: bool = False,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     is_gated: bool = False,
 ) -> Tensor:
     """residual + f(norm(x) @ weight.T) + bias for one row.
 
-    x [1, inputs], weight [outputs, inputs], norm: weight [inputs] and eps of an RMS norm, bias [outputs], residual
-    [1, outputs] -> [1, outputs]. Gated: of the weight's rows the first half are gates, the second ups; f is
-    silu(gate) * up, and the result has half as many columns.
+    x [1, inputs], weight [outputs, inputs], norm: weight [inputs], all ones if it is folded, and eps of an RMS norm,
+    bias [outputs], residual [1, outputs] -> [1, outputs]. Gated: of the weight's rows the first half are gates, the
+    second ups; f is silu(gate) * up, and the result has half as many columns.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    rows, columns, warps = _tile(outputs, inputs, is_gated=is_gated)
+    tile = _tile(outputs, inputs, is_gated=is_gated)
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     dependent = has_dependent_launch(x.device)
-    _row_linear[(outputs // rows,)](
+    _row_linear[(outputs // tile.rows,)](
         x,
         weight,
         norm_weight,
@@ -127,14 +185,18 @@ def row_linear(
         eps,
         outputs,
         K=inputs,
-        BLOCK_N=rows,
-        BLOCK_K=columns,
+        BLOCK_N=tile.rows,
+        BLOCK_K=tile.columns,
         WHOLE=triton.next_power_of_2(inputs),
         NORM=norm is not None,
+        # Ones are left out only where that was measured.
+        WEIGHTED=norm is not None and not (is_folded and tile.late),
+        LATE=tile.late,
+        IN_THREAD=tile.in_thread,
         BIAS=bias is not None,
         RESIDUAL=residual is not None,
         GATED=is_gated,
         DEPENDENT=dependent,
-        **options(warps=warps, dependent=dependent),
+        **options(warps=tile.warps, dependent=dependent),
     )
     return out

@@ -32,7 +32,8 @@ class TritonOperations:
     def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
         """See `Operations.norm_linear`."""
         if len(hidden) == 1 and fits_row_linear(linear.weight):
-            return row_linear(hidden, linear.weight, norm=(norm.weight, norm.eps), bias=linear.bias)
+            weight, is_folded = linear.weight, norm.is_folded
+            return row_linear(hidden, weight, norm=(norm.weight, norm.eps), is_folded=is_folded, bias=linear.bias)
         return self._multiply(rms_norm(hidden, norm.weight, norm.eps), linear)
 
     def fold_norm(self, norm: Norm, linear: Projection) -> None:
@@ -66,7 +67,8 @@ class TritonOperations:
     def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
         """See `Operations.norm_gated`."""
         if len(hidden) == 1 and gate_up.bias is None and fits_row_linear(gate_up.weight):
-            return row_linear(hidden, gate_up.weight, norm=(norm.weight, norm.eps), is_gated=True)
+            scaled = norm.weight, norm.eps
+            return row_linear(hidden, gate_up.weight, norm=scaled, is_folded=norm.is_folded, is_gated=True)
         if norm.is_folded and gate_up.bias is None and _fits(hidden, gate_up.weight):
             outputs, inputs = gate_up.weight.shape
             if self.many_rows is not None and (tile := find_gated_tile(outputs, inputs, len(hidden))) is not None:
