@@ -297,13 +297,14 @@ class TokenizerService:
                 self._finish(job, self._tokenize(sid, job, header, message))
             if number % FEW_OUTCOMES == 0 and number < len(jobs):
                 self._send_ahead(session)
-        if self._unsent and len(jobs) < FEW_OUTCOMES:
-            # Who waits is answered when all of a write has been carried out: more than outcomes must not be in it.
+        if self._unsent and len(jobs) <= 1:
+            # Who waits is answered when all of a write has been carried out: more than outcomes must not be in it. But
+            # of several prompts the next are read in the same exchange, which takes as long as many of them.
             self._send_ahead(session)
         self._stats.num_long_prompts = len(self._long)
 
     def _send_ahead(self, session: Session) -> None:
-        """Schedulers get the first of many prompts while the last are tokenized, and few before all else is done."""
+        """Schedulers get the first of many prompts while the last are tokenized, and one before all else is done."""
         calls, self._unsent = self._unsent, []
         self._settle(session)
         self._unsent += self._ahead.send(session.connection, calls)

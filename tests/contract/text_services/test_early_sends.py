@@ -78,6 +78,18 @@ def test_many_prompts_are_tokenized_once_each(pool: Pool, num_lost: int) -> None
     assert sorted(hint.fields[k.REQUEST] for hint in pool.entries(bus.keys.requests)) == ids
 
 
+@pytest.mark.parametrize(("num_prompts", "num_early"), [(1, 1), (5, 0)])
+def test_the_outcome_of_one_prompt_leaves_alone_and_those_of_several_with_the_next_read(
+    pool: Pool, num_prompts: int, num_early: int
+) -> None:
+    bus = EarlyBus(0)
+    pool = Pool(Path(pool.model), bus)
+    ids = [pool.submit(number, Prompt(text=f"brook {number}")) for number in range(1, num_prompts + 1)]
+    with running(pool.tokenizer_service()):
+        eventually(lambda: pool.fetch(ids[-1]).state is RequestState.READY)
+    assert len(bus.early) == num_early
+
+
 @pytest.mark.parametrize("num_lost", [0, 1, 2])
 def test_many_requests_that_end_at_once_end_once_each(pool: Pool, num_lost: int) -> None:
     bus = EarlyBus(num_lost)
