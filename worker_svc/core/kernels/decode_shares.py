@@ -8,6 +8,7 @@ import triton.language as tl
 from worker_svc.core.kernels.decode_plan import COLUMNS
 from worker_svc.core.kernels.launch import release, wait
 from worker_svc.core.kernels.norm import whole_row_scale
+from worker_svc.core.kernels.rope import head_scales, rotate
 
 
 @triton.jit
@@ -26,10 +27,10 @@ def _norm_weights(norm_ptr, D: tl.constexpr, NORM: tl.constexpr):
 def _turn(left, right, norm_left, norm_right, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Both halves [heads, D / 2] of some heads, normalised and rotated, by weights that have been read."""
     if NORM:
-        scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)
-        left = left * scale[:, None] * norm_left
-        right = right * scale[:, None] * norm_right
-    return left * cos - right * sin, right * cos + left * sin
+        scales = head_scales(left, right, eps, D)
+        left = left * scales * norm_left
+        right = right * scales * norm_right
+    return rotate(left, right, cos, sin)
 
 
 @triton.jit

@@ -10,14 +10,26 @@ from worker_svc.core.operations.interface import Unscaled
 
 
 @triton.jit
-def turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+def head_scales(left, right, eps, D: tl.constexpr):
+    """1 / rms [heads, 1] of some heads, of which both halves are [heads, D / 2]."""
+    return (1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps))[:, None]
+
+
+@triton.jit
+def rotate(left, right, cos, sin):
+    """Both halves [heads, D / 2] of some heads, turned by cosines and sines [1, D / 2]."""
+    return left * cos - right * sin, right * cos + left * sin
+
+
+@triton.jit
+def _turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Both halves [heads, D / 2] of some heads, normalised and rotated."""
     if NORM:
         half = tl.arange(0, D // 2)
-        scale = 1.0 / tl.sqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D + eps)
-        left = left * scale[:, None] * tl.load(norm_ptr + half)[None, :].to(tl.float32)
-        right = right * scale[:, None] * tl.load(norm_ptr + D // 2 + half)[None, :].to(tl.float32)
-    return left * cos - right * sin, right * cos + left * sin
+        scales = head_scales(left, right, eps, D)
+        left = left * scales * tl.load(norm_ptr + half)[None, :].to(tl.float32)
+        right = right * scales * tl.load(norm_ptr + D // 2 + half)[None, :].to(tl.float32)
+    return rotate(left, right, cos, sin)
 
 
 # Not compiled again for numbers that divide by 16: steps that are no graphs have any.
@@ -73,8 +85,8 @@ def _rope_write(
     k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
     v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
     from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
-    q1, q2 = turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
-    k1, k2 = turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
+    q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
+    k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
     of_query = tl.where(row < num_scaled, scale, 1.0)
     dtype = qkv_ptr.dtype.element_ty
     tl.store(queries, (q1 * of_query).to(dtype), mask=head < H)
