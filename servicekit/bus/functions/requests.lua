@@ -226,10 +226,9 @@ local function claim(keys, args)
     return NOT_YET
   end
   local stream, wanted, claimed, num_buried = prefix .. 'requests', tonumber(count), {}, 0
-  local missing, head
-  repeat
-    missing = wanted - #claimed
-    head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(missing))
+  while #claimed < wanted do
+    local missing = wanted - #claimed
+    local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(missing))
     local read, taken = {}, {}
     for _, entry in ipairs(head) do
       read[#read + 1] = entry[1]
@@ -249,7 +248,10 @@ local function claim(keys, args)
     with_all('XDEL', stream, read)
     with_all('SADD', prefix .. 'own:' .. sid, taken)
     with_all('ZREM', prefix .. 'due', taken) -- their scheduler sees to their time from now on
-  until #head < missing or #claimed == wanted
+    if #head < missing then
+      break
+    end
+  end
   return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. 'prompts') }
 end
 
