@@ -26,9 +26,9 @@ def main() -> None:
 
 def median_s(run: Callable[[], Any]) -> float:
     """Of all runs but the first two."""
-    times = []
+    times: list[float] = []
     for _ in range(NUM_RUNS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
         begin.record()
         run()
         end.record()

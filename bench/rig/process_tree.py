@@ -1,7 +1,7 @@
 """CPU time of a process and of all that it started, by what runs in them (Linux)."""
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -20,7 +20,7 @@ def cpu_s(root: int) -> dict[str, float]:
         pid = int(folder.name)
         children[int(fields[1])].append(pid)
         seconds[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    found = Counter[str]()
+    found: defaultdict[str, float] = defaultdict(float)
     reached = [root]
     while reached:
         pid = reached.pop()

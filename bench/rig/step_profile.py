@@ -1,7 +1,7 @@
 """Where the time of decode steps goes: on the device by kernel, and between steps."""
 
 import time
-from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -9,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from penstock import LLM, SamplingParams
 
 NUM_STEPS = 20
+NUM_BEFORE = 16  # steps of every run in which not yet all sequences may decode, so that two runs differ by full batches
 NUM_KERNELS = 8
 
 
@@ -21,25 +22,26 @@ def profile_decode(llm: LLM, batch: int) -> list[str]:
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True), use_tqdm=False)
         return time.perf_counter() - begin
 
-    wall_us = (seconds(4 + 4 * NUM_STEPS) - seconds(4)) / (4 * NUM_STEPS) * 1e6
-    short, long = _kernels(lambda: seconds(4)), _kernels(lambda: seconds(4 + NUM_STEPS))
-    times, counts = Counter[str](), Counter[str]()
+    seconds(NUM_BEFORE)  # leaves the prompts in the prefix cache, for all that follow alike
+    wall_us = (seconds(NUM_BEFORE + 4 * NUM_STEPS) - seconds(NUM_BEFORE)) / (4 * NUM_STEPS) * 1e6
+    short, long = _kernels(lambda: seconds(NUM_BEFORE)), _kernels(lambda: seconds(NUM_BEFORE + NUM_STEPS))
+    per_step = []  # microseconds, launches, kernel
     for name, (time_us, count) in long.items():
-        before = short.get(name, (0.0, 0))
-        times[name], counts[name] = (time_us - before[0]) / NUM_STEPS, round((count - before[1]) / NUM_STEPS, 1)
-    total = sum(times.values())
-    lines = [f"step of {batch}: wall {wall_us:.0f} us, kernels {total:.0f} us in {sum(counts.values()):.0f}"]
-    return lines + [
-        f"    {time_us:8.1f} us {counts[name]:6.1f} x {name[:80]}" for name, time_us in times.most_common(NUM_KERNELS)
-    ]
+        before_us, count_before = short.get(name, (0.0, 0))
+        per_step.append(((time_us - before_us) / NUM_STEPS, (count - count_before) / NUM_STEPS, name))
+    total_us, num_launches = sum(each[0] for each in per_step), sum(each[1] for each in per_step)
+    lines = [f"step of {batch}: wall {wall_us:.0f} us, kernels {total_us:.0f} us in {num_launches:.0f}"]
+    longest = sorted(per_step, reverse=True)[:NUM_KERNELS]
+    return lines + [f"    {time_us:8.1f} us {count:6.1f} x {name[:80]}" for time_us, count, name in longest]
 
 
-def _kernels(run) -> dict[str, tuple[float, int]]:  # type: ignore[no-untyped-def]
+def _kernels(run: Callable[[], object]) -> dict[str, tuple[float, int]]:
+    """Microseconds and launches of each kernel."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         run()
         torch.cuda.synchronize()
     return {
         each.key: (each.self_device_time_total, each.count)
         for each in found.key_averages()
-        if each.device_type == torch.autograd.DeviceType.CUDA
+        if each.device_type.name == "CUDA"
     }

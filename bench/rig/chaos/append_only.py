@@ -49,7 +49,7 @@ class AppendOnlyFile:
         """Of the last file of the manifest: the one that grows."""
         manifest = next(self._folder.glob("*.manifest"))
         *_, last = re.findall(r"^file (\S+) seq \d+ type i", manifest.read_text(), re.MULTILINE)
-        return self._folder / last
+        return self._folder.joinpath(last)
 
     def lose(self, pid: int, lost_s: float) -> Cut:
         """Kills the server, which loses what it wrote within about the last `lost_s` seconds."""
