@@ -5,7 +5,7 @@ For each model, one after the other on an otherwise free card, each in processes
 engine and its server, where they can be imported. Nothing is downloaded: models have the shapes of published ones and
 random weights, which are written to files and loaded from there. Prompts are token ids, outputs are as long as asked
 for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
-counts; a row that took five seconds has only one.
+counts, of as many for every engine; nano and served, which are long, have one.
 
     0.6b, 8b   decode1, decode32, decode256: that many sequences, 128 tokens in, 256 out
                prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second
@@ -63,12 +63,11 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
         print(
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
-    works = [make_work(row) for row in rows]
+    works = [make_work(row, arguments.rounds) for row in rows]
     if name == "v32k":
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
     options = Options(
-        rounds=arguments.rounds,
         chunk=arguments.chunk or CHUNK[name],
         gateways=arguments.gateways,
         simulated_ms=arguments.simulated_ms,
@@ -131,7 +130,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--rows", default="", help="only these")
     parser.add_argument("--engines", default=",".join(ENGINES), help="only these of process, pipeline, peer")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each row, of which the fastest counts")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each short row, of which the fastest counts")
     parser.add_argument("--chunk", type=int, default=0, help="tokens of a step at most; 0: what suits the model")
     parser.add_argument("--gateways", type=int, default=4, help="gateway processes of the pipeline")
     parser.add_argument("--serve", action="append", default=[], help="a further flag for `penstock serve`")

@@ -14,7 +14,6 @@ from bench.rig.work import Work
 from penstock.launcher.layout import free_ports
 
 START_TIMEOUT_S = 240.0
-ENOUGH_S = 5.0  # spent on a row: no further round
 MAX_MODEL_LEN = 4096
 MEMORY_SHARE = 0.85
 _PEER_SCRIPT = Path(__file__).with_name("vllm_engine.py")
@@ -30,7 +29,6 @@ _PEER_ENVIRON = {
 class Options:
     """How the engines are run."""
 
-    rounds: int  # of each row
     chunk: int  # tokens of a step at most
     gateways: int
     simulated_ms: float  # 0: on the GPU
@@ -46,8 +44,8 @@ class Measured:
 
     name: str
     start: dict[str, Any] = field(default_factory=dict)  # seconds from its start, and phases
-    seconds: dict[str, float] = field(default_factory=dict)  # by row, of the fastest round
-    loads: dict[str, Load] = field(default_factory=dict)  # by row, what clients saw of it
+    rounds: dict[str, list[float]] = field(default_factory=dict)  # by row, seconds of each
+    loads: dict[str, Load] = field(default_factory=dict)  # by row, what clients saw of the fastest
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> str:
@@ -62,7 +60,7 @@ class Measured:
 
     def summary(self) -> str:
         """While the others are still to come."""
-        rows = ", ".join(f"{row} {seconds:.3f} s" for row, seconds in self.seconds.items())
+        rows = ", ".join(f"{row} {min(rounds):.3f} s" for row, rounds in self.rounds.items())
         return f"first token after {self.start['first_s']:.1f} s; {rows}"
 
 
@@ -84,8 +82,6 @@ def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
         "model": str(folder),
         "options": chosen,
         "works": [work.as_json() for work in works],
-        "rounds": options.rounds,
-        "enough_s": ENOUGH_S,
         "profiled": options.profiled,
     }
     return _measured("one process", [sys.executable, "-m", "bench.rig.in_process"], asked, options, {})
@@ -108,7 +104,7 @@ def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
         command += ["--runner=simulated", f"--step-ms={options.simulated_ms}"]
     measured = Measured("pipeline")
     with Server(command, "bench", pipeline_ports, START_TIMEOUT_S) as server:
-        _load(server, works, options.rounds, measured)
+        _load(server, works, measured)
         measured.start["phases"] = pipeline_phases(server.said())
     return measured
 
@@ -124,8 +120,6 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
     asked = {
         "model": str(folder),
         "works": [work.as_json() for work in works],
-        "rounds": options.rounds,
-        "enough_s": ENOUGH_S,
     }
     return _measured("vLLM", [sys.executable, str(_PEER_SCRIPT)], asked, options, _peer_environ(options))
 
@@ -146,21 +140,19 @@ def peer_server(folder: Path, works: list[Work], options: Options) -> Measured |
     ]
     measured = Measured("vLLM, Rust front end")
     with Server(command, "bench", answers_at(port), START_TIMEOUT_S, _peer_environ(options)) as server:
-        _load(server, works, options.rounds, measured)
+        _load(server, works, measured)
     return measured
 
 
-def _load(server: Server, works: list[Work], rounds: int, measured: Measured) -> None:
+def _load(server: Server, works: list[Work], measured: Measured) -> None:
     measured.start = {"first_s": server.first_s}
     for work in works:
         before_s = server.cpu_s()
-        loads: list[Load] = []
-        while len(loads) < rounds and sum(load.seconds for load in loads) < ENOUGH_S:
-            loads.append(server.load(work))
+        loads = [server.load(work) for _ in range(work.num_rounds)]
         after_s = server.cpu_s()
-        best = min(loads, key=lambda load: load.seconds)
-        measured.seconds[work.name], measured.loads[work.name] = best.seconds, best
-        wall_s = sum(load.seconds for load in loads)
+        measured.rounds[work.name] = [load.seconds for load in loads]
+        best = measured.loads[work.name] = min(loads, key=lambda load: load.seconds)
+        wall_s = sum(measured.rounds[work.name])
         cores = {name: (seconds - before_s.get(name, 0.0)) / wall_s for name, seconds in after_s.items()}
         busiest = sorted(cores.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {used:.2f}" for name, used in busiest if used > 0.02)
@@ -182,7 +174,7 @@ def _measured(
     measured = Measured(f"{name} {version}".strip(), start=found[0], notes=notes)
     for each in found[1:]:
         if "row" in each:
-            measured.seconds[each["row"]] = min(each["seconds"])
+            measured.rounds[each["row"]] = each["seconds"]
         else:
             measured.notes += each["profile"]
     return measured

@@ -46,6 +46,8 @@ def notes(found: dict[str, Measured]) -> list[str]:
             if name in measured.start
         )
         lines.append(f"start, {measured.name}: first token {measured.start['first_s']:.1f} s{before}{more}")
+        for row, rounds in measured.rounds.items():
+            lines.append(f"{row}, {measured.name}: rounds of {', '.join(f'{seconds:.4f}' for seconds in rounds)} s")
         for row, load in measured.loads.items():
             lines.append(
                 f"{row}, {measured.name}: time to first token {load.ttft_ms:.2f} ms, "
@@ -56,8 +58,8 @@ def notes(found: dict[str, Measured]) -> list[str]:
 
 
 def _rate(measured: Measured | None, work: Work) -> float | None:
-    seconds = measured.seconds.get(work.name) if measured else None
-    return work.counted_tokens / seconds if seconds else None
+    rounds = measured.rounds.get(work.name) if measured else None
+    return work.counted_tokens / min(rounds) if rounds else None
 
 
 def _ratio(rate: float | None, other: float | None, goal: float | None) -> str:

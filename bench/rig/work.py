@@ -25,6 +25,7 @@ class Work:
     at_once: int = 0  # requests at once, the next one when one ends; 0: all
     counts_prompts: bool = False  # tokens per second are prompt tokens
     texts: list[str] | None = None  # the prompts as text: then engines get these
+    num_rounds: int = 1  # how often every engine does it: the fastest counts
 
     @property
     def inputs(self) -> list[Any]:
@@ -41,24 +42,24 @@ class Work:
         return asdict(self)
 
 
-def make_work(row: str) -> Work:
-    """The work of a row: the same at every call."""
+def make_work(row: str, num_rounds: int = 1) -> Work:
+    """The work of a row: the same at every call. The long ones, `nano` and `served`, are done once."""
     draw = random.Random(0)
 
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)]
 
     if row == "prefill":
-        return Work(row, prompts(32, PREFILL_TOKENS), [1] * 32, counts_prompts=True)
+        return Work(row, prompts(32, PREFILL_TOKENS), [1] * 32, counts_prompts=True, num_rounds=num_rounds)
     if row == "nano":
         mixed = [prompts(1, draw.randint(100, 1024))[0] for _ in range(256)]
         return Work(row, mixed, [draw.randint(100, 1024) for _ in range(256)], temperature=0.6)
     if row == "served":
         return Work(row, prompts(NUM_SERVED, 512), [128] * NUM_SERVED, at_once=AT_ONCE)
     if row == "alone":
-        return Work(row, prompts(NUM_ALONE, 128), [128] * NUM_ALONE, at_once=1)
+        return Work(row, prompts(NUM_ALONE, 128), [128] * NUM_ALONE, at_once=1, num_rounds=num_rounds)
     batch = int(row.removeprefix("decode"))
-    return Work(row, prompts(batch, 128), [256] * batch)
+    return Work(row, prompts(batch, 128), [256] * batch, num_rounds=num_rounds)
 
 
 def as_text(work: Work, tokenizer: Tokenizer) -> Work:

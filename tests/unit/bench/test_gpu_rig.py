@@ -72,6 +72,13 @@ def test_the_floor_of_one_sequence_is_its_weights_once_a_token() -> None:
     assert 255 * weights_s < floor < 1.02 * 256 * weights_s
 
 
+def test_short_rows_have_the_rounds_that_were_asked_for_and_long_ones_one() -> None:
+    rounds = {
+        row: make_work(row, 5).num_rounds for row in ("decode1", "decode256", "prefill", "alone", "nano", "served")
+    }
+    assert rounds == {"decode1": 5, "decode256": 5, "prefill": 5, "alone": 5, "nano": 1, "served": 1}
+
+
 def test_requests_that_wait_come_in_waves() -> None:
     work = make_work("served")
     half = type(work)("half", work.prompts[:1024], work.num_tokens[:1024], at_once=256)
