@@ -112,6 +112,17 @@ def test_copied_blocks_continue_as_the_originals() -> None:
     assert [int(step.token_ids[1]) for step in steps] == alone
 
 
+@pytest.mark.parametrize("left", [float("nan"), float("inf"), float("-inf")])
+def test_what_a_broken_request_leaves_in_its_blocks_is_nothing_to_those_that_get_them(left: float) -> None:
+    admissions = [entering(slot, range(20, 20 + num), seed=slot) for slot, num in enumerate((1, 5, 11, 17))]
+    expected = generate(make_runner(), admissions, 12)
+    runner = make_runner()
+    generate(runner, admissions, 12)
+    runner._cache.keys.fill_(left)
+    runner._cache.values.fill_(left)
+    assert generate(runner, admissions, 12) == expected
+
+
 def test_a_plan_without_tokens_gives_an_empty_result() -> None:
     result = make_runner().launch(StepPlan(1)).result()
     assert (result.step, len(result.slots), len(result.token_ids), result.logprobs) == (1, 0, 0, None)

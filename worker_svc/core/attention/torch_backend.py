@@ -29,6 +29,7 @@ class _Group:
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
     blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
     mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
+    unseen: Tensor  # i64[cells]: those of num_seqs * blocks * block_size that are behind their sequence's context
 
 
 class TorchAttention:
@@ -53,7 +54,11 @@ class TorchAttention:
         query_len = int(batch.query_lens[rows[0]])
         num_blocks = -(-int(batch.context_lens[rows].max()) // block_size)
         tokens = (batch.query_starts[rows][:, None] + np.arange(query_len)).ravel()
-        slots, first, tokens_on_device = upload(device, batch.slots[rows], batch.context_lens[rows] - query_len, tokens)
+        context_lens = batch.context_lens[rows]
+        unseen = np.flatnonzero(np.arange(num_blocks * block_size) >= context_lens[:, None])
+        slots, first, tokens_on_device, unseen_on_device = upload(
+            device, batch.slots[rows], context_lens - query_len, tokens, unseen
+        )
         seen = first.unsqueeze(1) + torch.arange(query_len, device=device)
         mask = torch.arange(num_blocks * block_size, device=device) <= seen.unsqueeze(-1)
         queries_per_kv_head = self._num_heads // self._cache.shape.num_kv_heads
@@ -63,6 +68,7 @@ class TorchAttention:
             tokens=tokens_on_device,
             blocks=block_tables[slots, :num_blocks].flatten(),
             mask=mask.repeat(1, queries_per_kv_head, 1).unsqueeze(1),
+            unseen=unseen_on_device,
         )
 
 
@@ -127,9 +133,14 @@ class TorchStepAttention:
             .permute(0, 2, 3, 1, 4)
             .reshape(seqs, self._num_kv_heads, per_head * query_len, head_dim)
         )
-        # Whole blocks are gathered: far fewer and longer pieces than single cells.
+        # Whole blocks are gathered: far fewer and longer pieces than single cells. Behind a context is what others have
+        # left there, and a mask does not hide all of it: 0 times NaN is NaN.
         gathered_keys, gathered_values = (
-            cells.index_select(0, group.blocks).view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
+            cells.index_select(0, group.blocks)
+            .flatten(0, 1)
+            .index_fill_(0, group.unseen, 0.0)
+            .view(seqs, -1, self._num_kv_heads, head_dim)
+            .transpose(1, 2)
             for cells in (keys, values)
         )
         attended = F.scaled_dot_product_attention(folded, gathered_keys, gathered_values, attn_mask=group.mask)
