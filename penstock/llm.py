@@ -53,9 +53,11 @@ class LLM:
         window: steps that are launched ahead of results.
         policy: "fcfs", "priority" or "fair".
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
-        attention: kernels: "triton", "torch", or "auto": triton for half precision on CUDA, torch for all else.
+        attention: kernels, and always who attends for decoding sequences: "triton", "torch", or "auto": triton for
+            half precision on CUDA, torch for all else.
         prefill_attention: kernels for long chunks of prompts where triton's compute: "triton", "flash_attn" (an
-            optional package), or "auto": a FlashAttention package where it was measured to be faster.
+            optional package), or "auto": a FlashAttention package if installed, but only on a Hopper with heads of 64
+            or 128, where it was measured; else triton.
         cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.

@@ -25,6 +25,6 @@ class RunnerOptions:
     trust_remote_code: bool = False
     attention: str = "auto"  # auto, torch, triton
     prefill_attention: str = "auto"  # of long chunks of prompts: auto, triton, flash_attn
-    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute
-    chunk_graphs: bool = True  # also of small steps with chunks of prompts
+    cuda_graphs: bool = True  # of decode steps, where Triton's kernels compute and world_size is 1
+    chunk_graphs: bool = True  # where there are those, also of small steps with chunks of prompts
     load_format: str = "auto"  # dummy: random weights

@@ -28,20 +28,30 @@ class WorkerSettings(ServiceSettings):
         default="auto", metadata={"help": "auto: the checkpoint's weights; dummy: random ones, to measure speed"}
     )
     attention: Literal["auto", "torch", "triton"] = field(
-        default="auto", metadata={"help": "kernels; auto: triton for half precision on CUDA, torch for all else"}
+        default="auto",
+        metadata={
+            "help": "kernels, and always who attends for decoding sequences; auto: triton for half precision on CUDA, "
+            "torch for all else"
+        },
     )
     prefill_attention: Literal["auto", "triton", "flash_attn"] = field(
         default="auto",
         metadata={
-            "help": "of long chunks of prompts, where triton computes; auto: a FlashAttention package if installed"
+            "help": "of long chunks of prompts, where triton computes (torch always attends itself); auto: a "
+            "FlashAttention package if installed, but only on a Hopper with heads of 64 or 128, where it was measured; "
+            "else triton"
         },
     )
     cuda_graphs: bool = field(
-        default=True, metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute"}
+        default=True,
+        metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute and --world-size is 1"},
     )
     chunk_graphs: bool = field(
         default=True,
-        metadata={"help": "record steps with prompts as well, unless computing them takes longer than launching them"},
+        metadata={
+            "help": "where decode steps are recorded, record steps with prompts as well, unless computing them takes "
+            "longer than launching them"
+        },
     )
     max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
     max_model_len: _Count | None = field(
