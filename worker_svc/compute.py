@@ -26,11 +26,14 @@ from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
 
 if TYPE_CHECKING:
+    from worker_svc.core.attention.triton_backend import TritonAttention
     from worker_svc.core.kernels.many_rows import ManyRows
 
 ALL_GRAPHS = sys.maxsize
 
 _log = logging.getLogger(__name__)
+
+_PREFILL_CHOSEN = "prefill attention chosen"
 
 _HOPPER = (9, 0)
 _FLASH_HEAD_DIMS = (64, 128)
@@ -106,11 +109,13 @@ class TritonCompute:
         many_rows: "Future[ManyRows | None] | None" = None,
         *,
         chunk_graphs: bool = False,
+        needs_flash: bool = False,
     ) -> None:
         """`flash` and `many_rows` may still be on their way: what has to be imported for them takes seconds, as do
         the weights.
 
         chunk_graphs: where decode steps are recorded, small steps with chunks of prompts are, too.
+        needs_flash: a package whose first call fails is an error; else the own kernel goes on attending.
         """
         from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
@@ -120,6 +125,7 @@ class TritonCompute:
         self._flash = flash
         self._many_rows = many_rows
         self._chunk_graphs = chunk_graphs
+        self._needs_flash = needs_flash
         self._is_compiled = False
 
     @property
@@ -165,9 +171,8 @@ class TritonCompute:
                 DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile(num_threads)
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
-            flash = self._wait_for_packages()
-            if flash is not None:
-                attention.use_flash(flash.attend)
+            self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
+            flash = self._use_flash(attention)
             if not is_recorded:
                 return StepDecoder(step)
             graphs = DecodeGraphs(step, make_chunks(slots, with_flash=flash is not None and flash.is_recordable))
@@ -178,10 +183,24 @@ class TritonCompute:
 
         return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)
 
-    def _wait_for_packages(self) -> FlashAttention | None:
-        """Products of many rows go through theirs from now on; whose attention is for `use_flash` to say."""
-        self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
-        return self._flash.result() if self._flash is not None else None
+    def _use_flash(self, attention: "TritonAttention") -> FlashAttention | None:
+        """Have the package that was found attend, if any was: its first call shows whether it can on this machine."""
+        flash = self._flash.result() if self._flash is not None else None
+        if flash is None:
+            return None
+        try:
+            attention.use_flash(flash.attend)
+        except torch.OutOfMemoryError:  # says nothing about the package
+            raise
+        # It raises whatever it likes, as when it is imported.
+        except Exception as error:
+            reason = f"the first call of {flash.name} failed: {type(error).__name__}: {error}"
+            if self._needs_flash:
+                raise invalid(f"prefill_attention is flash_attn, but {reason}", "prefill_attention") from error
+            _log.warning(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
+            self._flash = None
+            return None
+        return flash
 
 
 def choose_compute(
@@ -213,38 +232,56 @@ def choose_compute(
     if choice.name == "torch":
         if prefill == "flash_attn":
             raise invalid(f"prefill_attention is flash_attn, but torch computes ({choice.reason})", "prefill_attention")
+        _log.info(_PREFILL_CHOSEN, extra={"attention": "torch", "reason": "torch computes all attention"})
         return TorchCompute(choice.reason)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
     flash = _look_for_flash_attention(prefill, device, shape, packages)
     many_rows = _look_for_many_rows(device, shape, tiles_for(products), packages)
-    return TritonCompute(choice.reason, flash, many_rows, chunk_graphs=chunk_graphs)
+    return TritonCompute(
+        choice.reason, flash, many_rows, chunk_graphs=chunk_graphs, needs_flash=prefill == "flash_attn"
+    )
 
 
 def _look_for_flash_attention(
     prefill: str, device: torch.device, shape: KVCacheShape, packages: ThreadPoolExecutor
 ) -> "Future[FlashAttention | None] | None":
-    if prefill == "triton" or device.type != "cuda":
-        return None
-    is_measured = torch.cuda.get_device_capability(device) == _HOPPER and shape.head_dim in _FLASH_HEAD_DIMS
-    if prefill == "auto" and not is_measured:
+    if prefill == "flash_attn":
+        if device.type != "cuda":
+            raise invalid(f"prefill_attention is flash_attn, but the device is {device.type}", "prefill_attention")
+    elif (reason := "asked for" if prefill == "triton" else _unmeasured(device, shape)) is not None:
+        _log.info(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
         return None
 
     def find() -> FlashAttention | None:
         began_s = time.perf_counter()
         # FlashAttention-4 compiles its kernels when they are first used, and keeps them only if it is told to.
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-        found = find_flash_attention(shape.block_size)
-        if found is None and prefill == "flash_attn":
+        broken: list[str] = []
+        found = find_flash_attention(shape.block_size, lambda name, reason: broken.append(f"{name}: {reason}"))
+        for reason in broken:
+            _log.warning("a FlashAttention package cannot be imported", extra={"reason": reason})
+        name, reason = "triton", f"no package can be imported that suits blocks of {shape.block_size} tokens"
+        if found is not None:
+            name, reason = found.name, "asked for" if prefill == "flash_attn" else "installed"
+        elif prefill == "flash_attn":
             raise invalid(
-                "prefill_attention is flash_attn, but no package can be imported that suits blocks of "
-                f"{shape.block_size} tokens: install penstock[flash-attn], or leave block_size as it is",
+                f"prefill_attention is flash_attn, but {'; '.join([reason, *broken])} (penstock[flash-attn] brings "
+                "flash-attn-4, for a block_size other than 80, 112, 128 and 144; flash-attn-2 needs a multiple of 256)",
                 "prefill_attention",
             )
-        name = found.name if found is not None else "triton"
-        _log.info("prefill attention chosen", extra={"attention": name, "seconds": _since(began_s)})
+        _log.info(_PREFILL_CHOSEN, extra={"attention": name, "reason": reason, "seconds": _since(began_s)})
         return found
 
     return packages.submit(find)
+
+
+def _unmeasured(device: torch.device, shape: KVCacheShape) -> str | None:
+    """Why nobody knows whether a FlashAttention package would be faster, if so."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
+        return "FlashAttention was measured on a Hopper only"
+    if shape.head_dim not in _FLASH_HEAD_DIMS:
+        return f"FlashAttention was not measured with heads of {shape.head_dim} dimensions"
+    return None
 
 
 def _look_for_many_rows(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,32 +157,56 @@ def is_asked(past: list[int], chunks: list[int]) -> bool:
     return bool(asked)
 
 
+STARTS, CONTEXTS = (torch.tensor(each, dtype=torch.int32) for each in ([0, 2, 5], [7, 3]))
+CHUNKS = Chunks(STARTS, CONTEXTS, torch.zeros(2, 1, dtype=torch.int32), longest_query=3, longest_context=7)
+
+
 @pytest.mark.parametrize(
-    ("package", "block_size"), [("flash_attn.cute", 16), ("flash_attn_interface", 16), ("flash_attn", 256)]
+    ("package", "function", "block_size", "names"),
+    [
+        pytest.param(
+            "flash_attn.cute",
+            "flash_attn_varlen_func",
+            16,
+            {"seqused_k": CONTEXTS, "max_seqlen_k": 7, "page_table": CHUNKS.tables},
+            id="flash-attn-4",
+        ),
+        pytest.param(
+            "flash_attn_interface",
+            "flash_attn_with_kvcache",
+            16,
+            {"cache_seqlens": CONTEXTS, "page_table": CHUNKS.tables},
+            id="flash-attn-3",
+        ),
+        pytest.param(
+            "flash_attn",
+            "flash_attn_varlen_func",
+            256,
+            {"cu_seqlens_k": torch.tensor([0, 7, 10]), "max_seqlen_k": 7, "block_table": CHUNKS.tables},
+            id="flash-attn-2",
+        ),
+    ],
 )
 def test_packages_are_called_by_the_names_that_they_have(
-    package: str, block_size: int, monkeypatch: pytest.MonkeyPatch
+    package: str, function: str, block_size: int, names: dict[str, Tensor | int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[dict[str, object]] = []
+    calls: list[tuple[tuple[Tensor, ...], dict[str, Any]]] = []
 
-    def function(query: Tensor, *rest: Tensor, **options: object) -> tuple[Tensor, None]:
-        calls.append(options)
-        return query, None
+    def called(*tensors: Tensor, **options: Any) -> tuple[Tensor, None]:
+        calls.append((tensors, options))
+        return tensors[0], None
 
-    module = SimpleNamespace(flash_attn_varlen_func=function, flash_attn_with_kvcache=function)
-    monkeypatch.setattr(flash_attention, "import_module", importer(package, module))
+    monkeypatch.setattr(flash_attention, "import_module", importer(package, SimpleNamespace(**{function: called})))
     found = find_flash_attention(block_size)
     assert found is not None
-    starts, contexts = (torch.tensor(each, dtype=torch.int32) for each in ([0, 2, 5], [7, 3]))
-    query = torch.ones(5, 4, 64)
-    chunks = Chunks(starts, contexts, torch.zeros(2, 1, dtype=torch.int32), 3, 7)
-    assert found.attend(query, query, query, chunks) is query
-    [options] = calls
-    assert options["causal"]
-    assert options["softmax_scale"] == 0.125
-    assert options["cu_seqlens_q"] is starts
-    if package == "flash_attn":
-        assert options["cu_seqlens_k"].tolist() == [0, 7, 10]
+    query, keys, values = (torch.full((5, 4, 64), float(number)) for number in range(3))
+    assert found.attend(query, keys, values, CHUNKS) is query
+    [(tensors, options)] = calls
+    assert [int(tensor[0, 0, 0]) for tensor in tensors] == [0, 1, 2]
+    expected = {"cu_seqlens_q": STARTS, "max_seqlen_q": 3, "softmax_scale": 0.125, "causal": True, **names}
+    assert options.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(torch.as_tensor(options[name]), torch.as_tensor(value)), name
 
 
 def importer(package: str, module: object) -> Callable[[str], object]:
@@ -208,3 +233,25 @@ def test_some_packages_cannot_have_some_blocks(package: str, block_size: int, mo
     module = SimpleNamespace(flash_attn_varlen_func=reference)
     monkeypatch.setattr(flash_attention, "import_module", importer(package, module))
     assert find_flash_attention(block_size) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ModuleNotFoundError("not installed", name="flash_attn_interface"), []),
+        (ModuleNotFoundError("what it needs is not", name="flash"), [("flash-attn-3", "ModuleNotFoundError: what")]),
+        (OSError("built for another machine"), [("flash-attn-3", "OSError: built for")]),
+    ],
+)
+def test_why_a_package_cannot_be_imported_is_told_unless_it_is_not_there(
+    error: Exception, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def import_module(name: str) -> object:
+        # Of flash-attn-4 the package around it is missing.
+        raise error if name == "flash_attn_interface" else ModuleNotFoundError("not installed", name="flash_attn")
+
+    monkeypatch.setattr(flash_attention, "import_module", import_module)
+    heard: list[tuple[str, str]] = []
+    assert find_flash_attention(256, lambda name, reason: heard.append((name, reason))) is None
+    assert [name for name, _ in heard] == [name for name, _ in told]
+    assert all(reason.startswith(start) for (_, reason), (_, start) in zip(heard, told, strict=True))

@@ -43,18 +43,32 @@ class FlashAttention:
     is_recordable: bool  # in a CUDA graph: it launches by the shapes of what it gets, whatever the lengths in them
 
 
-def find_flash_attention(block_size: int) -> FlashAttention | None:
-    """The first of FlashAttention-4, -3 and -2 that is installed and can have blocks of `block_size` tokens."""
+def _nobody(_name: str, _reason: str) -> None:
+    """Observes nothing."""
+
+
+def find_flash_attention(block_size: int, observe: Callable[[str, str], None] = _nobody) -> FlashAttention | None:
+    """The first of FlashAttention-4, -3 and -2 that is installed and can have blocks of `block_size` tokens.
+
+    `observe` is told the name of each that is there and cannot be imported, and why.
+    """
     for package in _PACKAGES:
         if not package.suits(block_size):
             continue
         try:
             found = getattr(import_module(package.module), package.function)
         # A package that is there but was built for another machine raises whatever it likes.
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
+            if not _is_missing(package.module, error):
+                observe(package.name, f"{type(error).__name__}: {error}")
             continue
         return FlashAttention(package.name, _attention(found, package.arguments), package.is_recordable)
     return None
+
+
+def _is_missing(module: str, error: Exception) -> bool:
+    """Whether it is the module, or a package around it, that was not found, and not one that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _attention(function: Callable[..., Any], arguments: Callable[[Chunks], dict[str, Any]]) -> PagedAttention:
