@@ -1,17 +1,22 @@
 """What is found out before a model is loaded."""
 
+import logging
 import subprocess
 import sys
+import time
 
+import pytest
 import torch
 
+from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
 from worker_svc.checkpoint import read_model_config
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models import build_model
-from worker_svc.factory import _products
+from worker_svc.factory import _products, load_runner
+from worker_svc.runner_options import RunnerOptions
 
 
 def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
@@ -46,3 +51,16 @@ def test_products_are_those_of_the_layers() -> None:
         added=(merged("o_proj"), merged("down_proj")),
         gated=(merged("gate_proj", "up_proj"),),
     )
+
+
+def test_the_log_says_what_computes_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    options = RunnerOptions(str(BUNDLED_MODEL), device="cpu", num_blocks=200, max_num_seqs=1)
+    load_runner(options, time.monotonic_ns).close()
+    [chosen] = [record.__dict__ for record in caplog.records if record.message == "attention chosen"]
+    assert (chosen["attention"], chosen["reason"]) == ("torch", "the device is cpu")
+
+
+def test_the_attention_of_prompts_that_is_asked_for_is_the_one_that_is_chosen() -> None:
+    with pytest.raises(PenstockError, match="is flash_attn, but torch computes"):
+        LLM(str(BUNDLED_MODEL), dtype="float32", prefill_attention="flash_attn")

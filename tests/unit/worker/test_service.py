@@ -369,6 +369,18 @@ def test_metrics_have_the_names_of_the_architecture_page(running: Running, bus: 
     assert {"penstock_device_idle_seconds_total", "penstock_plans_queued", "penstock_worker_info"} <= samples.keys()
 
 
+def test_the_page_of_metrics_tells_what_computes(running: Running) -> None:
+    running.registered()
+    labels = [
+        sample.labels
+        for collector in running.service.collectors()
+        for metric in collector.collect()
+        for sample in metric.samples
+        if sample.name == "penstock_worker_info"
+    ]
+    assert labels == [{"attention": "simulated"}]
+
+
 def test_a_simulated_worker_does_not_import_torch() -> None:
     code = (
         "import sys, worker_svc.__main__\n"
