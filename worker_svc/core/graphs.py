@@ -78,14 +78,17 @@ class DecodeGraphs(StepDecoder):
         for num_chunked, _ in enumerate(recorded, 1):
             observe(num_chunked, total)
         for number, size in enumerate(self._sizes[::-1][:num_graphs].tolist(), num_chunked + 1):
-            # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
-            self._step(self._slots[:size])
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                output = self._step(self._slots[:size])
-            self._graphs[size] = graph, output
+            self._graphs[size] = self._record(size, pool)
             observe(number, total)
         torch.cuda.synchronize()
+
+    def _record(self, size: int, pool: "torch.cuda._POOL_HANDLE") -> tuple[torch.cuda.CUDAGraph, DecodeOutput]:
+        # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
+        self._step(self._slots[:size])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = self._step(self._slots[:size])
+        return graph, output
 
     def decode(self, slots: I64) -> DecodeOutput:
         """See `Decoder.decode`."""
