@@ -89,15 +89,15 @@ def save_checkpoint(directory: Path, variant: Variant, seed: int = 0, **save_opt
     return model
 
 
-def save_rounded_checkpoint(directory: Path, variant: Variant) -> PreTrainedModel:
-    """The same with weights that are exact in bf16; the model is in fp32.
+def save_rounded_checkpoint(directory: Path, variant: Variant, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """The same with weights that are exact in `dtype`; the model is in fp32.
 
-    `model.to(torch.bfloat16)` would round the frequencies of the rotary embedding as well, which no engine does: after
+    `model.to(dtype)` would round the frequencies of the rotary embedding as well, which no engine does: after
     some hundred positions its angles are others.
     """
     model = make_model(variant)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))
+            parameter.copy_(parameter.to(dtype))
     model.save_pretrained(directory)
     return model

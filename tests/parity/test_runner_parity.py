@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints import VARIANTS, VOCAB_SIZE, Variant, save_checkpoint
 from plans import Drive, drive
+from teacher import Answered, expected_logprobs, gaps, logprob_errors
 from transformers import PreTrainedModel
 
 from penstock.domain.params import Sampling
@@ -30,18 +31,12 @@ def prompts(count: int, seed: int = 3) -> list[list[int]]:
 
 
 def assert_like_reference(model: PreTrainedModel, sequences: list[Drive]) -> None:
-    """One forward of the whole sequence gives the logits at every output position."""
     for sequence in sequences:
         assert len(sequence.output) == sequence.max_tokens
-        with torch.inference_mode():
-            logits = model(torch.tensor([sequence.token_ids + sequence.output])).logits[0]
-        expected = logits[len(sequence.token_ids) - 1 : -1].log_softmax(-1)
+        answer = Answered.of(sequence)
+        expected = expected_logprobs(model, answer)
         assert sequence.output == expected.argmax(-1).tolist()
-        for row, own, top in zip(expected, sequence.logprobs, sequence.tops, strict=True):
-            values, ids = row.topk(NUM_TOP)
-            assert own == pytest.approx(float(values[0]), abs=1e-4)
-            assert sorted(top) == sorted(ids.tolist())
-            assert [top[token] for token in ids.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
+        assert float(logprob_errors(expected, answer, NUM_TOP).max()) < 1e-4
 
 
 def greedy(count: int) -> list[Drive]:
@@ -108,8 +103,7 @@ def test_bfloat16_runs_and_stays_close_to_float32(tmp_path: Path) -> None:
     sequences = greedy(4)
     drive(loaded.runner, sequences)
     for sequence in sequences:
-        with torch.inference_mode():
-            logits = model(torch.tensor([sequence.token_ids + sequence.output])).logits[0]
-        expected = logits[len(sequence.token_ids) - 1 : -1].log_softmax(-1)
-        gaps = expected.max(-1).values - expected.gather(1, torch.tensor(sequence.output)[:, None])[:, 0]
-        assert gaps.max() < 0.5
+        answer = Answered.of(sequence)
+        expected = expected_logprobs(model, answer)
+        assert float(gaps(expected, answer).max()) < 0.5
+        assert float(logprob_errors(expected, answer, NUM_TOP).max()) < 0.5
