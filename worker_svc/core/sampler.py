@@ -111,7 +111,9 @@ def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
         _penalise(adjusted, asked.penalties)
     for entries in (asked.bias, asked.forbidden):
         if entries is not None:
-            adjusted.index_put_((entries.rows, entries.token_ids), entries.values, accumulate=True)
+            # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
+            cells = entries.rows * adjusted.shape[1] + entries.token_ids
+            adjusted.view(-1).scatter_add_(0, cells, entries.values)
     return adjusted
 
 
