@@ -10,10 +10,12 @@ import torch
 
 from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
+from worker_svc import factory
 from worker_svc.checkpoint import read_model_config
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.memory import Budget
 from worker_svc.core.models import build_model
 from worker_svc.factory import _products, load_runner
 from worker_svc.runner_options import RunnerOptions
@@ -64,3 +66,12 @@ def test_the_log_says_what_computes_and_why(caplog: pytest.LogCaptureFixture) ->
 def test_the_attention_of_prompts_that_is_asked_for_is_the_one_that_is_chosen() -> None:
     with pytest.raises(PenstockError, match="is flash_attn, but torch computes"):
         LLM(str(BUNDLED_MODEL), dtype="float32", prefill_attention="flash_attn")
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "_budget", lambda device, share: Budget(1 << 20, share))
+    monkeypatch.setattr(factory, "load_weights", lambda *_, **__: pytest.fail("weights are loaded"))
+    with pytest.raises(
+        PenstockError, match=r"weights need .* more than there is: gpu_memory_utilization 0\.9 of 1\.0 MiB"
+    ):
+        load_runner(RunnerOptions(str(BUNDLED_MODEL), device="cpu"), lambda: 0)

@@ -2,13 +2,17 @@
 
 import json
 import sys
+import threading
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from worker_svc import lanes
@@ -67,6 +71,34 @@ def test_threads_take_short_turns_only_while_weights_are_read(
     assert meanwhile_s
     assert max(meanwhile_s) < usual_s / 2
     assert sys.getswitchinterval() == usual_s
+
+
+def test_tensors_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, all_are_at_it = lanes._read, threading.Barrier(len(TENSORS), timeout=20)
+
+    def read_together(file: int, piece: lanes._Piece, buffer: Tensor) -> Tensor:
+        all_are_at_it.wait()
+        return read(file, piece, buffer)
+
+    monkeypatch.setattr(lanes, "_read", read_together)
+    load(tmp_path, TENSORS)
+
+
+def test_the_progress_bar_ends_at_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+
+    class Shown(tqdm):
+        monitor_interval = 0
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**(options | {"disable": False, "file": StringIO()}))
+            shown.append(self)
+
+    monkeypatch.setattr(lanes, "tqdm", Shown)
+    monkeypatch.setattr(lanes, "BUFFER_BYTES", 60)
+    load(tmp_path, TENSORS)
+    (bar,) = shown
+    assert bar.n == bar.total == sum(tensor.nbytes for tensor in TENSORS.values())
 
 
 @pytest.mark.parametrize("buffer_bytes", [1, 60, 200])
