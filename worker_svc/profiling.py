@@ -20,6 +20,7 @@ from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.sampler import history_bytes
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -131,8 +132,10 @@ class Profiler:
         return runner, profile
 
     def _measure(self) -> _Needs:
-        """With as many sequences as there are slots, one of them as long as a step allows, all sampled with a sort of
-        the whole vocabulary; and with the two largest graphs, of which the second says what each further one takes.
+        """With as many sequences as there are slots, one of them as long as a step allows, all sampled by top-p, with
+        penalties and logprobs; and with the two largest graphs, of which the second says what each further one takes.
+
+        Penalties look at all that is known of the longest sequence: what a longer one than that needs is added.
         """
         options, device = self._maker.options, self._maker.device
         num_others = min(options.max_num_seqs, options.max_num_batched_tokens) - 1
@@ -158,6 +161,7 @@ class Profiler:
         torch.cuda.reset_peak_memory_stats(device)
         runner.launch(_full_plan(lengths, starts)).result()
         step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
+        step_bytes += history_bytes(len(lengths), self._max_model_len - lengths[0])
         runner.close()
         del runner
         torch.cuda.empty_cache()

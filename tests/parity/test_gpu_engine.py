@@ -11,12 +11,16 @@ import pytest
 import torch
 from checkpoints import Variant, save_rounded_checkpoint
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
+from test_gpu_parity import load
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock import LLM, SamplingParams
 from penstock.domain.errors import PenstockError
+from penstock.domain.params import Sampling
+from penstock.domain.plan import Admission, StepPlan
 from penstock.launcher.layout import BUNDLED_MODEL
 from penstock.outputs import RequestOutput
+from worker_svc.core.sampler import history_bytes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -126,6 +130,28 @@ def test_a_context_of_32k_tokens_is_computed_as_the_reference_does(tmp_path: Pat
     llm.llm_engine.close()
     assert [len(output.prompt_token_ids) for output in outputs] == [len(prompt), len(PROMPTS[5]), len(PROMPTS[6])]
     assert max(gap(reference, answer_of(output)) for output in outputs) < MAX_GAP_RANDOM
+
+
+def test_penalties_of_a_full_context_stay_within_what_was_planned_for_a_step(tmp_path: Path) -> None:
+    options = {"head_dim": 128, "num_hidden_layers": 2, "max_position_embeddings": LONG, "vocab_size": 2048}
+    save_rounded_checkpoint(tmp_path, Variant("long", "qwen3", options))
+    loaded = load(tmp_path, dtype="bfloat16", max_num_batched_tokens=2048, num_blocks=LONG // 16 + NUM_PROMPTS)
+    runner = loaded.runner
+    blocks = np.arange(runner.limits.num_blocks, dtype=np.uint32)
+    # All that the first has to compute is its last token; what its cache has is not asked for.
+    ids = [np.full(LONG, 7, np.uint32), *[np.full(2, 7, np.uint32)] * (runner.limits.max_num_seqs - 1)]
+    held = [blocks[NUM_PROMPTS:], *blocks[: len(ids) - 1, None]]
+    admissions = tuple(
+        Admission(slot, tokens, len(tokens), len(tokens) - 1, held[slot], Sampling(presence_penalty=0.5), seed=slot)
+        for slot, tokens in enumerate(ids)
+    )
+    slots = np.arange(len(ids), dtype=np.uint32)
+    gc.collect()
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    runner.launch(StepPlan(1, admissions=admissions, slots=slots, num_tokens=np.ones_like(slots))).result()
+    peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    assert history_bytes(len(ids), LONG) * 0.8 < peak_bytes < loaded.profile.activation_bytes
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:

@@ -103,6 +103,14 @@ def sample(logits: Tensor, asked: SamplerInput, draw: Callable[[Tensor, Draw], T
     return Sampled(token_ids, own, top_ids, top_logprobs)
 
 
+def history_bytes(num_rows: int, num_tokens: int) -> int:
+    """What penalties need at most for so many tokens of history in each of so many rows, beside what they need for a
+    vocabulary.
+    """
+    # Token ids as they come and as they are counted, output or not, ones, outside or not; and an index for all rows.
+    return ((8 + 8 + 4 + 4 + 1) * num_rows + 8) * num_tokens
+
+
 def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
     if asked.penalties is None and asked.bias is None and asked.forbidden is None:
         return logits

@@ -1,14 +1,18 @@
 """The sampler as a pure function: distribution, penalties, masks, logprobs, independence of the batch."""
 
 import itertools
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from penstock.domain import chain
 from worker_svc.core.noise import mix, uniform
-from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, sample
+from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, history_bytes, sample
 
 VOCAB = 12
 NUM_DRAWS = 20_000
@@ -242,3 +246,38 @@ def test_top_p_counts_what_top_k_left_and_min_p_comes_last() -> None:
     assert possible(2, 0.55) == {0}  # 0.4 / 0.7 is more than 0.55
     assert possible(3, 0.95) == {0, 1, 2}
     assert possible(3, 0.95, min_p=0.6) == {0, 1}
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that live at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            storage = tensor.untyped_storage()
+            self._storages[storage.data_ptr()] = storage
+        self.bytes = max(self.bytes, sum(storage.nbytes() for storage in self._storages.values()))
+        return out
+
+
+def test_what_histories_need_is_known() -> None:
+    def peak_bytes(num_tokens: int) -> int:
+        with Peak() as peak:
+            asked = penalties([0, 1, 2], num_tokens)
+            sample(torch.zeros(3, 64), SamplerInput(penalties=asked))
+        return peak.bytes
+
+    assert peak_bytes(5000) - peak_bytes(1000) == history_bytes(3, 4000)
+
+
+def penalties(rows: list[int], num_tokens: int) -> Penalties:
+    """Of rows that have all seen as many tokens."""
+    ones = torch.ones(len(rows))
+    lengths = torch.full((len(rows),), num_tokens)
+    history = torch.zeros(len(rows), num_tokens, dtype=torch.int64)
+    return Penalties(torch.tensor(rows), history, lengths, lengths, ones, ones, ones)
