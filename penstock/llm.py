@@ -54,7 +54,7 @@ class LLM:
         policy: "fcfs", "priority" or "fair".
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
         attention: kernels, and always who attends for decoding sequences: "triton", "torch", or "auto": triton for
-            half precision on CUDA, torch for all else.
+            half precision on CUDA and heads of 64-256 dimensions, torch for all else.
         prefill_attention: kernels for long chunks of prompts where triton's compute: "triton", "flash_attn" (an
             optional package), or "auto": a FlashAttention package if installed, but only on a Hopper with heads of 64
             or 128, where it was measured; else triton.

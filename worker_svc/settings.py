@@ -30,8 +30,8 @@ class WorkerSettings(ServiceSettings):
     attention: Literal["auto", "torch", "triton"] = field(
         default="auto",
         metadata={
-            "help": "kernels, and always who attends for decoding sequences; auto: triton for half precision on CUDA, "
-            "torch for all else"
+            "help": "kernels, and always who attends for decoding sequences; auto: triton for half precision on CUDA "
+            "and heads of 64-256 dimensions, torch for all else"
         },
     )
     prefill_attention: Literal["auto", "triton", "flash_attn"] = field(

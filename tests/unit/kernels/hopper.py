@@ -10,6 +10,8 @@ import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 
+_SHARED_BYTES = 227 * 1024  # that a program can have
+
 
 class _Hopper:
     """The part of Triton's driver that compiling asks."""
@@ -28,7 +30,9 @@ class _Compiled:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:
-            assert self._instruction in self._kernel.warmup(*args, grid=grid, **options).asm["ptx"]
+            compiled = self._kernel.warmup(*args, grid=grid, **options)
+            assert self._instruction in compiled.asm["ptx"]
+            assert compiled.metadata.shared <= _SHARED_BYTES
 
         return launch
 
@@ -42,7 +46,7 @@ def _compile(module: str, kernel: str, instruction: str, launch: Callable[..., N
 def compile_for_hopper(
     monkeypatch: pytest.MonkeyPatch, kernel: str, instruction: str, launch: Callable[..., None], *args: Any
 ) -> None:
-    """What `launch(*args)` launches of `kernel`, "module.name", compiles, and has the instruction."""
+    """What `launch(*args)` launches of `kernel`, "module.name", compiles, has the instruction, and fits."""
     module, _, name = kernel.rpartition(".")
     on_hopper(monkeypatch, _compile, module, name, instruction, launch, *args)
 

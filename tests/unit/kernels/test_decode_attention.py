@@ -9,7 +9,7 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 
 from worker_svc.core.kernels import decode_attention, decode_stream
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.decode_cut import Cut, Shares, find_shares
+from worker_svc.core.kernels.decode_cut import Cut, Shares, cut, find_shares
 from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
 from worker_svc.core.operations.interface import Unscaled
 
@@ -73,7 +73,7 @@ def test_block_sizes(block_size: int) -> None:
     check([block_size - 1, block_size, block_size + 1], block_size=block_size)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([70, 3], head_dim=head_dim, has_norms=has_norms)
@@ -88,6 +88,44 @@ def test_whether_tiles_are_on_their_way_before_the_queries(
     monkeypatch.setattr(decode_attention, "cut", lambda *_: chosen)
     check([0, 1, 15, 16, 17, 70])
     check([33], hidden_size=96)
+
+
+@pytest.mark.parametrize("head_dim", [80, 96, 120, 192])
+@pytest.mark.parametrize("shape", [Cut(3, 20, 16, 3, 2, None, ahead=0), Cut(3, 20, 16, 3, 2, None, ahead=2), None])
+def test_heads_whose_dimensions_are_no_power_of_two(
+    monkeypatch: pytest.MonkeyPatch, shape: Cut | None, head_dim: int
+) -> None:
+    """By cuts, and (None) by shares."""
+    shares = Shares(3, 16, 3, 2, 1) if shape is None else None
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: shares)
+    monkeypatch.setattr(decode_attention, "cut", lambda *_: shape or Cut(1, 512, 16, 3, 2, None, ahead=0))
+    check([70, 0, 17], num_heads=6, num_kv_heads=2, head_dim=head_dim)
+    check([33], num_heads=3, num_kv_heads=1, head_dim=head_dim, has_norms=False, hidden_size=96)
+
+
+def launch_decode(head_dim: int, count: int) -> None:
+    qkv, out = torch.zeros(2, 64, 6 * head_dim, dtype=torch.bfloat16)
+    cache, table = qkv.new_zeros(9, 16, 1, head_dim), torch.zeros(64, head_dim)
+    column, tables = torch.zeros(count, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
+    decode = DecodeAttention(count, 4, 1, head_dim, table, block_size=16)
+    rows = DecodeRows(column, column, column)
+    decode.attend(qkv, None, EPS, rows, tables, cache, cache, out, is_finished=decode.takes_finished(count))
+
+
+@pytest.mark.parametrize(("kernel", "head_dim", "count"), [("attend_splits", 184, 3), ("attend_shares", 120, 40)])
+def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, head_dim: int, count: int
+) -> None:
+    kernel = f"worker_svc.core.kernels.decode_attention.{kernel}"
+    compile_for_hopper(monkeypatch, kernel, "cp.async.cg", launch_decode, head_dim, count)
+
+
+def test_contexts_are_cut_by_what_tiles_of_a_head_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    row_bytes = set()
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *given: row_bytes.add(given[2]))
+    monkeypatch.setattr(decode_attention, "cut", lambda *given: row_bytes.add(given[3]) or cut(*given))
+    DecodeAttention(40, 4, 4, 80, rotary_table(1, 80), block_size=16)
+    assert row_bytes == {256}
 
 
 @pytest.mark.parametrize("hidden_size", [96, 1024, 1500])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
 
 from worker_svc.core.attention.triton_backend import chunk_tiles
@@ -77,10 +78,26 @@ def test_block_sizes(block_size: int) -> None:
     check([block_size - 1, 3], [block_size + 2, 30], block_size=block_size)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([17, 0], [33, 5], head_dim=head_dim, has_norms=has_norms)
+
+
+def test_heads_whose_memory_is_aligned_to_eight_elements() -> None:
+    check([20], [40], num_heads=5, num_kv_heads=1, head_dim=120)
+
+
+def launch_prefill() -> None:
+    qkv, out = torch.zeros(2, 64, 7 * 184, dtype=torch.bfloat16)
+    cache, tables = qkv.new_zeros(9, 16, 1, 184), torch.zeros(9, 9, dtype=torch.int32)
+    tiles = PrefillTiles(*torch.zeros(4, 1, dtype=torch.int64))
+    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184])
+
+
+def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "worker_svc.core.kernels.prefill_attention._prefill_attention"
+    compile_for_hopper(monkeypatch, where, "cp.async.cg", launch_prefill)
 
 
 @pytest.mark.parametrize("hidden_size", [96, 1024, 1500])

@@ -90,8 +90,11 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["qwen3", "llama"])
-@pytest.mark.parametrize("samplings", [PLAIN, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    ("config", "samplings"),
+    [(CONFIG, PLAIN), (CONFIG, MIXED), (LLAMA, PLAIN), (LLAMA, MIXED), (replace(CONFIG, head_dim=96), PLAIN)],
+    ids=["qwen3-plain", "qwen3-mixed", "llama-plain", "llama-mixed", "heads_of_96"],
+)
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     both = []
     for compute in (TorchCompute(""), TritonCompute("")):

@@ -30,12 +30,19 @@ def test_auto_takes_triton_for_half_precision_on_cuda() -> None:
     assert chosen("auto", dtype=torch.float16).name == "triton"
 
 
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 120, 192, 256])
+def test_triton_has_heads_whose_dimensions_are_no_power_of_two(head_dim: int) -> None:
+    assert chosen("auto", head_dim=head_dim).name == "triton"
+
+
 @pytest.mark.parametrize(
     ("differs", "reason"),
     [
         ({"device": CPU}, "device is cpu"),
         ({"dtype": torch.float32}, "dtype is float32"),
-        ({"head_dim": 80}, "heads of 80 dimensions"),
+        ({"head_dim": 56}, "not of 56"),
+        ({"head_dim": 100}, "not of 100"),
+        ({"head_dim": 264}, "not of 264"),
         ({"num_heads": 34}, "more than 16 queries"),
         ({"has_triton": False}, "triton is not installed"),
     ],

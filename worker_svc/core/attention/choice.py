@@ -8,7 +8,7 @@ from penstock.domain.errors import invalid
 from worker_svc.core.kv_cache import KVCacheShape
 
 _HALF = (torch.bfloat16, torch.float16)
-_HEAD_DIMS = (64, 128, 256)
+_HEAD_DIMS = range(64, 257, 8)  # kernels read eight of a head's dimensions at a time, and have tiles of up to 256
 _MAX_QUERIES_PER_KV_HEAD = 16
 
 
@@ -58,7 +58,7 @@ def _missing(
     if not is_interpreted and shape.dtype not in _HALF:
         return f"the dtype is {str(shape.dtype).removeprefix('torch.')}"
     if shape.head_dim not in _HEAD_DIMS:
-        return f"its kernels have no heads of {shape.head_dim} dimensions"
+        return f"its kernels have heads of 64 to 256 dimensions, in steps of 8, not of {shape.head_dim}"
     if num_heads > _MAX_QUERIES_PER_KV_HEAD * shape.num_kv_heads:
         return f"its kernels have no more than {_MAX_QUERIES_PER_KV_HEAD} queries for a key"
     return None

@@ -11,6 +11,7 @@ from worker_svc.core.kernels.decode_plan import PLAN_COLUMNS, plan_shares
 from worker_svc.core.kernels.decode_shares import attend_shares, finish_heads
 from worker_svc.core.kernels.decode_splits import attend_splits
 from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
+from worker_svc.core.kernels.head_dims import tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
 from worker_svc.core.operations.interface import Unscaled
 
@@ -55,7 +56,7 @@ class DecodeAttention:
         self.query_scale = head_dim**-0.5 * _LOG2E  # softmax is to the base of 2
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
-        self._row_bytes = head_dim * item_bytes
+        self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
         self._multiprocessors = multiprocessors(device, SHARE_BYTES)
         self._block_size = block_size
         self._streamed = can_stream(device, block_size, num_heads, num_kv_heads, head_dim, item_bytes)

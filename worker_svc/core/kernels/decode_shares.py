@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.decode_plan import COLUMNS
+from worker_svc.core.kernels.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import release, wait
 from worker_svc.core.kernels.norm import whole_row_scale
 from worker_svc.core.kernels.rope import head_scales, rotate
@@ -14,12 +15,13 @@ from worker_svc.core.kernels.rope import head_scales, rotate
 @triton.jit
 def _norm_weights(norm_ptr, D: tl.constexpr, NORM: tl.constexpr):
     """Both halves [1, D / 2] of a norm's weights; of none, ones."""
-    half = tl.arange(0, D // 2)[None, :]
-    left = tl.full((1, D // 2), 1.0, tl.float32)
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, tile_dims(HALF))[None, :]
+    left = tl.full((1, tile_dims(HALF)), 1.0, tl.float32)
     right = left
     if NORM:
-        left = tl.load(norm_ptr + half).to(tl.float32)
-        right = tl.load(norm_ptr + D // 2 + half).to(tl.float32)
+        left = load(norm_ptr + half, half, HALF).to(tl.float32)
+        right = load(norm_ptr + HALF + half, half, HALF).to(tl.float32)
     return left, right
 
 
@@ -68,9 +70,10 @@ def finish_heads(
     release(DEPENDENT)
     sequence = tl.program_id(0)
     HALF: tl.constexpr = D // 2
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
     # Four at a time, so that queries lie as keys do: their cosines, sines and weights are few registers, shared.
-    half = tl.max_contiguous(tl.arange(0, HALF), 4)[None, :]
-    dims = tl.arange(0, D)[None, :]
+    half = tl.max_contiguous(tl.arange(0, tile_dims(HALF)), 4)[None, :]
+    dims = tl.arange(0, tile_dims(D))[None, :]
     head = tl.arange(0, HEADS)[:, None]
     kv_head = tl.arange(0, HK)[:, None]
     row = tl.load(rows_ptr + sequence)
@@ -79,28 +82,28 @@ def finish_heads(
     query_norm_1, query_norm_2 = _norm_weights(query_norm_ptr, D, NORM)
     key_norm_1, key_norm_2 = _norm_weights(key_norm_ptr, D, NORM)
     block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
-    cos = tl.load(rotary_ptr + position * D + half)
-    sin = tl.load(rotary_ptr + position * D + HALF + half)
+    cos = load(rotary_ptr + position * D + half, half, HALF)
+    sin = load(rotary_ptr + position * D + HALF + half, half, HALF)
     cell = block * block_stride + position % BLOCK_SIZE * token_stride + kv_head * head_stride
     queries = qkv_ptr + row * ((H + 2 * HK) * D) + head * D + half
     keys = qkv_ptr + row * ((H + 2 * HK) * D) + (H + kv_head) * D + half
     values = qkv_ptr + row * ((H + 2 * HK) * D) + (H + HK + kv_head) * D + dims
     wait(DEPENDENT)
-    q1 = tl.load(queries, mask=head < H, other=0.0).to(tl.float32)
-    q2 = tl.load(queries + HALF, mask=head < H, other=0.0).to(tl.float32)
-    k1 = tl.load(keys).to(tl.float32)
-    k2 = tl.load(keys + HALF).to(tl.float32)
-    v = tl.load(values).to(tl.float32)
+    q1 = load(queries, half, HALF, head < H).to(tl.float32)
+    q2 = load(queries + HALF, half, HALF, head < H).to(tl.float32)
+    k1 = load(keys, half, HALF).to(tl.float32)
+    k2 = load(keys + HALF, half, HALF).to(tl.float32)
+    v = load(values, dims, D).to(tl.float32)
     tl.debug_barrier()  # or the compiler would read these behind the sum below, so as to need fewer registers
     from_hidden = whole_row_scale(hidden_ptr + row * HIDDEN, hidden_eps, HIDDEN)
     q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_1, query_norm_2, cos, sin, eps, D, NORM)
     k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_1, key_norm_2, cos, sin, eps, D, NORM)
     dtype = qkv_ptr.dtype.element_ty
-    tl.store(queries, (q1 * scale).to(dtype), mask=head < H)
-    tl.store(queries + HALF, (q2 * scale).to(dtype), mask=head < H)
-    tl.store(keys_ptr + cell + half, k1.to(dtype))
-    tl.store(keys_ptr + cell + HALF + half, k2.to(dtype))
-    tl.store(values_ptr + cell + dims, (v * from_hidden).to(dtype))
+    store(queries, (q1 * scale).to(dtype), half, HALF, head < H)
+    store(queries + HALF, (q2 * scale).to(dtype), half, HALF, head < H)
+    store(keys_ptr + cell + half, k1.to(dtype), half, HALF)
+    store(keys_ptr + cell + HALF + half, k2.to(dtype), half, HALF)
+    store(values_ptr + cell + dims, (v * from_hidden).to(dtype), dims, D)
 
 
 @triton.jit
@@ -133,19 +136,19 @@ def _store(
     group = tl.arange(0, GP)[None, :, None]
     heads = kv_head * G + group
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)[None, None, :]
+    half = tl.arange(0, tile_dims(HALF))[None, None, :]
     is_query = tl.arange(0, GP)[None, :] < G
     sums = tl.where(is_query, sums, 1.0)
     acc_1 /= sums[:, :, None]
     acc_2 /= sums[:, :, None]
     if is_whole:
         outs = out_ptr + row * (H * D) + heads * D + half
-        tl.store(outs, acc_1.to(out_ptr.dtype.element_ty), mask=group < G)
-        tl.store(outs + HALF, acc_2.to(out_ptr.dtype.element_ty), mask=group < G)
+        store(outs, acc_1.to(out_ptr.dtype.element_ty), half, HALF, group < G)
+        store(outs + HALF, acc_2.to(out_ptr.dtype.element_ty), half, HALF, group < G)
     else:
         parts = partial_ptr + (place * H + heads) * D + half
-        tl.store(parts, acc_1, mask=group < G)
-        tl.store(parts + HALF, acc_2, mask=group < G)
+        store(parts, acc_1, half, HALF, group < G)
+        store(parts + HALF, acc_2, half, HALF, group < G)
         weights = weight_ptr + place * H + tl.arange(0, HK)[:, None] * G + tl.arange(0, GP)[None, :]
         tl.store(weights, most + tl.log2(sums), mask=is_query)
 
@@ -163,16 +166,12 @@ def _look_up(contexts_ptr, slots_ptr, rows_ptr, sequence, sequences):
 def _part(partial_ptr, weight_ptr, place, is_part, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr):
     """A part's attended heads [HEADS, D] and their weights [HEADS]; of none, weights of zero."""
     head = tl.arange(0, HEADS)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, tile_dims(D))
     is_head = is_part & (head < H)
     # Rows behind H would be -inf - -inf, which is NaN; they are never stored.
     weight = tl.load(weight_ptr + place * H + head, mask=is_head, other=0.0, cache_modifier=".cg")
-    partial = tl.load(
-        partial_ptr + (place * H + head[:, None]) * D + dims[None, :],
-        mask=is_head[:, None],
-        other=0.0,
-        cache_modifier=".cg",
-    )
+    cells = partial_ptr + (place * H + head[:, None]) * D + dims[None, :]
+    partial = load(cells, dims[None, :], D, is_head[:, None], OF_OTHERS=True)
     return tl.where(is_part, weight, float("-inf")), partial
 
 
@@ -200,8 +199,8 @@ def _add_up(
         attended = attended * kept[:, None] + part_1 * p_1[:, None] + part_2 * p_2[:, None]
         mass = mass * kept + p_1 + p_2
         top = higher
-    dims = tl.arange(0, D)[None, :]
-    tl.store(target + head * D + dims, (attended / mass[:, None]).to(target.dtype.element_ty), mask=head < H)
+    dims = tl.arange(0, tile_dims(D))[None, :]
+    store(target + head * D + dims, (attended / mass[:, None]).to(target.dtype.element_ty), dims, D, head < H)
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -237,6 +236,7 @@ def attend_shares(
     """A program attends to the tiles of its share, a warp to a head."""
     share = tl.program_id(0)
     HALF: tl.constexpr = D // 2
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
     plan = plan_ptr + share * COLUMNS
     first_sequence = tl.load(plan)
     start = tl.load(plan + 1)
@@ -254,14 +254,15 @@ def attend_shares(
         kv_head = tl.arange(0, HK)[:, None, None]
         group = tl.arange(0, GP)[None, :, None]
         tile = tl.arange(0, BLOCK_T)
-        dims = tl.arange(0, D)
+        dims = tl.arange(0, tile_dims(D))
         head_keys = keys_ptr + kv_head * head_stride + dims[None, :, None]
-        head_values = values_ptr + kv_head * head_stride + tl.arange(0, HALF)[None, None, :]
+        half = tl.arange(0, tile_dims(HALF))
+        head_values = values_ptr + kv_head * head_stride + half[None, None, :]
         most = tl.full((HK, GP), float("-inf"), tl.float32)
         sums = tl.zeros((HK, GP), tl.float32)
-        acc_1 = tl.zeros((HK, GP, HALF), tl.float32)
-        acc_2 = tl.zeros((HK, GP, HALF), tl.float32)
-        q = tl.zeros((HK, GP, D), qkv_ptr.dtype.element_ty)
+        acc_1 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
+        acc_2 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
+        q = tl.zeros((HK, GP, tile_dims(D)), qkv_ptr.dtype.element_ty)
         is_whole = start == 0
         out_row = tl.load(rows_ptr + sequence)  # not `row`: Triton takes variables that begin as one for one
         # What is on its way before the kernel ahead has ended must not be the new token's key and value.
@@ -272,9 +273,9 @@ def attend_shares(
             positions = start + tile
             is_token = positions < end
             cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-            k = tl.load(head_keys + cells[None, None, :], mask=is_token[None, None, :], other=0.0)
-            v_1 = tl.load(head_values + cells[None, :, None], mask=is_token[None, :, None], other=0.0)
-            v_2 = tl.load(head_values + HALF + cells[None, :, None], mask=is_token[None, :, None], other=0.0)
+            k = load(head_keys + cells[None, None, :], dims[None, :, None], D, is_token[None, None, :])
+            v_1 = load(head_values + cells[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
+            v_2 = load(head_values + HALF + cells[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
             # Blocks are looked up a round ahead, sequences one ahead, so that nothing waits for that.
             following, following_start, following_end, following_table = sequence, start + BLOCK_T, end, table
             following_row = row
@@ -306,13 +307,13 @@ def attend_shares(
                         GP,
                     )
                 queries = qkv_ptr + row * ((H + 2 * HK) * D) + (kv_head * G + group) * D + dims[None, None, :]
-                q = tl.load(queries, mask=group < G, other=0.0)
+                q = load(queries, dims[None, None, :], D, group < G)
                 is_whole = start == 0
                 out_row = row
                 most = tl.full((HK, GP), float("-inf"), tl.float32)
                 sums = tl.zeros((HK, GP), tl.float32)
-                acc_1 = tl.zeros((HK, GP, HALF), tl.float32)
-                acc_2 = tl.zeros((HK, GP, HALF), tl.float32)
+                acc_1 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
+                acc_2 = tl.zeros((HK, GP, tile_dims(HALF)), tl.float32)
             scores = tl.where(is_token[None, None, :], tl.dot(q, k), float("-inf"))
             larger = tl.maximum(most, tl.max(scores, 2))
             # Rows that are no query are zeros in both products: what does not change costs no power.

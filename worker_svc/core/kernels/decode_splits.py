@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.decode_tiles import attend_tile, begin, constants
+from worker_svc.core.kernels.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import release, wait
 
 
@@ -57,6 +58,7 @@ def attend_splits(
     sequence = tl.program_id(2)
     max_splits = tl.num_programs(1)
     HALF: tl.constexpr = D // 2
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
     context = tl.load(contexts_ptr + sequence).to(tl.int32)
     row = tl.load(rows_ptr + sequence)
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
@@ -68,8 +70,8 @@ def attend_splits(
     if split < num_splits:
         first = split * length
         last = tl.minimum(first + length, past)
-        half = tl.arange(0, HALF)
-        dims = tl.arange(0, D)
+        half = tl.arange(0, tile_dims(HALF))
+        dims = tl.arange(0, tile_dims(D))
         group = tl.arange(0, GP)
         is_query = group[:, None] < G
         head_keys = keys_ptr + kv_head * head_stride + half[:, None]
@@ -80,17 +82,17 @@ def attend_splits(
             # looked up a round ahead, so that what is on its way is more than one tile.
             most = tl.full((GP,), float("-inf"), tl.float32)
             total = tl.zeros((GP,), tl.float32)
-            acc = tl.zeros((GP, D), tl.float32)
-            a1 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
-            a2 = tl.zeros((GP, HALF), keys_ptr.dtype.element_ty)
+            acc = tl.zeros((GP, tile_dims(D)), tl.float32)
+            a1 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
+            a2 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
             blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=first + tile < last, other=0)
             for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
                 positions = start + tile
                 is_past = positions < last
                 cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
-                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
-                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
+                keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + cells[:, None], dims[None, :], D, is_past[:, None])
                 following = positions + BLOCK_T
                 blocks = tl.load(table + following // BLOCK_SIZE, mask=following < last, other=0)
                 if start == first:
@@ -138,9 +140,9 @@ def attend_splits(
                 is_early = first + tile < last
                 blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=is_early, other=0)
                 cells = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
-                early_keys_1 = tl.load(head_keys + cells[None, :], mask=is_early[None, :], other=0.0)
-                early_keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_early[None, :], other=0.0)
-                early_values = tl.load(head_values + cells[:, None], mask=is_early[:, None], other=0.0)
+                early_keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_early[None, :])
+                early_keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_early[None, :])
+                early_values = load(head_values + cells[:, None], dims[None, :], D, is_early[:, None])
             wait(DEPENDENT)
             release(DEPENDENT)
             a1, a2, most, total, acc = begin(
@@ -183,18 +185,18 @@ def attend_splits(
                 is_past = positions < last
                 blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0)
                 cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = tl.load(head_keys + cells[None, :], mask=is_past[None, :], other=0.0)
-                keys_2 = tl.load(head_keys + HALF + cells[None, :], mask=is_past[None, :], other=0.0)
-                v = tl.load(head_values + cells[:, None], mask=is_past[:, None], other=0.0)
+                keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + cells[:, None], dims[None, :], D, is_past[:, None])
                 most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
-            tl.store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+            store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)
         else:
             # The split that ends last adds the parts up, so that no second kernel is needed.
             base = (sequence * HK + kv_head) * max_splits
             parts = partial_ptr + group[:, None] * D + dims[None, :]
-            tl.store(parts + (base + split) * (G * D), acc / total[:, None], mask=is_query)
+            store(parts + (base + split) * (G * D), acc / total[:, None], dims[None, :], D, is_query)
             tl.store(weight_ptr + (base + split) * G + group, most + tl.log2(total), mask=group < G)
             tl.debug_barrier()
             ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
@@ -202,7 +204,7 @@ def attend_splits(
                 query = tl.arange(0, GR)
                 top = tl.full((GR,), float("-inf"), tl.float32)
                 mass = tl.zeros((GR,), tl.float32)
-                attended = tl.zeros((GR, D), tl.float32)
+                attended = tl.zeros((GR, tile_dims(D)), tl.float32)
                 for start in range(0, num_splits, PARTS):
                     part = start + tl.arange(0, PARTS)
                     is_part = part[:, None] < num_splits
@@ -211,11 +213,12 @@ def attend_splits(
                     # Rows behind G would be -inf - -inf, which is NaN; they are never stored.
                     weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
                     weight = tl.where(is_part, weight, float("-inf"))
-                    partial = tl.load(
+                    partial = load(
                         partial_ptr + places[:, :, None] * D + dims[None, None, :],
-                        mask=is_place[:, :, None],
-                        other=0.0,
-                        cache_modifier=".cg",
+                        dims[None, None, :],
+                        D,
+                        is_place[:, :, None],
+                        OF_OTHERS=True,
                     )
                     higher = tl.maximum(top, tl.max(weight, 0))
                     kept = tl.exp2(top - higher)
@@ -224,5 +227,6 @@ def attend_splits(
                     mass = mass * kept + tl.sum(p, 0)
                     top = higher
                 targets = out_ptr + row * (H * D) + (kv_head * G + query[:, None]) * D + dims[None, :]
-                tl.store(targets, (attended / mass[:, None]).to(out_ptr.dtype.element_ty), mask=query[:, None] < G)
+                attended = (attended / mass[:, None]).to(out_ptr.dtype.element_ty)
+                store(targets, attended, dims[None, :], D, query[:, None] < G)
                 tl.store(done_ptr + sequence * HK + kv_head, 0)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from worker_svc.core.kernels.head_dims import load, store, tile_dims
 from worker_svc.core.kernels.norm import row_scale
 
 
@@ -24,15 +25,15 @@ def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
 def constants(rotary_ptr, query_norm_ptr, key_norm_ptr, past, D: tl.constexpr, NORM: tl.constexpr):
     """What does not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
-    cos = tl.load(rotary_ptr + past * D + half)
-    sin = tl.load(rotary_ptr + past * D + HALF + half)
+    half = tl.arange(0, tile_dims(HALF))
+    cos = load(rotary_ptr + past * D + half, half, HALF)
+    sin = load(rotary_ptr + past * D + HALF + half, half, HALF)
     query_norm_1, query_norm_2, key_norm_1, key_norm_2 = cos, sin, cos, sin
     if NORM:
-        query_norm_1 = tl.load(query_norm_ptr + half).to(tl.float32)
-        query_norm_2 = tl.load(query_norm_ptr + HALF + half).to(tl.float32)
-        key_norm_1 = tl.load(key_norm_ptr + half).to(tl.float32)
-        key_norm_2 = tl.load(key_norm_ptr + HALF + half).to(tl.float32)
+        query_norm_1 = load(query_norm_ptr + half, half, HALF).to(tl.float32)
+        query_norm_2 = load(query_norm_ptr + HALF + half, half, HALF).to(tl.float32)
+        key_norm_1 = load(key_norm_ptr + half, half, HALF).to(tl.float32)
+        key_norm_2 = load(key_norm_ptr + HALF + half, half, HALF).to(tl.float32)
     return cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2
 
 
@@ -71,12 +72,12 @@ def begin(
     whose key and value are written to the cache, or none.
     """
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)
-    dims = tl.arange(0, D)
+    half = tl.arange(0, tile_dims(HALF))
+    dims = tl.arange(0, tile_dims(D))
     group = tl.arange(0, GP)[:, None]
     queries = heads + (kv_head * G + group) * D + half[None, :]
-    q1 = tl.load(queries, mask=group < G, other=0.0).to(tl.float32)
-    q2 = tl.load(queries + HALF, mask=group < G, other=0.0).to(tl.float32)
+    q1 = load(queries, half[None, :], HALF, group < G).to(tl.float32)
+    q2 = load(queries + HALF, half[None, :], HALF, group < G).to(tl.float32)
     if HIDDEN > 0:
         from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
         q1 *= from_hidden
@@ -89,12 +90,12 @@ def begin(
     a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
     most = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
-    acc = tl.zeros((GP, D), tl.float32)
+    acc = tl.zeros((GP, tile_dims(D)), tl.float32)
     if is_last:
         key = heads + (H + kv_head) * D + half
-        k1 = tl.load(key).to(tl.float32)
-        k2 = tl.load(key + HALF).to(tl.float32)
-        v = tl.load(heads + (H + HK + kv_head) * D + dims)
+        k1 = load(key, half, HALF).to(tl.float32)
+        k2 = load(key + HALF, half, HALF).to(tl.float32)
+        v = load(heads + (H + HK + kv_head) * D + dims, dims, D)
         if HIDDEN > 0:
             k1 *= from_hidden
             k2 *= from_hidden
@@ -107,9 +108,9 @@ def begin(
         b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
         block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
         cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
-        tl.store(keys_ptr + cell + half, b1)
-        tl.store(keys_ptr + cell + HALF + half, b2)
-        tl.store(values_ptr + cell + dims, v)
+        store(keys_ptr + cell + half, b1, half, HALF)
+        store(keys_ptr + cell + HALF + half, b2, half, HALF)
+        store(values_ptr + cell + dims, v, dims, D)
         most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
         total = tl.full((GP,), 1.0, tl.float32)
         acc += v.to(tl.float32)[None, :]

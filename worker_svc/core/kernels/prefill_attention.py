@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 QUERY_TILE = 64
@@ -44,36 +45,38 @@ def _prefill_attention(
 ):
     head = tl.program_id(0)
     tile = tl.program_id(1)
+    row_stride = aligned(row_stride, D)
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
     first = tl.load(tile_positions_ptr + tile).to(tl.int32)
     length = tl.load(tile_lengths_ptr + tile).to(tl.int32)
     table = tables_ptr + tl.load(tile_slots_ptr + tile) * table_stride
     m = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, tile_dims(D))
     is_row = m[:, None] < length
     rows = tl.load(tile_rows_ptr + tile) + m
     wait(DEPENDENT)
     release(DEPENDENT)
     if length == 0:
         return
-    q = tl.load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], mask=is_row, other=0.0)
+    q = load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], dims[None, :], D, is_row)
     kv_head = head // G
     keys = keys_ptr + kv_head * head_stride + dims[:, None]
     values = values_ptr + kv_head * head_stride + dims[None, :]
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, D), tl.float32)
+    acc = tl.zeros((BLOCK_M, tile_dims(D)), tl.float32)
     last = first + length
     seen_by_all = (first + 1) // BLOCK_T * BLOCK_T
     for start in tl.range(0, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, tl.load(keys + cells[None, :])) * scale
+        scores = tl.dot(q, load(keys + cells[None, :], dims[:, None], D)) * scale
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
         total = total * alpha + tl.sum(p, 1)
-        v = tl.load(values + cells[:, None])
+        v = load(values + cells[:, None], dims[None, :], D)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
     for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
@@ -81,18 +84,18 @@ def _prefill_attention(
         is_known = positions < last
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, tl.load(keys + cells[None, :], mask=is_known[None, :], other=0.0)) * scale
+        scores = tl.dot(q, load(keys + cells[None, :], dims[:, None], D, is_known[None, :])) * scale
         # Rows behind the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
         scores = tl.where((positions[None, :] <= first + m[:, None]) & is_known[None, :], scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
         total = total * alpha + tl.sum(p, 1)
-        v = tl.load(values + cells[:, None], mask=is_known[:, None], other=0.0)
+        v = load(values + cells[:, None], dims[None, :], D, is_known[:, None])
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
     attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * (H * D) + head * D + dims[None, :], attended, mask=is_row)
+    store(out_ptr + rows[:, None] * (H * D) + head * D + dims[None, :], attended, dims[None, :], D, is_row)
 
 
 @dataclass(frozen=True, slots=True)

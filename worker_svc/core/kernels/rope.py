@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.norm import row_scale
 from worker_svc.core.operations.interface import Unscaled
@@ -25,10 +26,11 @@ def rotate(left, right, cos, sin):
 def _turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Both halves [heads, D / 2] of some heads, normalised and rotated."""
     if NORM:
-        half = tl.arange(0, D // 2)
+        HALF: tl.constexpr = D // 2
+        half = tl.arange(0, tile_dims(HALF))
         scales = head_scales(left, right, eps, D)
-        left = left * scales * tl.load(norm_ptr + half)[None, :].to(tl.float32)
-        right = right * scales * tl.load(norm_ptr + D // 2 + half)[None, :].to(tl.float32)
+        left = left * scales * load(norm_ptr + half, half, HALF)[None, :].to(tl.float32)
+        right = right * scales * load(norm_ptr + HALF + half, half, HALF)[None, :].to(tl.float32)
     return rotate(left, right, cos, sin)
 
 
@@ -65,8 +67,9 @@ def _rope_write(
     """One program a token, all heads; everything is read before anything is written, so that it is read at once."""
     row = (first + tl.program_id(0)).to(tl.int64)
     HALF: tl.constexpr = D // 2
-    half = tl.arange(0, HALF)[None, :]
-    dims = tl.arange(0, D)[None, :]
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
+    half = tl.arange(0, tile_dims(HALF))[None, :]
+    dims = tl.arange(0, tile_dims(D))[None, :]
     head = tl.arange(0, HEADS)[:, None]
     kv_head = tl.arange(0, KV_HEADS)[:, None]
     queries = qkv_ptr + row * ((H + 2 * HK) * D) + head * D + half
@@ -75,25 +78,25 @@ def _rope_write(
     position = tl.load(positions_ptr + row)
     cell = tl.load(cells_ptr + row)
     cell = cell // BLOCK_SIZE * block_stride + cell % BLOCK_SIZE * token_stride + kv_head * head_stride
-    cos = tl.load(rotary_ptr + position * D + half)
-    sin = tl.load(rotary_ptr + position * D + HALF + half)
+    cos = load(rotary_ptr + position * D + half, half, HALF)
+    sin = load(rotary_ptr + position * D + HALF + half, half, HALF)
     wait(DEPENDENT)
     release(DEPENDENT)
-    q1 = tl.load(queries, mask=head < H, other=0.0).to(tl.float32)
-    q2 = tl.load(queries + HALF, mask=head < H, other=0.0).to(tl.float32)
-    k1 = tl.load(keys, mask=kv_head < HK, other=0.0).to(tl.float32)
-    k2 = tl.load(keys + HALF, mask=kv_head < HK, other=0.0).to(tl.float32)
-    v = tl.load(values, mask=kv_head < HK, other=0.0).to(tl.float32)
+    q1 = load(queries, half, HALF, head < H).to(tl.float32)
+    q2 = load(queries + HALF, half, HALF, head < H).to(tl.float32)
+    k1 = load(keys, half, HALF, kv_head < HK).to(tl.float32)
+    k2 = load(keys + HALF, half, HALF, kv_head < HK).to(tl.float32)
+    v = load(values, dims, D, kv_head < HK).to(tl.float32)
     from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
     q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
     k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
     of_query = tl.where(row < num_scaled, scale, 1.0)
     dtype = qkv_ptr.dtype.element_ty
-    tl.store(queries, (q1 * of_query).to(dtype), mask=head < H)
-    tl.store(queries + HALF, (q2 * of_query).to(dtype), mask=head < H)
-    tl.store(keys_ptr + cell + half, k1.to(dtype), mask=kv_head < HK)
-    tl.store(keys_ptr + cell + HALF + half, k2.to(dtype), mask=kv_head < HK)
-    tl.store(values_ptr + cell + dims, (v * from_hidden).to(dtype), mask=kv_head < HK)
+    store(queries, (q1 * of_query).to(dtype), half, HALF, head < H)
+    store(queries + HALF, (q2 * of_query).to(dtype), half, HALF, head < H)
+    store(keys_ptr + cell + half, k1.to(dtype), half, HALF, kv_head < HK)
+    store(keys_ptr + cell + HALF + half, k2.to(dtype), half, HALF, kv_head < HK)
+    store(values_ptr + cell + dims, (v * from_hidden).to(dtype), dims, D, kv_head < HK)
 
 
 def rope_write(
