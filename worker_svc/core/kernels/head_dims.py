@@ -10,33 +10,29 @@ tile_dims = triton.next_power_of_2
 
 
 @triton.jit
-def _inside(dims, D: tl.constexpr, mask):
-    """The mask, None if there is none, of a tile's `dims` of which there are D."""
-    if dims.numel != D:
-        if mask is None:
-            mask = dims < D
-        else:
-            mask &= dims < D
-    return mask
-
-
-@triton.jit
 def load(cells, dims, D: tl.constexpr, mask=None, OF_OTHERS: tl.constexpr = False):
     """A tile of a head's `dims`, of which there are D: zeros behind these, and where a `mask` is false. What other
     programs wrote is not looked for in the first-level cache.
     """
-    inside = _inside(dims, D, mask)
-    if inside is None:
-        tile = tl.load(cells, cache_modifier=".cg" if OF_OTHERS else "")
+    CACHE: tl.constexpr = ".cg" if OF_OTHERS else ""
+    if dims.numel != D:
+        inside = (dims < D) if mask is None else (mask & (dims < D))
+        tile = tl.load(cells, mask=inside, other=0.0, cache_modifier=CACHE)
+    elif mask is None:
+        tile = tl.load(cells, cache_modifier=CACHE)
     else:
-        tile = tl.load(cells, mask=inside, other=0.0, cache_modifier=".cg" if OF_OTHERS else "")
+        tile = tl.load(cells, mask=mask, other=0.0, cache_modifier=CACHE)
     return tile
 
 
 @triton.jit
 def store(cells, tile, dims, D: tl.constexpr, mask=None):
     """Write a tile of a head's `dims`, of which there are D, where `mask`, if there is one, says so."""
-    tl.store(cells, tile, mask=_inside(dims, D, mask))
+    if dims.numel != D:
+        inside = (dims < D) if mask is None else (mask & (dims < D))
+        tl.store(cells, tile, mask=inside)
+    else:
+        tl.store(cells, tile, mask=mask)
 
 
 @triton.jit
