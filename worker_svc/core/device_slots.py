@@ -209,18 +209,19 @@ class DeviceSlots:
         truncated = np.flatnonzero((integers[:, _TOP_K] > 0) | (floats[:, _TOP_P] < 1))
         rows, truncated_rows = upload(self._device, drawn, truncated)
         slots, positions = slots[rows], positions[rows]
-        on_device, seeds = self.floats[slots], self.integers[slots, _SEED]
         truncation = None
         if len(truncated):
             top_k = integers[truncated, _TOP_K]
             truncation = Truncation(
                 rows=truncated_rows,
                 top_k=self.integers[slots[truncated_rows], _TOP_K],
-                top_p=on_device[truncated_rows, _TOP_P],
+                top_p=self.floats[slots[truncated_rows], _TOP_P],
                 longest=int(top_k.max()) if top_k.all() else None,
             )
-        min_p = on_device[:, _MIN_P] if floats[:, _MIN_P].any() else None
-        return Draw(rows, on_device[:, _TEMPERATURE], seeds, positions, truncation, min_p)
+        # Not columns of what is looked up at once: kernels take one value behind the other.
+        temperatures, seeds = self.floats[slots, _TEMPERATURE], self.integers[slots, _SEED]
+        min_p = self.floats[slots, _MIN_P] if floats[:, _MIN_P].any() else None
+        return Draw(rows, temperatures, seeds, positions, truncation, min_p)
 
     def _penalties(self, rows_slots: I64, lengths: I64, slots: Tensor, positions: Tensor) -> Penalties | None:
         punished = np.flatnonzero(self._has_penalties[rows_slots])

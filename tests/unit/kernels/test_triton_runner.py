@@ -89,11 +89,27 @@ MIXED = [
     Sampling(temperature=0.0, logit_bias=((7, 100.0),)),
 ]
 
+CHANGED = [
+    Sampling(temperature=0.5, presence_penalty=0.5),
+    Sampling(temperature=2.0),
+    Sampling(temperature=1.0, repetition_penalty=1.2),
+    Sampling(temperature=0.7, num_logprobs=2),
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.5, logit_bias=((7, 2.0),)),
+]
+
 
 @pytest.mark.parametrize(
     ("config", "samplings"),
-    [(CONFIG, PLAIN), (CONFIG, MIXED), (LLAMA, PLAIN), (LLAMA, MIXED), (replace(CONFIG, head_dim=96), PLAIN)],
-    ids=["qwen3-plain", "qwen3-mixed", "llama-plain", "llama-mixed", "heads_of_96"],
+    [
+        (CONFIG, PLAIN),
+        (CONFIG, MIXED),
+        (CONFIG, CHANGED),
+        (LLAMA, PLAIN),
+        (LLAMA, MIXED),
+        (replace(CONFIG, head_dim=96), PLAIN),
+    ],
+    ids=["qwen3-plain", "qwen3-mixed", "qwen3-changed", "llama-plain", "llama-mixed", "heads_of_96"],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     both = []
