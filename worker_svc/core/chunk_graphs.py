@@ -154,7 +154,8 @@ class ChunkStep:
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
         draws = state.draws(columns.sample_slots)
-        return DecodeOutput(logits, sample_tokens(logits, *draws, columns.sample_positions, advance=advance))
+        token_ids = sample_tokens(logits, *draws, columns.sample_positions, advance=advance)
+        return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions)
 
 
 class ChunkGraphs:
@@ -224,8 +225,7 @@ class ChunkGraphs:
         else:
             output = self._step(self._columns[shape], staging)
         staging.launched()
-        num_samples = len(batch.samples)
-        return DecodeOutput(output.logits[:num_samples], output.token_ids[:num_samples])
+        return output.first(len(batch.samples))
 
     def _make_columns(self, shape: Shape) -> _Columns:
         places = self._places(shape)

@@ -3,21 +3,18 @@
 import torch
 from torch import Tensor
 
-from worker_svc.core import sampler
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import decode_inputs
-from worker_svc.core.kernels.truncation import floors
+from worker_svc.core.kernels.slots import decode_inputs, draw_inputs
+from worker_svc.core.kernels.truncation import cutoffs
 from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.sampler import Draw
+from worker_svc.core.sampler import NO_CUTS, Cuts, Draw
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
-
-_FEW_ROWS = 32
 
 
 class DecodeStep:
@@ -42,7 +39,7 @@ class DecodeStep:
         logits = self._model.logits(self._model.transform(hidden, attention))
         advance = slots, self.state
         token_ids = sample_tokens(logits, inputs.temperatures, inputs.seeds, inputs.contexts, advance=advance)
-        return DecodeOutput(logits, token_ids)
+        return DecodeOutput(logits, token_ids, slots, inputs.contexts)
 
 
 class StepDecoder:
@@ -64,9 +61,14 @@ class StepDecoder:
         """See `Decoder.compute`."""
         return None
 
-    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: Cuts = NO_CUTS) -> Tensor:
         """See `Decoder.sample`."""
-        return sample_tokens(logits, *self._step.state.draws(slots), positions)
+        state = self._step.state
+        asked = draw_inputs(slots, state)
+        cut = None
+        if cuts != NO_CUTS:
+            cut = cutoffs(logits, asked.temperatures, asked.top_k, asked.top_p, asked.min_p, cuts)
+        return sample_tokens(logits, asked.temperatures, asked.seeds, positions, cut, advance=(slots, state))
 
 
 def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
@@ -74,14 +76,16 @@ def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
     truncation, min_p = draw.truncation, draw.min_p
     if truncation is None and min_p is None:
         return sample_tokens(logits, draw.temperature, draw.seeds, draw.positions)
-    # As measured on an H200: few rows are sorted faster, and top-k of all rows needs no sort.
-    if len(logits) <= _FEW_ROWS or (truncation is not None and truncation.longest is not None):
-        return sampler.draw_tokens(logits, draw)
     top_k, top_p = torch.zeros_like(draw.seeds), torch.ones_like(draw.temperature)
     if truncation is not None:
         top_k.index_copy_(0, truncation.rows, truncation.top_k)
         top_p.index_copy_(0, truncation.rows, truncation.top_p)
-    lowest = floors(
-        logits, draw.temperature, top_k, top_p, min_p if min_p is not None else torch.zeros_like(draw.temperature)
+    cuts = Cuts(
+        top_k=truncation is not None and truncation.has_top_k,
+        top_p=truncation is not None and truncation.has_top_p,
+        min_p=min_p is not None,
     )
-    return sample_tokens(logits, draw.temperature, draw.seeds, draw.positions, lowest)
+    if min_p is None:
+        min_p = torch.zeros_like(draw.temperature)
+    cut = cutoffs(logits, draw.temperature, top_k, top_p, min_p, cuts)
+    return sample_tokens(logits, draw.temperature, draw.seeds, draw.positions, cut)

@@ -1,5 +1,5 @@
-"""What a runner may leave to the device: steps that only decode or are small, and tokens that only a temperature
-decides.
+"""What a runner may leave to the device: steps that only decode or are small, and tokens for which nothing changes the
+logits.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
-from worker_svc.core.sampler import Draw
+from worker_svc.core.sampler import NO_CUTS, Cuts, Draw
 from worker_svc.core.slots import I64
 
 
@@ -20,6 +20,13 @@ class DecodeOutput:
 
     logits: Tensor  # [rows, vocab_size]
     token_ids: Tensor  # i64[rows], as temperatures alone decide
+    slots: Tensor  # i64[rows]
+    positions: Tensor  # i64[rows], of the tokens
+
+    def first(self, num_rows: int) -> "DecodeOutput":
+        """Of the first so many rows."""
+        columns = self.logits, self.token_ids, self.slots, self.positions
+        return DecodeOutput(*(column[:num_rows] for column in columns))
 
 
 class Decoder(Protocol):
@@ -36,5 +43,7 @@ class Decoder(Protocol):
         for one that is not small enough.
         """
 
-    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size]."""
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: Cuts = NO_CUTS) -> Tensor:
+        """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size], as the slots'
+        temperatures and of their top-k, top-p and min-p those of `cuts` decide; they are entered in the histories.
+        """

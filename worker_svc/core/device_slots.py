@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.domain.plan import U32, Admission
 from worker_svc.core.batch import Batch
-from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation
+from worker_svc.core.sampler import Cuts, Draw, Entries, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
 from worker_svc.core.transfer import upload, upload_floats
 
@@ -19,6 +19,7 @@ _ALIGNMENT = 64  # cells
 
 NUM_TABLES = 5  # that a sequence brings something for
 SEED_COLUMN = _SEED  # of `DeviceSlots.integers`; temperatures stand first in `DeviceSlots.floats`
+TOP_K_COLUMN, TOP_P_COLUMN, MIN_P_COLUMN = _TOP_K, _TOP_P, _MIN_P
 
 
 class Runs:
@@ -97,7 +98,8 @@ class DeviceSlots:
         self._num_computed = np.zeros((num_slots, 1), np.int64)  # when they entered
         self._num_logprobs = np.full(num_slots, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(num_slots, np.bool_)
-        self._is_plain = np.ones(num_slots, np.bool_)  # temperature is all that it asks of the sampler
+        self._is_plain = np.ones(num_slots, np.bool_)  # it asks for no logprobs and no change of the logits
+        self._cuts = np.zeros((3, num_slots), np.bool_)  # whether it draws by top-k, by top-p, by min-p
         self._min_tokens = np.zeros(num_slots, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, I64] = {}
         self._biases: dict[int, tuple[I64, np.ndarray]] = {}
@@ -145,9 +147,14 @@ class DeviceSlots:
         """Enter sampled tokens (i64, all on the device) into the histories."""
         self.tokens.index_put_((slots, positions), token_ids.to(torch.int32))
 
-    def are_plain(self, slots: I64, positions: I64) -> bool:
-        """Whether the tokens at `positions` need nothing but a temperature: no logprobs, no change of the logits."""
-        return bool((self._is_plain[slots] & (positions >= self._min_tokens[slots])).all())
+    def cuts(self, slots: I64, positions: I64) -> Cuts | None:
+        """What the tokens at `positions` need besides temperatures; None: more than `Cuts` can say, logprobs or a
+        change of the logits.
+        """
+        if not (self._is_plain[slots] & (positions >= self._min_tokens[slots])).all():
+            return None
+        top_k, top_p, min_p = (bool(column.any()) for column in self._cuts[:, slots])
+        return Cuts(top_k, top_p, min_p)
 
     def sampler_input(self, batch: Batch, slots: Tensor, positions: Tensor) -> SamplerInput:
         """What the sampling rows of `batch` ask for; `slots` and `positions` are those rows' on the device."""
@@ -192,13 +199,10 @@ class DeviceSlots:
         if biases:
             token_ids, values = zip(*biases, strict=True)
             self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
-        is_drawn_from_all = sampling.top_k == 0 and sampling.top_p >= 1 and sampling.min_p == 0
-        self._is_plain[slot] = (
-            (is_drawn_from_all or sampling.temperature == 0)
-            and wanted == _NO_LOGPROBS
-            and not self._has_penalties[slot]
-            and not biases
-        )
+        self._is_plain[slot] = wanted == _NO_LOGPROBS and not self._has_penalties[slot] and not biases
+        is_drawn = sampling.temperature > 0
+        limits = sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0
+        self._cuts[:, slot] = [is_drawn and is_limited for is_limited in limits]
 
     def _draw(self, rows_slots: I64, slots: Tensor, positions: Tensor) -> Draw | None:
         floats, integers = self._floats[rows_slots], self._integers[rows_slots]
@@ -217,6 +221,8 @@ class DeviceSlots:
                 top_k=self.integers[slots[truncated_rows], _TOP_K],
                 top_p=self.floats[slots[truncated_rows], _TOP_P],
                 longest=int(top_k.max()) if top_k.all() else None,
+                has_top_k=bool(top_k.any()),
+                has_top_p=bool((floats[truncated, _TOP_P] < 1).any()),
             )
         # Not columns of what is looked up at once: kernels take one value behind the other.
         temperatures, seeds = self.floats[slots, _TEMPERATURE], self.integers[slots, _SEED]

@@ -16,6 +16,7 @@ from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.kernels.compiling import compile_launches
+from worker_svc.core.sampler import Cuts
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -56,7 +57,9 @@ class DecodeGraphs(StepDecoder):
 
         def launch_all() -> None:
             for size in self._sizes.tolist():
-                step(self._slots[:size])
+                output = step(self._slots[:size])
+            # No graph cuts unlikely tokens off, but steps behind graphs do.
+            self.sample(output.logits, output.slots, output.positions, Cuts(top_k=True, top_p=True, min_p=True))
             if self._chunks is not None:
                 self._chunks.compile()
 
@@ -109,7 +112,7 @@ class DecodeGraphs(StepDecoder):
             self._slots[: len(padded)].copy_(on_device)
         self._last = slots
         graph, output = self._graphs[size]
-        self._chosen = graph, DecodeOutput(output.logits[: len(slots)], output.token_ids[: len(slots)])
+        self._chosen = graph, output.first(len(slots))
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
         """See `Decoder.compute`."""

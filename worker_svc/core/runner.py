@@ -17,7 +17,7 @@ from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.sampler import Sampled, sample
+from worker_svc.core.sampler import NO_CUTS, Cuts, Sampled, sample
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
@@ -97,7 +97,7 @@ class ModelRunner:
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
         self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
-        self._going_on: tuple[Continuation, _Sampling] | None = None  # where the last step may just go on
+        self._going_on: tuple[Continuation, _Sampling, Cuts] | None = None  # where the last step may just go on
         self._thread = 0  # the one that launched last
 
     @property
@@ -138,12 +138,12 @@ class ModelRunner:
                 torch.cuda.set_device(self._device)
             self._thread = thread
 
-    def _go_on(self, batch: Continuation, sampling: _Sampling) -> tuple[list[Tensor], _Sampling]:
+    def _go_on(self, batch: Continuation, sampling: _Sampling, cuts: Cuts) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""
         assert self._decoder is not None
-        output = self._decoder.decode(batch.slots)
+        token_ids = _tokens(self._decoder, self._decoder.decode(batch.slots), cuts)
         batch.advance()
-        return [output.token_ids], sampling
+        return [token_ids], sampling
 
     def _begin(self, plan: StepPlan) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of any plan."""
@@ -153,10 +153,10 @@ class ModelRunner:
         advance(batch, self._host)
         sampled_slots = batch.slots[batch.samples]
         sampling = _Sampling.of(sampled_slots, self._slots.num_logprobs(sampled_slots))
-        # Whoever is plain stays so: positions only grow.
+        # What suffices now goes on to: positions only grow.
         only_decodes = self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes
-        if only_decodes and self._slots.are_plain(sampled_slots, batch.sample_positions):
-            self._going_on = Continuation(plan, batch, self._host), sampling
+        if only_decodes and (cuts := self._slots.cuts(sampled_slots, batch.sample_positions)) is not None:
+            self._going_on = Continuation(plan, batch, self._host), sampling, cuts
         return outputs, sampling
 
     def _update_slots(self, plan: StepPlan) -> None:
@@ -198,11 +198,10 @@ class ModelRunner:
         sampling = batch.slots[batch.samples]
         if len(sampling) == 0:
             return []
-        if self._slots.are_plain(sampling, batch.sample_positions):
-            return [output.token_ids]
-        # The decoder knows temperatures alone: what it sampled is replaced before anything reads it.
-        slots, positions = upload(self._device, sampling, batch.sample_positions)
-        return self._sample(batch, output.logits, slots, positions)
+        if (cuts := self._slots.cuts(sampling, batch.sample_positions)) is not None:
+            assert self._decoder is not None
+            return [_tokens(self._decoder, output, cuts)]
+        return self._sample(batch, output.logits, output.slots, output.positions)
 
     def _compute(self, batch: Batch) -> list[Tensor]:
         tokens = tokens_of(batch, self._host)
@@ -224,10 +223,9 @@ class ModelRunner:
         if len(batch.samples) == 0:
             return []
         logits = self._model.logits(hidden)
-        if self._decoder is not None and self._slots.are_plain(batch.slots[batch.samples], batch.sample_positions):
-            sampled = self._decoder.sample(logits, sample_slots, sample_positions)
-            self._slots.write_tokens(sample_slots, sample_positions, sampled)
-            return [sampled]
+        cuts = self._slots.cuts(batch.slots[batch.samples], batch.sample_positions)
+        if self._decoder is not None and cuts is not None:
+            return [self._decoder.sample(logits, sample_slots, sample_positions, cuts)]
         return self._sample(batch, logits, sample_slots, sample_positions)
 
     def _sample(self, batch: Batch, logits: Tensor, slots: Tensor, positions: Tensor) -> list[Tensor]:
@@ -235,6 +233,15 @@ class ModelRunner:
         sampled = sample(logits.float(), self._slots.sampler_input(batch, slots, positions), draw)
         self._slots.write_tokens(slots, positions, sampled.token_ids)
         return _columns(sampled)
+
+
+def _tokens(decoder: Decoder, output: DecodeOutput, cuts: Cuts) -> Tensor:
+    """The tokens that the decoder chose; it knows temperatures alone, so that others are chosen in their place, before
+    anything reads them, where a row cuts unlikely ones off.
+    """
+    if cuts == NO_CUTS:
+        return output.token_ids
+    return decoder.sample(output.logits, output.slots, output.positions, cuts)
 
 
 def _columns(sampled: Sampled) -> list[Tensor]:

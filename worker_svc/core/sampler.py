@@ -16,6 +16,18 @@ PART_COUNTER = 1 << 32  # the number of the noise from which parts draw; tokens 
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """By what some row of a batch is kept from drawing unlikely tokens."""
+
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+
+NO_CUTS = Cuts()
+
+
+@dataclass(frozen=True, slots=True)
 class Penalties:
     """Rows that punish repetition, and the tokens they have seen."""
 
@@ -45,6 +57,8 @@ class Truncation:
     top_k: Tensor  # i64[t], 0 keeps all
     top_p: Tensor  # f32[t], 1 keeps all
     longest: int | None  # the largest top-k if every row has one, else None
+    has_top_k: bool = True  # some row
+    has_top_p: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from worker_svc.core.runner import ModelRunner
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
 
 BLOCKS_EACH = 3
-SAMPLINGS = [*PLAIN[:4], Sampling(temperature=0.0, num_logprobs=2), PLAIN[5]]
+SAMPLINGS = [*PLAIN[:3], Sampling(temperature=0.7, top_p=0.8), Sampling(temperature=0.0, num_logprobs=2), PLAIN[5]]
 
 
 class Replay:
@@ -39,6 +39,7 @@ class Replay:
         output = self._compute()
         self.output.logits.copy_(output.logits)
         self.output.token_ids.copy_(output.token_ids)
+        self.output.positions.copy_(output.positions)
 
 
 class Unrecorded(DecodeGraphs):

@@ -36,7 +36,7 @@ def test_tokens_are_those_of_the_reference(vocab_size: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.1), (5, 0.7, 0.05)])
-def test_many_rows_that_truncate_draw_what_the_reference_draws(top_k: int, top_p: float, min_p: float) -> None:
+def test_rows_that_truncate_draw_what_the_reference_draws(top_k: int, top_p: float, min_p: float) -> None:
     generator = torch.Generator().manual_seed(6)
     rows, index = 40, torch.arange(40, device=DEVICE)
     logits = (torch.randn(rows, 97, generator=generator) * 3).to(DEVICE)

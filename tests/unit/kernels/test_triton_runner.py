@@ -80,6 +80,14 @@ def sequences(samplings: list[Sampling], num: int = 4) -> list[Drive]:
 
 
 PLAIN = [Sampling(temperature=t) for t in (0.0, 1.0, 0.0, 0.7, 2.0, 0.0)]
+CUT = [
+    Sampling(temperature=0.9, top_k=20),
+    Sampling(temperature=0.8, top_p=0.9),
+    Sampling(temperature=1.0, min_p=0.05),
+    Sampling(temperature=1.1, top_k=30, top_p=0.8, min_p=0.01),
+    Sampling(temperature=0.0, top_k=3),
+    Sampling(temperature=1.0),
+]
 MIXED = [
     Sampling(temperature=0.0),
     Sampling(temperature=0.9, top_k=20),
@@ -103,13 +111,14 @@ CHANGED = [
     ("config", "samplings"),
     [
         (CONFIG, PLAIN),
+        (CONFIG, CUT),
         (CONFIG, MIXED),
         (CONFIG, CHANGED),
         (LLAMA, PLAIN),
         (LLAMA, MIXED),
         (replace(CONFIG, head_dim=96), PLAIN),
     ],
-    ids=["qwen3-plain", "qwen3-mixed", "qwen3-changed", "llama-plain", "llama-mixed", "heads_of_96"],
+    ids=["qwen3-plain", "qwen3-cut", "qwen3-mixed", "qwen3-changed", "llama-plain", "llama-mixed", "heads_of_96"],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     both = []
@@ -124,12 +133,23 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
         assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
 
 
-def test_a_sequence_alone_is_decoded_as_in_a_batch() -> None:
-    together = sequences(PLAIN)
+@pytest.mark.parametrize("samplings", [PLAIN, CUT], ids=["plain", "cut"])
+def test_a_sequence_alone_is_decoded_as_in_a_batch(samplings: list[Sampling]) -> None:
+    together = sequences(samplings)
     drive(make_runner(CONFIG, TritonCompute("")), together)
-    alone = sequences(PLAIN)[1:2]
+    alone = sequences(samplings)[1:2]
     drive(make_runner(CONFIG, TritonCompute("")), alone)
     assert alone[0].output == together[1].output
+
+
+@pytest.mark.parametrize(
+    ("samplings", "goes_on"),
+    [(PLAIN, True), (CUT, True), ([*CUT[:5], Sampling(temperature=0.0, num_logprobs=1)], False), (MIXED, False)],
+)
+def test_batches_go_on_where_nothing_changes_the_logits(samplings: list[Sampling], *, goes_on: bool) -> None:
+    runner = make_runner(CONFIG, TritonCompute(""))
+    drive(runner, sequences(samplings, num=3))
+    assert (runner._going_on is not None) == goes_on
 
 
 def test_counts_on_the_device_are_those_of_the_host() -> None:

@@ -8,8 +8,8 @@ import torch
 from kernel_inputs import DEVICE
 
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.truncation import floors
-from worker_svc.core.sampler import Truncation, _truncate
+from worker_svc.core.kernels.truncation import Cutoffs, cutoffs
+from worker_svc.core.sampler import Cuts, Truncation, _truncate
 
 TOP_K, TOP_P, MIN_P = (0, 5, 40), (1.0, 0.6), (0.0, 0.05)
 NUM_DRAWS = 200_000 if DEVICE.type == "cuda" else 300
@@ -25,11 +25,19 @@ def kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min
     return (scaled > -torch.inf) & (scaled >= torch.tensor(min_p).log())
 
 
-def found(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+def found(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Cutoffs:
     def each(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.full((len(logits),), value, dtype=dtype, device=logits.device)
 
-    return floors(logits, each(temperature), each(top_k, torch.int64), each(top_p), each(min_p))
+    cuts = Cuts(top_k > 0, top_p < 1, min_p > 0)
+    return cutoffs(logits, each(temperature), each(top_k, torch.int64), each(top_p), each(min_p), cuts)
+
+
+def left(logits: torch.Tensor, temperature: float, cut: Cutoffs) -> torch.Tensor:
+    """bool[rows, columns] by what `Cutoffs` says of itself."""
+    lowest = cut.lowest[:, None]
+    is_left = (lowest == -torch.inf) | ((logits.float() - cut.most[:, None]) / temperature >= lowest)
+    return is_left & (logits > -torch.inf)
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), list(product(TOP_K, TOP_P, MIN_P)))
@@ -39,22 +47,40 @@ def test_what_is_kept_is_what_the_reference_keeps(top_k: int, top_p: float, min_
     logits[1] = logits[1].round()  # many are as likely as the last one kept
     logits[2, 5:] = -torch.inf
     logits[3] += 100.0
-    lowest = found(logits, 0.7, top_k, top_p, min_p)
-    assert torch.equal((logits >= lowest[:, None]) & (logits > -torch.inf), kept(logits, 0.7, top_k, top_p, min_p))
+    cut = found(logits, 0.7, top_k, top_p, min_p)
+    assert torch.equal(left(logits, 0.7, cut), kept(logits, 0.7, top_k, top_p, min_p))
 
 
-def test_rows_longer_than_a_block_and_halves() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rows_of_several_programs_in_every_dtype(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
-    logits = torch.randn(2, 5001, generator=generator).to(DEVICE, torch.float16)
+    logits = torch.randn(2, 5001, generator=generator).to(DEVICE, dtype)
     for limits in ((50, 1.0, 0.0), (0, 0.6, 0.0), (300, 0.8, 0.01)):
         expected = kept(logits.float(), 1.3, *limits)
-        assert torch.equal(logits.float() >= found(logits, 1.3, *limits)[:, None], expected)
+        assert torch.equal(left(logits, 1.3, found(logits, 1.3, *limits)), expected)
 
 
-def test_greedy_rows_and_rows_that_keep_all_have_no_floor() -> None:
+def test_rows_that_ask_for_different_things_do_not_touch_each_other() -> None:
+    logits = (torch.randn(6, 2100, generator=torch.Generator().manual_seed(4)) * 2).to(DEVICE)
+    asked = [
+        (0.0, 3, 0.5, 0.5),
+        (1.0, 0, 1.0, 0.0),
+        (1.0, 7, 1.0, 0.0),
+        (0.8, 0, 0.4, 0.0),
+        (1.2, 9, 0.5, 0.0),
+        (1.0, 0, 1.0, 0.2),
+    ]
+    temperatures, top_k, top_p, min_p = (torch.tensor(column, device=DEVICE) for column in zip(*asked, strict=True))
+    cut = cutoffs(logits, temperatures, top_k, top_p, min_p, Cuts(top_k=True, top_p=True, min_p=True))
+    for row, limits in enumerate(asked):
+        alone = found(logits[row : row + 1], *limits)
+        assert (cut.most[row], cut.lowest[row]) == (alone.most[0], alone.lowest[0])
+
+
+def test_greedy_rows_and_rows_that_keep_all_are_not_cut() -> None:
     logits = torch.randn(2, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    assert found(logits, 0.0, 3, 0.5, 0.5).tolist() == [-torch.inf] * 2
-    assert found(logits, 1.0, 0, 1.0, 0.0).tolist() == [-torch.inf] * 2
+    assert found(logits, 0.0, 3, 0.5, 0.5).lowest.tolist() == [-torch.inf] * 2
+    assert found(logits, 1.0, 0, 1.0, 0.0).lowest.tolist() == [-torch.inf] * 2
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), list(product((0, 6), (1.0, 0.85), (0.0, 0.1))))
@@ -63,11 +89,12 @@ def test_draws_follow_the_exact_probabilities(top_k: int, top_p: float, min_p: f
     temperature = 0.8
     allowed = kept(logits, temperature, top_k, top_p, min_p)
     exact = (logits.double() / temperature).masked_fill(~allowed, -torch.inf).softmax(-1)[0].cpu().numpy()
-    lowest = found(logits, temperature, top_k, top_p, min_p).expand(NUM_DRAWS).contiguous()
+    cut = found(logits, temperature, top_k, top_p, min_p)
+    cut = Cutoffs(*(column.expand(NUM_DRAWS).contiguous() for column in (cut.most, cut.lowest)))
     seeds = torch.arange(NUM_DRAWS, device=DEVICE) * 7919
     rows = logits.expand(NUM_DRAWS, -1).contiguous()
     temperatures = torch.full((NUM_DRAWS,), temperature, device=DEVICE)
-    drawn = sample_tokens(rows, temperatures, seeds, seeds % 13, lowest)
+    drawn = sample_tokens(rows, temperatures, seeds, seeds % 13, cut)
     counts = np.bincount(drawn.cpu().numpy(), minlength=len(exact))
     assert counts[exact == 0].sum() == 0
     expected = exact[exact > 0] * NUM_DRAWS

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.truncation import Cutoffs
 from worker_svc.core.sampler import PART_COUNTER, PART_TOKENS
 
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
@@ -43,17 +44,25 @@ def _log_ring_time(key, counters):
 
 
 @triton.jit
+def _cut(x, top, lowest, temperature):
+    """-inf instead of what is not to be drawn."""
+    scaled = tl.div_rn(x - top, tl.where(lowest > float("-inf"), temperature, 1.0))
+    return tl.where(scaled >= lowest, x, float("-inf"))
+
+
+@triton.jit
 def _weigh_part(
     logits_ptr,  # [rows, columns]
     temperatures_ptr,  # f32[rows]
-    floors_ptr,  # f32[rows]: what is below is not drawn
+    top_ptr,  # f32[rows]: see `Cutoffs`, as the next
+    lowest_ptr,  # f32[rows]
     most_ptr,  # f32[rows, parts]: the largest logit
     mass_ptr,  # f32[rows, parts]: of rows that draw, the sum of exp((logit - most) / temperature)
     tokens_ptr,  # i32[rows, parts]: of rows that do not, where the largest stands
     num_columns,
     row_stride,
     PART: tl.constexpr,
-    HAS_FLOORS: tl.constexpr,
+    HAS_CUTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -65,8 +74,8 @@ def _weigh_part(
     is_column = columns < num_columns
     temperature = tl.load(temperatures_ptr + row)
     x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
-    if HAS_FLOORS:
-        x = tl.where(x >= tl.load(floors_ptr + row), x, float("-inf"))
+    if HAS_CUTS:
+        x = _cut(x, tl.load(top_ptr + row), tl.load(lowest_ptr + row), temperature)
     most = tl.max(x, 0)
     tl.store(most_ptr + place, most)
     if temperature > 0:
@@ -85,7 +94,8 @@ def _choose(
     temperatures_ptr,  # f32[rows]
     seeds_ptr,  # i64[rows]
     positions_ptr,  # i64[rows]
-    floors_ptr,  # as above, and the next three
+    top_ptr,  # as above, and the next four
+    lowest_ptr,
     most_ptr,
     mass_ptr,
     tokens_ptr,
@@ -100,7 +110,7 @@ def _choose(
     dummy_slot,
     PART: tl.constexpr,
     PARTS: tl.constexpr,  # power of two from num_parts
-    HAS_FLOORS: tl.constexpr,
+    HAS_CUTS: tl.constexpr,
     ADVANCE: tl.constexpr,  # the slots but the dummy, whose tokens before `positions` are computed
     DEPENDENT: tl.constexpr,
 ):
@@ -124,8 +134,8 @@ def _choose(
         columns = part * PART + tl.arange(0, PART)
         is_column = columns < num_columns
         x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
-        if HAS_FLOORS:
-            x = tl.where(x >= tl.load(floors_ptr + row), x, float("-inf"))
+        if HAS_CUTS:
+            x = _cut(x, tl.load(top_ptr + row), tl.load(lowest_ptr + row), temperature)
         # In logits instead of log-probabilities: no temperature overflows.
         score = x - temperature * _log_ring_time(key, columns.to(tl.int64))
         token = tl.min(tl.where(score == tl.max(score, 0), columns, _NO_TOKEN), 0)
@@ -145,13 +155,13 @@ def sample_tokens(
     temperatures: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    floors: Tensor | None = None,
+    cutoffs: Cutoffs | None = None,
     advance: tuple[Tensor, DeviceSlots] | None = None,
 ) -> Tensor:
     """Tokens i64[rows] of logits [rows, vocab_size].
 
     temperatures f32[rows], 0 takes the most likely token; seeds and positions i64[rows] as `noise.uniform` takes them;
-    floors f32[rows]: smaller logits are not drawn; advance: the rows' slots i64[rows], whose tokens are entered at
+    cutoffs: of each row, what is not drawn; advance: the rows' slots i64[rows], whose tokens are entered at
     `positions`, up to where all others are computed then; the slot that pads batches stays as it is.
     """
     rows, columns = logits.shape
@@ -160,11 +170,12 @@ def sample_tokens(
     mass = torch.empty(rows, parts, device=logits.device)
     tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    lowest = floors if floors is not None else temperatures
+    top, lowest = (cutoffs.most, cutoffs.lowest) if cutoffs is not None else (temperatures, temperatures)
     dependent = has_dependent_launch(logits.device)
     _weigh_part[(rows, parts)](
         logits,
         temperatures,
+        top,
         lowest,
         most,
         mass,
@@ -172,7 +183,7 @@ def sample_tokens(
         columns,
         logits.stride(0),
         PART=PART_TOKENS,
-        HAS_FLOORS=floors is not None,
+        HAS_CUTS=cutoffs is not None,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
@@ -182,6 +193,7 @@ def sample_tokens(
         temperatures,
         seeds,
         positions,
+        top,
         lowest,
         most,
         mass,
@@ -197,7 +209,7 @@ def sample_tokens(
         state.dummy_slot if state is not None else 0,
         PART=PART_TOKENS,
         PARTS=triton.next_power_of_2(parts),
-        HAS_FLOORS=floors is not None,
+        HAS_CUTS=cutoffs is not None,
         ADVANCE=state is not None,
         DEPENDENT=dependent,
         **options(warps=8, dependent=dependent),

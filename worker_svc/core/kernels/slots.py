@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.device_slots import SEED_COLUMN, DeviceSlots
+from worker_svc.core.device_slots import MIN_P_COLUMN, SEED_COLUMN, TOP_K_COLUMN, TOP_P_COLUMN, DeviceSlots
 from worker_svc.core.kernels.launch import options
 
 _COLUMNS = 1024  # of a table that a program looks up
@@ -189,5 +189,69 @@ def chunk_inputs(
         SEQS=triton.next_power_of_2(len(slots)),
         BLOCK=_COLUMNS,
         **options(warps=4),
+    )
+    return inputs
+
+
+@triton.jit
+def _draw_inputs(
+    slots_ptr,  # i64[rows]
+    floats_ptr,  # f32[slots, FLOATS], the first is the temperature
+    integers_ptr,  # i64[slots, INTEGERS]
+    temperatures_ptr,  # f32[rows], as the next two
+    top_p_ptr,
+    min_p_ptr,
+    seeds_ptr,  # i64[rows], as the next
+    top_k_ptr,
+    FLOATS: tl.constexpr,
+    INTEGERS: tl.constexpr,
+    TOP_P: tl.constexpr,  # columns, as the next three
+    MIN_P: tl.constexpr,
+    SEED: tl.constexpr,
+    TOP_K: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    tl.store(temperatures_ptr + row, tl.load(floats_ptr + slot * FLOATS))
+    tl.store(top_p_ptr + row, tl.load(floats_ptr + slot * FLOATS + TOP_P))
+    tl.store(min_p_ptr + row, tl.load(floats_ptr + slot * FLOATS + MIN_P))
+    tl.store(seeds_ptr + row, tl.load(integers_ptr + slot * INTEGERS + SEED))
+    tl.store(top_k_ptr + row, tl.load(integers_ptr + slot * INTEGERS + TOP_K))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawInputs:
+    """How a token is drawn; all [rows]."""
+
+    temperatures: Tensor  # f32
+    top_p: Tensor  # f32
+    min_p: Tensor  # f32
+    seeds: Tensor  # i64
+    top_k: Tensor  # i64
+
+
+def draw_inputs(slots: Tensor, state: DeviceSlots) -> DrawInputs:
+    """What `slots` i64[rows] ask for."""
+    # Memory of their own each, since kernels are compiled again for pointers that are not aligned.
+    inputs = DrawInputs(
+        *(torch.empty(len(slots), device=slots.device) for _ in range(3)),
+        *(torch.empty(len(slots), dtype=torch.int64, device=slots.device) for _ in range(2)),
+    )
+    _draw_inputs[(len(slots),)](
+        slots,
+        state.floats,
+        state.integers,
+        inputs.temperatures,
+        inputs.top_p,
+        inputs.min_p,
+        inputs.seeds,
+        inputs.top_k,
+        FLOATS=state.floats.shape[1],
+        INTEGERS=state.integers.shape[1],
+        TOP_P=TOP_P_COLUMN,
+        MIN_P=MIN_P_COLUMN,
+        SEED=SEED_COLUMN,
+        TOP_K=TOP_K_COLUMN,
+        **options(warps=1),
     )
     return inputs
