@@ -51,6 +51,14 @@ def test_what_is_kept_is_what_the_reference_keeps(top_k: int, top_p: float, min_
     assert torch.equal(left(logits, 0.7, cut), kept(logits, 0.7, top_k, top_p, min_p))
 
 
+def test_top_p_is_of_what_top_k_had_room_for_not_of_all_that_are_as_likely() -> None:
+    logits = torch.tensor([[2.0, *[1.0] * 6, *[0.0] * 30]], device=DEVICE)
+    # Of the first two 0.73 and 0.27; of all that are as likely as the second, 0.31 and six times 0.11.
+    cut = found(logits, 1.0, 2, 0.7, 0.0)
+    assert left(logits, 1.0, cut).sum() == 1
+    assert torch.equal(left(logits, 1.0, cut), kept(logits, 1.0, 2, 0.7, 0.0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_rows_of_several_programs_in_every_dtype(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
