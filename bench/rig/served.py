@@ -25,7 +25,8 @@ from bench.rig.work import Work
 NUM_CLIENTS = 4
 STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.02
-_PHASE = re.compile(r"worker-0 \| \S+ \[info\] (.+?) +(?:\S+=\S+ )*seconds=([\d.]+)")
+_VALUE = r"""(?:'[^']*'|"[^"]*"|\S+)"""
+_PHASE = re.compile(rf"worker-0 \| \S+ \[info\] (.+?) +(?:\w+={_VALUE} )*seconds=([\d.]+)")
 _HTTP = re.compile(r"OpenAI HTTP +http://[^:]+:(\d+)")
 
 

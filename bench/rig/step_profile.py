@@ -22,7 +22,7 @@ def profile_decode(llm: LLM, batch: int) -> list[str]:
         llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True), use_tqdm=False)
         return time.perf_counter() - begin
 
-    seconds(NUM_BEFORE)  # leaves the prompts in the prefix cache, for all that follow alike
+    seconds(NUM_BEFORE)  # what is done for the first time is not measured
     wall_us = (seconds(NUM_BEFORE + 4 * NUM_STEPS) - seconds(NUM_BEFORE)) / (4 * NUM_STEPS) * 1e6
     short, long = _kernels(lambda: seconds(NUM_BEFORE)), _kernels(lambda: seconds(NUM_BEFORE + NUM_STEPS))
     per_step = []  # microseconds, launches, kernel

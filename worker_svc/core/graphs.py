@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs: one for each of a few batch sizes, replayed with one call.
 
 The graphs read the slots of a batch from one buffer, which is written only when the batch is another than before; what
-is left of a graph's rows goes to the dummy slot. So a step that just goes on allocates nothing on the device; one in
-which blocks are appended uploads them, a few bytes.
+is left of a graph's rows goes to the dummy slot. So a step that just goes on allocates nothing on the device, unless
+tokens are chosen anew behind the graph; one in which blocks are appended uploads them, a few bytes.
 """
 
 from collections.abc import Callable

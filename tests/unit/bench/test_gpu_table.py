@@ -48,7 +48,8 @@ def test_a_pipeline_is_ready_when_it_invites() -> None:
     assert pipeline_ports(gateways) == []
     assert pipeline_ports(gateways + "  penstock status --watch\n") == [81, 82]
     said = "   worker-0 | 12:59:46 [info] weights loaded gigabytes=1.2 seconds=0.16\n"
-    assert pipeline_phases(said) == {"weights loaded": 0.16}
+    said += "   worker-0 | 12:59:47 [info] attention chosen   attention=triton reason='no package suits' seconds=2.5\n"
+    assert pipeline_phases(said) == {"weights loaded": 0.16, "attention chosen": 2.5}
 
 
 def test_answers_of_a_child_that_fails_are_kept() -> None:
