@@ -20,7 +20,6 @@ from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
-from worker_svc.core.sampler import history_bytes
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -37,6 +36,11 @@ class RunnerMaker:
     compute: Compute
     clock_ns: Callable[[], int]
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Of slots: no more than a step may have tokens."""
+        return min(self.options.max_num_seqs, self.options.max_num_batched_tokens)
+
     def make(
         self, num_blocks: int, max_model_len: int, *, num_graphs: int, observe: Callable[[int, int], None]
     ) -> ModelRunner:
@@ -45,7 +49,7 @@ class RunnerMaker:
         limits = Limits(
             num_blocks=num_blocks,
             block_size=options.block_size,
-            max_num_seqs=options.max_num_seqs,
+            max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
             max_num_batched_tokens=options.max_num_batched_tokens,
             vocab_size=self.config.vocab_size,
@@ -100,7 +104,7 @@ class Profiler:
         num_blocks = options.num_blocks
         if num_blocks is None:
             num_blocks = num_blocks_in(
-                kv_bytes, block_bytes, options.max_num_seqs, self._max_model_len, options.block_size
+                kv_bytes, block_bytes, self._maker.max_num_seqs, self._max_model_len, options.block_size
             )
         num_blocks = group.minimum(num_blocks, self._maker.device)
         return MemoryProfile(
@@ -132,13 +136,12 @@ class Profiler:
         return runner, profile
 
     def _measure(self) -> _Needs:
-        """With as many sequences as there are slots, one of them as long as a step allows, all sampled by top-p, with
-        penalties and logprobs; and with the two largest graphs, of which the second says what each further one takes.
-
-        Penalties look at all that is known of the longest sequence: what a longer one than that needs is added.
+        """With as many sequences as there are slots, all sampled by top-p, with penalties and logprobs, in two steps:
+        one of as many tokens as a step may have, and one behind the longest context, all of which penalties look at.
+        And with the two largest graphs, of which the second says what each further one takes.
         """
         options, device = self._maker.options, self._maker.device
-        num_others = min(options.max_num_seqs, options.max_num_batched_tokens) - 1
+        num_others = self._maker.max_num_seqs - 1
         lengths = [min(self._max_model_len, options.max_num_batched_tokens - num_others)] + [1] * num_others
         num_blocks = [-(-length // options.block_size) for length in lengths]
         starts = np.cumsum([0, *num_blocks])
@@ -159,9 +162,9 @@ class Profiler:
         state_bytes = (allocated_bytes or [made_bytes])[0] - before_bytes
         state_bytes -= (int(starts[-1]) + 1) * self._maker.shape.block_bytes
         torch.cuda.reset_peak_memory_stats(device)
-        runner.launch(_full_plan(lengths, starts)).result()
+        for plan in (_full_plan(lengths, starts), _long_plan(len(lengths), self._max_model_len, options.block_size)):
+            runner.launch(plan).result()
         step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
-        step_bytes += history_bytes(len(lengths), self._max_model_len - lengths[0])
         runner.close()
         del runner
         torch.cuda.empty_cache()
@@ -186,21 +189,36 @@ class Profiler:
 
 def _full_plan(lengths: list[int], starts: NDArray[np.int64]) -> StepPlan:
     """One step that prefills a sequence of each of `lengths`; blocks of sequence i begin at `starts[i]`."""
-    admissions = tuple(
-        Admission(
-            slot=slot,
-            token_ids=np.zeros(length, np.uint32),
-            num_prompt_tokens=length,
-            num_computed_tokens=0,
-            block_ids=np.arange(starts[slot], starts[slot + 1], dtype=np.uint32),
-            sampling=Sampling(top_p=0.9, presence_penalty=0.1, num_logprobs=1),
-            seed=0,
-        )
-        for slot, length in enumerate(lengths)
-    )
+    blocks = [np.arange(*ends, dtype=np.uint32) for ends in pairwise(starts.tolist())]
+    return _plan([_admission(slot, length, 0, blocks[slot]) for slot, length in enumerate(lengths)])
+
+
+def _long_plan(num_seqs: int, max_model_len: int, block_size: int) -> StepPlan:
+    """One step that computes the last token of so many sequences, of which one is as long as any may be. What is in the
+    cache does not matter: all its blocks are the first.
+    """
+    blocks = np.zeros(-(-max_model_len // block_size), np.uint32)
+    others = [_admission(slot, 1, 0, blocks[:1]) for slot in range(1, num_seqs)]
+    return _plan([_admission(0, max_model_len, max_model_len - 1, blocks), *others])
+
+
+def _plan(admissions: list[Admission]) -> StepPlan:
+    """A first step, which computes all that the sequences have not computed."""
     return StepPlan(
         step=1,
-        admissions=admissions,
-        slots=np.arange(len(lengths), dtype=np.uint32),
-        num_tokens=np.array(lengths, np.uint32),
+        admissions=tuple(admissions),
+        slots=np.array([each.slot for each in admissions], np.uint32),
+        num_tokens=np.array([len(each.token_ids) - each.num_computed_tokens for each in admissions], np.uint32),
+    )
+
+
+def _admission(slot: int, num_tokens: int, num_computed: int, block_ids: NDArray[np.uint32]) -> Admission:
+    return Admission(
+        slot=slot,
+        token_ids=np.zeros(num_tokens, np.uint32),
+        num_prompt_tokens=num_tokens,
+        num_computed_tokens=num_computed,
+        block_ids=block_ids,
+        sampling=Sampling(top_p=0.9, presence_penalty=0.1, num_logprobs=1),
+        seed=0,
     )

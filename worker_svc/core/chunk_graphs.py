@@ -24,7 +24,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.decode_attention import DecodeRows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
 from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import chunk_inputs
+from worker_svc.core.kernels.slots import chunk_inputs, draw_inputs
 from worker_svc.core.kernels.staged import conclude, enter, receive
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
@@ -153,8 +153,8 @@ class ChunkStep:
         conclude(staging, columns.slots, columns.contexts, state)
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
-        draws = state.draws(columns.sample_slots)
-        token_ids = sample_tokens(logits, *draws, columns.sample_positions, advance=advance)
+        asked = draw_inputs(columns.sample_slots, state)
+        token_ids = sample_tokens(logits, asked.temperatures, asked.seeds, columns.sample_positions, advance=advance)
         return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions)
 
 

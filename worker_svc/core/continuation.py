@@ -10,29 +10,35 @@ from worker_svc.core.slots import I64, HostSlots
 class Continuation:
     """What is known of the next steps of a batch that only decodes, so that nothing of it is found out again."""
 
-    def __init__(self, plan: StepPlan, batch: Batch, state: HostSlots) -> None:
-        """`batch` was made of `plan` and is launched; `state` has been moved on."""
+    def __init__(self, plan: StepPlan, batch: Batch, state: HostSlots, num_alike: int) -> None:
+        """`batch` was made of `plan` and is launched; `state` has been moved on.
+
+        num_alike: for how many steps in a row, of which the launched one is the first, the sampler is asked for the
+        same.
+        """
         self.slots: I64 = batch.slots
         self._state = state
         self._planned = plan.slots.tobytes(), plan.num_tokens.tobytes()
         self._room = self._count_room()
+        self._num_alike = num_alike - 1
 
     def covers(self, plan: StepPlan) -> bool:
         """Whether `plan`, whose blocks are in the tables already, advances the same slots by one token each, and each
-        has room for it.
+        has room for it and asks the sampler for the same.
         """
         is_more = plan.step == 1 or plan.admissions or len(plan.released_slots) or len(plan.replace_slots)
         if is_more or self._planned != (plan.slots.tobytes(), plan.num_tokens.tobytes()):
             return False
         if len(plan.append_slots):
             self._room = self._count_room()
-        return self._room > 0
+        return self._room > 0 and self._num_alike > 0
 
     def advance(self) -> None:
         """Move the slots' counts on as `batch.advance` does."""
         self._state.num_computed[self.slots] += 1
         self._state.num_tokens[self.slots] += 1
         self._room -= 1
+        self._num_alike -= 1
 
     def _count_room(self) -> int:
         """How many tokens every slot can advance by in the blocks and the context that it has."""

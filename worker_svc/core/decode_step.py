@@ -8,13 +8,17 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.decode_attention import DecodeRows
+from worker_svc.core.kernels.logprobs import token_logprobs
+from worker_svc.core.kernels.penalties import changed_logits
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import decode_inputs, draw_inputs
 from worker_svc.core.kernels.truncation import cutoffs
 from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.sampler import NO_CUTS, Cuts, Draw
+from worker_svc.core.sampler import NO_CUTS, Extras, Sampled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
+
+_NO_EXTRAS = Extras()
 
 
 class DecodeStep:
@@ -53,39 +57,19 @@ class StepDecoder:
         (on_device,) = upload(self._step.state.num_computed.device, slots)
         return self._step(on_device)
 
-    def draw(self, logits: Tensor, draw: Draw) -> Tensor:
-        """See `Decoder.draw`."""
-        return draw_tokens(logits, draw)
-
     def compute(self, batch: Batch) -> DecodeOutput | None:  # noqa: ARG002
         """See `Decoder.compute`."""
         return None
 
-    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: Cuts = NO_CUTS) -> Tensor:
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, extras: Extras | None) -> Sampled:
         """See `Decoder.sample`."""
-        state = self._step.state
+        state, extras = self._step.state, extras or _NO_EXTRAS
         asked = draw_inputs(slots, state)
+        changed = changed_logits(logits, slots, positions, state, extras)
         cut = None
-        if cuts != NO_CUTS:
-            cut = cutoffs(logits, asked.temperatures, asked.top_k, asked.top_p, asked.min_p, cuts)
-        return sample_tokens(logits, asked.temperatures, asked.seeds, positions, cut, advance=(slots, state))
-
-
-def draw_tokens(logits: Tensor, draw: Draw) -> Tensor:
-    """Tokens i64[d] for logits f32[d, vocab_size]; those of `sampler.draw_tokens`, but where rounding decides."""
-    truncation, min_p = draw.truncation, draw.min_p
-    if truncation is None and min_p is None:
-        return sample_tokens(logits, draw.temperature, draw.seeds, draw.positions)
-    top_k, top_p = torch.zeros_like(draw.seeds), torch.ones_like(draw.temperature)
-    if truncation is not None:
-        top_k.index_copy_(0, truncation.rows, truncation.top_k)
-        top_p.index_copy_(0, truncation.rows, truncation.top_p)
-    cuts = Cuts(
-        top_k=truncation is not None and truncation.has_top_k,
-        top_p=truncation is not None and truncation.has_top_p,
-        min_p=min_p is not None,
-    )
-    if min_p is None:
-        min_p = torch.zeros_like(draw.temperature)
-    cut = cutoffs(logits, draw.temperature, top_k, top_p, min_p, cuts)
-    return sample_tokens(logits, draw.temperature, draw.seeds, draw.positions, cut)
+        if extras.cuts != NO_CUTS:
+            cut = cutoffs(changed, asked.temperatures, asked.top_k, asked.top_p, asked.min_p, extras.cuts)
+        token_ids = sample_tokens(changed, asked.temperatures, asked.seeds, positions, cut, advance=(slots, state))
+        if extras.logprob_rows is None:
+            return Sampled(token_ids)
+        return Sampled(token_ids, *token_logprobs(logits, token_ids, extras.logprob_rows, extras.num_top_logprobs))

@@ -1,6 +1,4 @@
-"""What a runner may leave to the device: steps that only decode or are small, and tokens for which nothing changes the
-logits.
-"""
+"""What a runner may leave to the device: steps that only decode or are small, and the choice of tokens."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
-from worker_svc.core.sampler import NO_CUTS, Cuts, Draw
+from worker_svc.core.sampler import Extras, Sampled
 from worker_svc.core.slots import I64
 
 
@@ -19,14 +17,14 @@ class DecodeOutput:
     """
 
     logits: Tensor  # [rows, vocab_size]
-    token_ids: Tensor  # i64[rows], as temperatures alone decide
+    token_ids: Tensor | None  # i64[rows], as temperatures alone decide; None: not chosen yet
     slots: Tensor  # i64[rows]
     positions: Tensor  # i64[rows], of the tokens
 
     def first(self, num_rows: int) -> "DecodeOutput":
         """Of the first so many rows."""
-        columns = self.logits, self.token_ids, self.slots, self.positions
-        return DecodeOutput(*(column[:num_rows] for column in columns))
+        token_ids = self.token_ids[:num_rows] if self.token_ids is not None else None
+        return DecodeOutput(self.logits[:num_rows], token_ids, self.slots[:num_rows], self.positions[:num_rows])
 
 
 class Decoder(Protocol):
@@ -35,15 +33,12 @@ class Decoder(Protocol):
     def decode(self, slots: I64) -> DecodeOutput:
         """Compute the last known token of each slot and sample the next."""
 
-    def draw(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Tokens i64[d] for logits f32[d, vocab_size], as `sampler.sample` wants them."""
-
     def compute(self, batch: Batch) -> DecodeOutput | None:
         """Carry out a small step of any kind, with what is still to enter the slots' tables; None, and nothing done,
         for one that is not small enough.
         """
 
-    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, cuts: Cuts = NO_CUTS) -> Tensor:
-        """Tokens i64[rows] at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size], as the slots'
-        temperatures and of their top-k, top-p and min-p those of `cuts` decide; they are entered in the histories.
+    def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, extras: Extras | None) -> Sampled:
+        """The tokens at `positions` i64[rows] of `slots` i64[rows] from logits [rows, vocab_size], as the slots'
+        temperatures and `extras` decide; they are entered in the histories.
         """

@@ -17,7 +17,7 @@ from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.sampler import NO_CUTS, Cuts, Sampled, sample
+from worker_svc.core.sampler import Extras, Sampled, sample
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
@@ -97,7 +97,8 @@ class ModelRunner:
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
         self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
-        self._going_on: tuple[Continuation, _Sampling, Cuts] | None = None  # where the last step may just go on
+        # Where the last step may just go on.
+        self._going_on: tuple[Continuation, _Sampling, Extras | None] | None = None
         self._thread = 0  # the one that launched last
 
     @property
@@ -138,25 +139,25 @@ class ModelRunner:
                 torch.cuda.set_device(self._device)
             self._thread = thread
 
-    def _go_on(self, batch: Continuation, sampling: _Sampling, cuts: Cuts) -> tuple[list[Tensor], _Sampling]:
+    def _go_on(self, batch: Continuation, sampling: _Sampling, extras: Extras | None) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""
         assert self._decoder is not None
-        token_ids = _tokens(self._decoder, self._decoder.decode(batch.slots), cuts)
+        outputs = _chosen(self._decoder, self._decoder.decode(batch.slots), extras)
         batch.advance()
-        return [token_ids], sampling
+        return outputs, sampling
 
     def _begin(self, plan: StepPlan) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of any plan."""
         self._going_on = None
         batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
-        outputs = self._outputs(batch)
+        slots, positions, asked = batch.slots[batch.samples], batch.sample_positions, self._slots.sampling
+        extras = asked.extras(slots, positions, self._device) if self._decoder is not None else None
+        outputs = self._outputs(batch, extras)
         advance(batch, self._host)
-        sampled_slots = batch.slots[batch.samples]
-        sampling = _Sampling.of(sampled_slots, self._slots.num_logprobs(sampled_slots))
-        # What suffices now goes on to: positions only grow.
-        only_decodes = self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes
-        if only_decodes and (cuts := self._slots.cuts(sampled_slots, batch.sample_positions)) is not None:
-            self._going_on = Continuation(plan, batch, self._host), sampling, cuts
+        sampling = _Sampling.of(slots, asked.num_logprobs(slots))
+        if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes:
+            going_on = Continuation(plan, batch, self._host, asked.num_alike(slots, positions))
+            self._going_on = going_on, sampling, extras
         return outputs, sampling
 
     def _update_slots(self, plan: StepPlan) -> None:
@@ -180,30 +181,25 @@ class ModelRunner:
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
 
-    def _outputs(self, batch: Batch) -> list[Tensor]:
+    def _outputs(self, batch: Batch, extras: Extras | None) -> list[Tensor]:
         """The sampled tokens and, where asked for, their logprobs, on the device; the tokens are in the histories."""
         if batch.num_tokens == 0:
             return []
-        output = None
-        if self._decoder is not None and not batch.only_decodes:
-            output = self._decoder.compute(batch)
+        decoder, output = self._decoder, None
+        if decoder is not None and not batch.only_decodes:
+            output = decoder.compute(batch)
         # Unless that took what enters the tables along.
         self._slots.enter()
-        if self._decoder is not None and batch.only_decodes:
-            output = self._decoder.decode(batch.slots)
-        return self._chosen(output, batch) if output is not None else self._compute(batch)
-
-    def _chosen(self, output: DecodeOutput, batch: Batch) -> list[Tensor]:
-        """The tokens of the batch's samples, after the decoder's own choice."""
-        sampling = batch.slots[batch.samples]
-        if len(sampling) == 0:
+        if decoder is not None and batch.only_decodes:
+            output = decoder.decode(batch.slots)
+        if output is None:
+            output = self._compute(batch)
+        if output is None or len(batch.samples) == 0:
             return []
-        if (cuts := self._slots.cuts(sampling, batch.sample_positions)) is not None:
-            assert self._decoder is not None
-            return [_tokens(self._decoder, output, cuts)]
-        return self._sample(batch, output.logits, output.slots, output.positions)
+        return _chosen(decoder, output, extras) if decoder is not None else self._sample(batch, output)
 
-    def _compute(self, batch: Batch) -> list[Tensor]:
+    def _compute(self, batch: Batch) -> DecodeOutput | None:
+        """Operation by operation; nobody has chosen tokens then. None: there are none to choose."""
         tokens = tokens_of(batch, self._host)
         token_slots, positions, cells, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
             self._device,
@@ -221,27 +217,25 @@ class ModelRunner:
         hidden = self._model.forward(token_ids, attention, last_tokens)
         self._slots.advance(slots, contexts)
         if len(batch.samples) == 0:
-            return []
-        logits = self._model.logits(hidden)
-        cuts = self._slots.cuts(batch.slots[batch.samples], batch.sample_positions)
-        if self._decoder is not None and cuts is not None:
-            return [self._decoder.sample(logits, sample_slots, sample_positions, cuts)]
-        return self._sample(batch, logits, sample_slots, sample_positions)
+            return None
+        return DecodeOutput(self._model.logits(hidden), None, sample_slots, sample_positions)
 
-    def _sample(self, batch: Batch, logits: Tensor, slots: Tensor, positions: Tensor) -> list[Tensor]:
-        draw = self._decoder.draw if self._decoder is not None else None
-        sampled = sample(logits.float(), self._slots.sampler_input(batch, slots, positions), draw)
-        self._slots.write_tokens(slots, positions, sampled.token_ids)
+    def _sample(self, batch: Batch, output: DecodeOutput) -> list[Tensor]:
+        """Without a decoder."""
+        slots = batch.slots[batch.samples]
+        asked = self._slots.sampling.sampler_input(slots, batch.sample_positions, self._slots.tokens)
+        sampled = sample(output.logits.float(), asked)
+        self._slots.write_tokens(output.slots, output.positions, sampled.token_ids)
         return _columns(sampled)
 
 
-def _tokens(decoder: Decoder, output: DecodeOutput, cuts: Cuts) -> Tensor:
-    """The tokens that the decoder chose; it knows temperatures alone, so that others are chosen in their place, before
-    anything reads them, where a row cuts unlikely ones off.
+def _chosen(decoder: Decoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
+    """What temperatures alone decide may be chosen already; where a row asks for more, tokens are chosen in place of
+    these before anything reads them.
     """
-    if cuts == NO_CUTS:
-        return output.token_ids
-    return decoder.sample(output.logits, output.slots, output.positions, cuts)
+    if extras is None and output.token_ids is not None:
+        return [output.token_ids]
+    return _columns(decoder.sample(output.logits, output.slots, output.positions, extras))
 
 
 def _columns(sampled: Sampled) -> list[Tensor]:

@@ -2,7 +2,6 @@
 else is in the batch, nor on which worker draws it. Work that no row asks for is not done.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +12,6 @@ from worker_svc.core.noise import uniform
 
 PART_TOKENS = 4096  # of the vocabulary: a part is drawn first, then a token of it
 PART_COUNTER = 1 << 32  # the number of the noise from which parts draw; tokens draw by their ids
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """By what some row of a batch is kept from drawing unlikely tokens."""
-
-    top_k: bool = False
-    top_p: bool = False
-    min_p: bool = False
-
-
-NO_CUTS = Cuts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +29,13 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Single logits that are changed: row `rows[i]`, token `token_ids[i]`."""
+    """Single logits that are changed: row `rows[i]`, token `token_ids[i]`. The order does not matter: a token has one
+    bias at most, and may be forbidden beside that.
+    """
 
     rows: Tensor  # i64[e]
     token_ids: Tensor  # i64[e]
-    values: Tensor  # f32[e], added
+    values: Tensor  # f32[e], added: biases, and -inf where a token is forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +46,6 @@ class Truncation:
     top_k: Tensor  # i64[t], 0 keeps all
     top_p: Tensor  # f32[t], 1 keeps all
     longest: int | None  # the largest top-k if every row has one, else None
-    has_top_k: bool = True  # some row
-    has_top_p: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +66,32 @@ class SamplerInput:
 
     draw: Draw | None = None
     penalties: Penalties | None = None
-    bias: Entries | None = None
-    forbidden: Entries | None = None  # values are -inf
+    entries: Entries | None = None
     logprob_rows: Tensor | None = None  # i64[l]
     num_top_logprobs: int = 0  # the most that a row asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """By what some row of a batch is kept from drawing unlikely tokens."""
+
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+
+NO_CUTS = Cuts()
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What some row of a batch asks for besides a temperature, where the device has the slots' parameters."""
+
+    cuts: Cuts = NO_CUTS
+    has_penalties: bool = False
+    entries: Entries | None = None
+    logprob_rows: Tensor | None = None  # as in `SamplerInput`
+    num_top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,52 +99,39 @@ class Sampled:
     """Tokens of all rows, and log-probabilities of the raw logits for the rows that asked."""
 
     token_ids: Tensor  # i64[rows]
-    logprobs: Tensor | None  # f32[l]
-    top_ids: Tensor | None  # i64[l, num_top_logprobs], most likely first
-    top_logprobs: Tensor | None  # f32[l, num_top_logprobs]
+    logprobs: Tensor | None = None  # f32[l]
+    top_ids: Tensor | None = None  # i64[l, num_top_logprobs], most likely first
+    top_logprobs: Tensor | None = None  # f32[l, num_top_logprobs]
 
 
-def sample(logits: Tensor, asked: SamplerInput, draw: Callable[[Tensor, Draw], Tensor] | None = None) -> Sampled:
-    """One token a row from logits f32[rows, vocab_size], which are left as they are.
-
-    `draw` takes the logits of the rows that draw, f32[d, vocab_size], and gives the tokens i64[d]; None: torch does.
-    """
-    draw = draw or draw_tokens
+def sample(logits: Tensor, asked: SamplerInput) -> Sampled:
+    """One token a row from logits f32[rows, vocab_size], which are left as they are."""
     adjusted = _adjust(logits, asked)
     if asked.draw is None:
         token_ids = adjusted.argmax(dim=-1)
     elif len(asked.draw.rows) == len(logits):
-        token_ids = draw(adjusted, asked.draw)
+        token_ids = draw_tokens(adjusted, asked.draw)
     else:
         token_ids = adjusted.argmax(dim=-1)
-        token_ids.index_copy_(0, asked.draw.rows, draw(adjusted.index_select(0, asked.draw.rows), asked.draw))
+        token_ids.index_copy_(0, asked.draw.rows, draw_tokens(adjusted.index_select(0, asked.draw.rows), asked.draw))
     if asked.logprob_rows is None:
-        return Sampled(token_ids, None, None, None)
+        return Sampled(token_ids)
     logprobs = logits.index_select(0, asked.logprob_rows).log_softmax(dim=-1)
     own = logprobs.gather(1, token_ids.index_select(0, asked.logprob_rows).unsqueeze(1)).squeeze(1)
     top_logprobs, top_ids = logprobs.topk(asked.num_top_logprobs, dim=-1)
     return Sampled(token_ids, own, top_ids, top_logprobs)
 
 
-def history_bytes(num_rows: int, num_tokens: int) -> int:
-    """What penalties need at most for so many tokens of history in each of so many rows, beside what they need for a
-    vocabulary.
-    """
-    # Token ids as they come and as they are counted, output or not, ones, outside or not; and an index for all rows.
-    return ((8 + 8 + 4 + 4 + 1) * num_rows + 8) * num_tokens
-
-
 def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
-    if asked.penalties is None and asked.bias is None and asked.forbidden is None:
+    if asked.penalties is None and asked.entries is None:
         return logits
     adjusted = logits.clone()
     if asked.penalties is not None:
         _penalise(adjusted, asked.penalties)
-    for entries in (asked.bias, asked.forbidden):
-        if entries is not None:
-            # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
-            cells = entries.rows * adjusted.shape[1] + entries.token_ids
-            adjusted.view(-1).scatter_add_(0, cells, entries.values)
+    if asked.entries is not None:
+        # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
+        cells = asked.entries.rows * adjusted.shape[1] + asked.entries.token_ids
+        adjusted.view(-1).scatter_add_(0, cells, asked.entries.values)
     return adjusted
 
 

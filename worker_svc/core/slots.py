@@ -10,6 +10,7 @@ from worker_svc.core.interface import Limits, plan_error
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
 _NONE = np.empty(0, np.int64)
 
 

@@ -25,7 +25,7 @@ def upload(device: torch.device, *columns: npt.NDArray[np.int64]) -> tuple[Tenso
 
 def upload_floats(device: torch.device, column: npt.NDArray[np.float32]) -> Tensor:
     """A column (f32) on the device, in a copy that the host does not wait for."""
-    tensor = torch.from_numpy(column)
+    tensor = torch.from_numpy(np.ascontiguousarray(column))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 

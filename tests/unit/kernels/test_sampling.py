@@ -7,12 +7,12 @@ from kernel_inputs import DEVICE, DTYPE, randn
 
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
-from worker_svc.core import decode_step, sampler
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import chunk_inputs, decode_inputs
-from worker_svc.core.sampler import Draw, SamplerInput, Truncation, sample
+from worker_svc.core.kernels.truncation import cutoffs
+from worker_svc.core.sampler import Cuts, Draw, SamplerInput, Truncation, draw_tokens, sample
 from worker_svc.core.slots import HostSlots
 
 
@@ -52,7 +52,13 @@ def test_rows_that_truncate_draw_what_the_reference_draws(top_k: int, top_p: flo
         truncation=truncation if top_k or top_p < 1 else None,
         min_p=torch.full((rows,), min_p, device=DEVICE) if min_p else None,
     )
-    assert decode_step.draw_tokens(logits, draw).tolist() == sampler.draw_tokens(logits, draw).tolist()
+    is_cut = index % 2 == 0
+    all_top_k, all_top_p = torch.where(is_cut, top_k, 0), torch.where(is_cut, top_p, 1.0)
+    all_min_p = torch.full_like(draw.temperature, min_p)
+    cuts = Cuts(top_k > 0, top_p < 1, min_p > 0)
+    cut = cutoffs(logits, draw.temperature, all_top_k, all_top_p, all_min_p, cuts)
+    found = sample_tokens(logits, draw.temperature, draw.seeds, draw.positions, cut)
+    assert found.tolist() == draw_tokens(logits, draw).tolist()
 
 
 def test_of_equals_the_first_is_taken_and_nothing_can_be_nan() -> None:

@@ -1,6 +1,7 @@
 """A runner on Triton's kernels against one on plain torch: the same plans, the same tokens."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from kernel_inputs import DEVICE
 from plans import Drive, drive
 
 from penstock.domain.params import Sampling
+from penstock.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
 from worker_svc.core.config import ModelConfig, RopeConfig
 from worker_svc.core.interface import Limits
@@ -142,14 +144,36 @@ def test_a_sequence_alone_is_decoded_as_in_a_batch(samplings: list[Sampling]) ->
     assert alone[0].output == together[1].output
 
 
-@pytest.mark.parametrize(
-    ("samplings", "goes_on"),
-    [(PLAIN, True), (CUT, True), ([*CUT[:5], Sampling(temperature=0.0, num_logprobs=1)], False), (MIXED, False)],
-)
-def test_batches_go_on_where_nothing_changes_the_logits(samplings: list[Sampling], *, goes_on: bool) -> None:
-    runner = make_runner(CONFIG, TritonCompute(""))
-    drive(runner, sequences(samplings, num=3))
-    assert (runner._going_on is not None) == goes_on
+@pytest.mark.parametrize("samplings", [PLAIN, CUT, MIXED, CHANGED], ids=["plain", "cut", "mixed", "changed"])
+def test_batches_go_on_whatever_they_ask_for(samplings: list[Sampling], monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[StepPlan] = []
+    begin = ModelRunner._begin
+
+    def note(self: ModelRunner, plan: StepPlan) -> Any:
+        built.append(plan)
+        return begin(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "_begin", note)
+    drive(make_runner(CONFIG, TritonCompute("")), sequences(samplings, num=5), chunk=64)
+    # The prompts, and the first step that only decodes; not the three behind that.
+    assert len([plan for plan in built if plan.num_tokens.max() == 1]) == 1
+
+
+@pytest.mark.parametrize("min_output_tokens", [2, 4])
+def test_stop_tokens_are_possible_again_once_there_are_enough(min_output_tokens: int) -> None:
+    both = []
+    for compute in (TorchCompute(""), TritonCompute("")):
+        # All but the last bring one token to the top that stops them.
+        drives = sequences([Sampling(temperature=0.0, logit_bias=((7, 100.0),))] * 5 + [Sampling(temperature=1.0)], 6)
+        for index, each in enumerate(drives[:5]):
+            each.min_output_tokens, each.stop_token_ids = min_output_tokens + index % 2, (7,)
+        drive(make_runner(CONFIG, compute), drives, chunk=64)
+        both.append([each.output for each in drives])
+    assert both[0] == both[1]
+    for index, output in enumerate(both[1][:5]):
+        num_forbidden = min_output_tokens + index % 2
+        assert 7 not in output[:num_forbidden]
+        assert set(output[num_forbidden:]) == {7}
 
 
 def test_counts_on_the_device_are_those_of_the_host() -> None:

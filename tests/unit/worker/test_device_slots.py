@@ -5,8 +5,9 @@ import torch
 
 from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
-from worker_svc.core.device_slots import SEED_COLUMN, DeviceSlots
+from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
+from worker_svc.core.slot_sampling import SEED
 from worker_svc.core.slots import BlockUpdates, HostSlots
 
 LIMITS = Limits(
@@ -31,7 +32,7 @@ def test_sequences_that_enter_together_are_each_in_their_own_slot() -> None:
     assert state.block_tables[3].tolist() == [24, 25, *[0] * 6]
     assert state.block_tables[1].tolist() == [*range(8, 16)]
     assert state.num_computed.tolist() == [0, 1, 0, 3, 4, 0]
-    assert state.integers[:, SEED_COLUMN].tolist() == [0, 9, 0, -5, 11, 0]
+    assert state.integers[:, SEED].tolist() == [0, 9, 0, -5, 11, 0]
     assert state.integers[1].tolist() == [17, 9, 30]
     assert state.floats[3].tolist() == [0.5, 1.0, 0.25, 1.0, 0.0, 0.0]
     for empty in (0, 2):

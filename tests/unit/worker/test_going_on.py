@@ -1,6 +1,7 @@
 """A batch that plans go on with: when a plan may, and that the slots' counts are moved as any plan moves them."""
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ def column(*values: int) -> np.ndarray:
     return np.array(values, np.uint32)
 
 
-def decoding() -> tuple[HostSlots, StepPlan, Continuation]:
-    """Three sequences of 6, 7 and 8 known tokens of which one is to be computed, and a step of theirs launched."""
+def decoding(num_alike: int = sys.maxsize) -> tuple[HostSlots, StepPlan, Continuation]:
+    """Three sequences of 6, 7 and 8 known tokens of which one is to be computed, and a step of theirs launched; of the
+    sampler they ask the same for so many steps.
+    """
     state = HostSlots(LIMITS)
     for number, slot in enumerate(SLOTS.tolist()):
         tokens = np.arange(6 + number, dtype=np.uint32)
@@ -33,7 +36,7 @@ def decoding() -> tuple[HostSlots, StepPlan, Continuation]:
     plan = StepPlan(2, slots=SLOTS, num_tokens=ONES)
     batch = build_batch(SLOTS, ONES, state, longest_first=True)
     advance(batch, state)
-    return state, plan, Continuation(plan, batch, state)
+    return state, plan, Continuation(plan, batch, state, num_alike)
 
 
 def test_goes_on_as_long_as_there_is_room_and_moves_the_counts_like_any_batch() -> None:
@@ -53,6 +56,14 @@ def test_goes_on_as_long_as_there_is_room_and_moves_the_counts_like_any_batch() 
 def test_keeps_the_order_in_which_the_batch_was_built() -> None:
     _, _, going_on = decoding()
     assert going_on.slots.tolist() == [2, 1, 5]
+
+
+def test_goes_on_as_long_as_the_sampler_is_asked_for_the_same() -> None:
+    _, _, going_on = decoding(num_alike=3)
+    for step in (3, 4):
+        assert going_on.covers(StepPlan(step, slots=SLOTS, num_tokens=ONES))
+        going_on.advance()
+    assert not going_on.covers(StepPlan(5, slots=SLOTS, num_tokens=ONES))
 
 
 def test_blocks_that_a_plan_appends_make_room() -> None:

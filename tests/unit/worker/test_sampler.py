@@ -1,18 +1,14 @@
 """The sampler as a pure function: distribution, penalties, masks, logprobs, independence of the batch."""
 
 import itertools
-import weakref
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from penstock.domain import chain
 from worker_svc.core.noise import mix, uniform
-from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, history_bytes, sample
+from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, sample
 
 VOCAB = 12
 NUM_DRAWS = 20_000
@@ -191,23 +187,22 @@ def test_penalties_equal_a_plain_reference() -> None:
                 torch.tensor(hidden, dtype=torch.long),
                 torch.full((len(hidden),), -1e9),
             )
-            result = sample(torch.tensor(logits), SamplerInput(penalties=asked, bias=banned))
+            result = sample(torch.tensor(logits), SamplerInput(penalties=asked, entries=banned))
             assert int(result.token_ids[row]) == token
             hidden.append(token)
 
 
 def test_bias_and_forbidden_tokens_move_the_choice_and_leave_other_rows() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    bias = Entries(torch.tensor([0]), torch.tensor([0]), torch.tensor([2.5]))
-    forbidden = Entries(torch.tensor([1]), torch.tensor([2]), torch.tensor([-torch.inf]))
-    assert sample(logits, SamplerInput(bias=bias, forbidden=forbidden)).token_ids.tolist() == [0, 1, 2]
+    entries = Entries(torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2]), torch.tensor([2.5, 50.0, -torch.inf]))
+    assert sample(logits, SamplerInput(entries=entries)).token_ids.tolist() == [0, 1, 2]
     assert logits[0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(9)) * 3
     bias = Entries(torch.arange(5), torch.full((5,), 17), torch.full((5,), 100.0))
-    asked = SamplerInput(bias=bias, logprob_rows=torch.tensor([1, 3]), num_top_logprobs=4)
+    asked = SamplerInput(entries=bias, logprob_rows=torch.tensor([1, 3]), num_top_logprobs=4)
     result = sample(logits, asked)
     exact = logits.double().log_softmax(-1)
     assert result.token_ids.tolist() == [17] * 5
@@ -226,12 +221,12 @@ def test_penalties_come_before_bias_and_bias_before_temperature() -> None:
     one, zero = torch.ones(1), torch.zeros(1)
     seen = Penalties(torch.tensor([0]), torch.tensor([[0]]), torch.tensor([1]), torch.tensor([1]), 2 * one, zero, zero)
     raised = Entries(torch.tensor([0]), torch.tensor([0]), torch.tensor([1.0]))
-    assert sample(logits, SamplerInput(penalties=seen, bias=raised)).token_ids.tolist() == [0]
+    assert sample(logits, SamplerInput(penalties=seen, entries=raised)).token_ids.tolist() == [0]
     # (-2 + 1) / 2 is e^-0.5 as likely as the best, which min-p 0.8 drops; -2 / 2 + 1 would be as likely as the best.
     logits = torch.tensor([[0.0, -2.0]]).expand(200, -1)
     raised = Entries(torch.arange(200), torch.ones(200, dtype=torch.long), torch.ones(200))
     drawn = draw(200, temperature=2.0, min_p=torch.full((200,), 0.8))
-    assert set(sample(logits, SamplerInput(drawn, bias=raised)).token_ids.tolist()) == {0}
+    assert set(sample(logits, SamplerInput(drawn, entries=raised)).token_ids.tolist()) == {0}
 
 
 def test_top_p_counts_what_top_k_left_and_min_p_comes_last() -> None:
@@ -246,38 +241,3 @@ def test_top_p_counts_what_top_k_left_and_min_p_comes_last() -> None:
     assert possible(2, 0.55) == {0}  # 0.4 / 0.7 is more than 0.55
     assert possible(3, 0.95) == {0, 1, 2}
     assert possible(3, 0.95, min_p=0.6) == {0, 1}
-
-
-class Peak(TorchDispatchMode):
-    """The most bytes of tensors that live at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self._storages: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            storage = tensor.untyped_storage()
-            self._storages[storage.data_ptr()] = storage
-        self.bytes = max(self.bytes, sum(storage.nbytes() for storage in self._storages.values()))
-        return out
-
-
-def test_what_histories_need_is_known() -> None:
-    def peak_bytes(num_tokens: int) -> int:
-        with Peak() as peak:
-            asked = penalties([0, 1, 2], num_tokens)
-            sample(torch.zeros(3, 64), SamplerInput(penalties=asked))
-        return peak.bytes
-
-    assert peak_bytes(5000) - peak_bytes(1000) == history_bytes(3, 4000)
-
-
-def penalties(rows: list[int], num_tokens: int) -> Penalties:
-    """Of rows that have all seen as many tokens."""
-    ones = torch.ones(len(rows))
-    lengths = torch.full((len(rows),), num_tokens)
-    history = torch.zeros(len(rows), num_tokens, dtype=torch.int64)
-    return Penalties(torch.tensor(rows), history, lengths, lengths, ones, ones, ones)

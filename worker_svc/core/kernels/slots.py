@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.device_slots import MIN_P_COLUMN, SEED_COLUMN, TOP_K_COLUMN, TOP_P_COLUMN, DeviceSlots
+from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.slot_sampling import MIN_P, SEED, TOP_K, TOP_P
 
 _COLUMNS = 1024  # of a table that a program looks up
 
@@ -131,7 +132,7 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
         state.dummy_slot,
         FLOATS=state.floats.shape[1],
         INTEGERS=state.integers.shape[1],
-        SEED=SEED_COLUMN,
+        SEED=SEED,
         BLOCK=_COLUMNS,
         **options(warps=4),
     )
@@ -248,10 +249,10 @@ def draw_inputs(slots: Tensor, state: DeviceSlots) -> DrawInputs:
         inputs.top_k,
         FLOATS=state.floats.shape[1],
         INTEGERS=state.integers.shape[1],
-        TOP_P=TOP_P_COLUMN,
-        MIN_P=MIN_P_COLUMN,
-        SEED=SEED_COLUMN,
-        TOP_K=TOP_K_COLUMN,
+        TOP_P=TOP_P,
+        MIN_P=MIN_P,
+        SEED=SEED,
+        TOP_K=TOP_K,
         **options(warps=1),
     )
     return inputs

@@ -1,0 +1,171 @@
+"""What the sequences in slots ask of the sampler, as the host knows it: a step launches only the work that some row
+needs.
+"""
+
+import sys
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.domain.plan import Admission
+from worker_svc.core.sampler import Cuts, Draw, Entries, Extras, Penalties, SamplerInput, Truncation
+from worker_svc.core.slots import F32, I64
+from worker_svc.core.transfer import upload, upload_floats
+
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of `SlotSampling.floats`
+TOP_K, SEED, NUM_PROMPT = range(3)  # columns of `SlotSampling.integers`
+_NO_LOGPROBS = -1
+
+
+class SlotSampling:
+    """Indexed by slot.
+
+    floats    f32[max_num_seqs, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
+    integers  i64[max_num_seqs, 3]  top-k, seed (two's complement), prompt tokens
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.floats = np.zeros((max_num_seqs, 6), np.float32)
+        self.integers = np.zeros((max_num_seqs, 3), np.int64)
+        self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._has_penalties = np.zeros(max_num_seqs, np.bool_)
+        self._cuts = np.zeros((3, max_num_seqs), np.bool_)  # whether it draws by top-k, by top-p, by min-p
+        self._is_plain = np.ones(max_num_seqs, np.bool_)  # it asks for nothing of the above, and has no biases
+        self._min_tokens = np.zeros(max_num_seqs, np.int64)  # stop ids are forbidden below this position
+        self._stop_ids: dict[int, I64] = {}
+        self._biases: dict[int, tuple[I64, F32]] = {}
+
+    def remember(self, admission: Admission) -> None:
+        """A sequence enters its slot."""
+        slot, sampling = admission.slot, admission.sampling
+        self.floats[slot] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        seed = admission.seed if admission.seed < 2**63 else admission.seed - 2**64
+        self.integers[slot] = (min(sampling.top_k, self._vocab_size), seed, admission.num_prompt_tokens)
+        wanted = _NO_LOGPROBS if sampling.num_logprobs is None else min(sampling.num_logprobs, self._vocab_size)
+        self._num_logprobs[slot] = wanted
+        self._has_penalties[slot] = has_penalties = (
+            sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        is_drawn = sampling.temperature > 0
+        cuts = [is_drawn and is_cut for is_cut in (sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0)]
+        self._cuts[:, slot] = cuts
+        stop_ids = np.array([token for token in admission.stop_token_ids if token < self._vocab_size], np.int64)
+        self._stop_ids[slot] = stop_ids
+        self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
+        biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
+        self._biases.pop(slot, None)
+        if biases:
+            token_ids, values = zip(*biases, strict=True)
+            self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
+        self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or biases or any(cuts))
+
+    def num_logprobs(self, slots: I64) -> I64:
+        """How many alternatives each slot wants beside its token's logprob; -1: not even that."""
+        return self._num_logprobs[slots]
+
+    def extras(self, slots: I64, positions: I64, device: torch.device) -> Extras | None:
+        """What the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
+        if (self._is_plain[slots] & (positions >= self._min_tokens[slots])).all():
+            return None
+        top_k, top_p, min_p = (bool(column.any()) for column in self._cuts[:, slots])
+        return Extras(
+            cuts=Cuts(top_k, top_p, min_p),
+            has_penalties=bool(self._has_penalties[slots].any()),
+            entries=self._entries(slots, positions, device),
+            logprob_rows=self._logprob_rows(slots, device),
+            num_top_logprobs=self._num_top_logprobs(slots),
+        )
+
+    def num_alike(self, slots: I64, positions: I64) -> int:
+        """For how many steps in a row, each of which samples the next token of each slot, `extras` are those of the
+        first, which samples the tokens at `positions`.
+        """
+        left = self._min_tokens[slots] - positions
+        return int(left[left > 0].min(initial=sys.maxsize))
+
+    def sampler_input(self, slots: I64, positions: I64, histories: Tensor) -> SamplerInput:
+        """All that the tokens at `positions` of `slots` need; histories i32[slots, tokens] are on the device."""
+        device = histories.device
+        return SamplerInput(
+            draw=self._draw(slots, positions, device),
+            penalties=self._penalties(slots, positions, histories),
+            entries=self._entries(slots, positions, device),
+            logprob_rows=self._logprob_rows(slots, device),
+            num_top_logprobs=self._num_top_logprobs(slots),
+        )
+
+    def _draw(self, slots: I64, positions: I64, device: torch.device) -> Draw | None:
+        drawn = np.flatnonzero(self.floats[slots, TEMPERATURE] > 0)
+        if not len(drawn):
+            return None
+        floats, integers = self.floats[slots[drawn]], self.integers[slots[drawn]]
+        truncated = np.flatnonzero((integers[:, TOP_K] > 0) | (floats[:, TOP_P] < 1))
+        top_k = integers[truncated, TOP_K]
+        rows, seeds, positions_of_rows, truncated_rows, top_k_of_rows = upload(
+            device, drawn, integers[:, SEED], positions[drawn], truncated, top_k
+        )
+        truncation = None
+        if len(truncated):
+            truncation = Truncation(
+                rows=truncated_rows,
+                top_k=top_k_of_rows,
+                top_p=upload_floats(device, floats[truncated, TOP_P]),
+                longest=int(top_k.max()) if top_k.all() else None,
+            )
+        min_p = upload_floats(device, floats[:, MIN_P]) if floats[:, MIN_P].any() else None
+        return Draw(rows, upload_floats(device, floats[:, TEMPERATURE]), seeds, positions_of_rows, truncation, min_p)
+
+    def _penalties(self, slots: I64, positions: I64, histories: Tensor) -> Penalties | None:
+        punished = np.flatnonzero(self._has_penalties[slots])
+        if not len(punished):
+            return None
+        device, slots, lengths = histories.device, slots[punished], positions[punished]
+        rows, slots_on_device, lengths_on_device, num_prompt = upload(
+            device, punished, slots, lengths, self.integers[slots, NUM_PROMPT]
+        )
+        repetition, presence, frequency = (
+            upload_floats(device, self.floats[slots, column]) for column in (REPETITION, PRESENCE, FREQUENCY)
+        )
+        return Penalties(
+            rows=rows,
+            history=histories[slots_on_device, : int(lengths.max())].long(),
+            lengths=lengths_on_device,
+            num_prompt_tokens=num_prompt,
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
+        )
+
+    def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
+        """Biases, and stop tokens where it is too early for them."""
+        is_early = positions < self._min_tokens[slots]
+        found = []
+        if self._biases or is_early.any():
+            for row, (slot, early) in enumerate(zip(slots.tolist(), is_early.tolist(), strict=True)):
+                if slot in self._biases:
+                    found.append((row, *self._biases[slot]))
+                if early:
+                    stop_ids = self._stop_ids[slot]
+                    found.append((row, stop_ids, np.full(len(stop_ids), -np.inf, np.float32)))
+        if not found:
+            return None
+        rows = np.repeat([row for row, _, _ in found], [len(token_ids) for _, token_ids, _ in found])
+        token_ids, values = (np.concatenate([each[column] for each in found]) for column in (1, 2))
+        rows_on_device, ids_on_device = upload(device, rows, token_ids)
+        return Entries(rows_on_device, ids_on_device, upload_floats(device, values))
+
+    def _logprob_rows(self, slots: I64, device: torch.device) -> Tensor | None:
+        rows = np.flatnonzero(self._num_logprobs[slots] != _NO_LOGPROBS)
+        return upload(device, rows)[0] if len(rows) else None
+
+    def _num_top_logprobs(self, slots: I64) -> int:
+        return max(0, int(self._num_logprobs[slots].max(initial=0)))
