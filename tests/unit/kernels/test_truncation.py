@@ -68,6 +68,61 @@ def test_rows_of_several_programs_in_every_dtype(dtype: torch.dtype) -> None:
         assert torch.equal(left(logits, 1.3, found(logits, 1.3, *limits)), expected)
 
 
+@pytest.mark.parametrize(
+    ("columns", "limits"),
+    [
+        (9000, (700, 1.0, 0.0)),  # more than are listed, of few groups
+        (9000, (700, 0.9, 0.0)),
+        (9000, (70, 1.0, 0.0)),  # listed, from more groups than are looked at at once
+        (9000, (0, 0.999, 0.0)),
+        (9000, (9000, 1.0, 0.0)),  # more than are not -inf
+        (9000, (9000, 0.5, 0.0)),
+        (40_000, (290, 0.95, 0.0)),  # more groups than are listed from
+        (40_000, (0, 0.9, 0.0)),
+    ],
+)
+def test_rows_that_keep_much(columns: int, limits: tuple[int, float, float]) -> None:
+    logits = (torch.randn(2, columns, generator=torch.Generator().manual_seed(5)) * 2).to(DEVICE)
+    logits[:, ::7] = -torch.inf
+    assert torch.equal(left(logits, 0.9, found(logits, 0.9, *limits)), kept(logits, 0.9, *limits))
+
+
+@pytest.mark.parametrize("num_equal", [6, 700, 5000])
+def test_equals_are_left_however_many_and_weigh_as_much_as_top_k_had_room_for(num_equal: int) -> None:
+    logits = torch.full((1, 6000), -3.0, device=DEVICE)
+    logits[0, 7], logits[0, 11 : 11 + num_equal] = 2.0, 1.0
+    for top_k, top_p in ((3, 1.0), (3, 0.57), (3, 0.58), (5, 0.4)):
+        cut = found(logits, 1.0, top_k, top_p, 0.0)
+        assert left(logits, 1.0, cut).sum() == (1 if (top_k, top_p) in ((3, 0.57), (5, 0.4)) else 1 + num_equal)
+        assert torch.equal(left(logits, 1.0, cut), kept(logits, 1.0, top_k, top_p, 0.0))
+
+
+def test_top_p_is_of_all_that_top_k_left_in_whichever_groups() -> None:
+    logits = torch.full((1, 6000), -3.0, device=DEVICE)
+    logits[0, 10], logits[0, 5000] = 2.0, 1.0
+    assert [int(left(logits, 1.0, found(logits, 1.0, 2, p, 0.0)).sum()) for p in (0.7, 0.8)] == [1, 2]
+
+
+def test_likely_tokens_side_by_side_are_found_by_what_their_group_weighs() -> None:
+    logits = torch.full((1, 6000), -12.0, device=DEVICE)
+    logits[0, 256:276] = torch.linspace(1.0, 0.0, 20)
+    logits[0, 4000:4300:30] = 0.5
+    for top_p in (0.3, 0.5, 0.9, 0.999):
+        assert torch.equal(left(logits, 0.7, found(logits, 0.7, 0, top_p, 0.0)), kept(logits, 0.7, 0, top_p, 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_logits_of_both_signs_zeros_and_rows_that_lie_apart(dtype: torch.dtype) -> None:
+    wide = torch.linspace(-1.5, 1.5, 3001).repeat(3, 1).to(DEVICE, dtype)
+    wide[1] = wide[1].round()
+    wide[1, ::2] *= -0.0  # both zeros are one logit
+    wide[2] = -(wide[2].abs()) - 2
+    logits = wide[:, :2900]
+    for limits in ((0, 0.55, 0.0), (20, 0.9, 0.0), (1400, 0.5, 0.0), (1500, 1.0, 0.0)):
+        expected = kept(logits.float(), 1.1, *limits)
+        assert torch.equal(left(logits, 1.1, found(logits, 1.1, *limits)), expected)
+
+
 def test_rows_that_ask_for_different_things_do_not_touch_each_other() -> None:
     logits = (torch.randn(6, 2100, generator=torch.Generator().manual_seed(4)) * 2).to(DEVICE)
     asked = [

@@ -1,6 +1,8 @@
-"""Where top-k, top-p and min-p cut a row of logits off, found without sorting it: the order of floats is that of their
-bits, of which each pass over the row decides four. Many programs share a row; what they count in one pass, all of them
-add up in the next.
+"""Where top-k, top-p and min-p cut a row of logits off, found without sorting it. A first kernel looks at every logit
+once: many programs a row, each for some groups of columns. A second finds the cut, one program a row, which as a rule
+looks only at the few groups that have something to keep: the largest of each are logits of the row themselves, so where
+they alone reach what is looked for, nothing below can be the cut. Nothing is added up in an order that depends on the
+batch.
 """
 
 from dataclasses import dataclass
@@ -10,14 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.sampler import Cuts
 
-_PART = 2048  # columns of a program: always the same, so that sums do not depend on the batch
-_BLOCK = 256  # of these at a time
-_SIGN = tl.constexpr(0x80000000)
-_PASS_BITS = 4
-_DIGITS = tl.constexpr(1 << _PASS_BITS)
+_GROUP = 128  # columns
+_GROUPS = 16  # of a program of the first kernel
+_WARPS = 16  # of the second
+_TILE = 32  # groups that it looks at at once
+_NEAR = 256  # groups that it lists the likely values of, at most
+_LISTED = 512  # values, at most
+_NEXT = tl.constexpr(16)  # of them, that all are compared with at once
+_LOG2E = tl.constexpr(1.4426950408889634)
+_COLDEST = tl.constexpr(1e30)  # the largest 1 / temperature: nought times infinity would be no number
+_FAR = tl.constexpr(1e8)  # from the largest, where a bound need not be looked for: no weight overflows
+_COARSE = tl.constexpr(16)  # bits of f32 that are enough for a bound
 # As f32, the lower bits of the others are zeros.
 _BITS = {torch.bfloat16: 16, torch.float16: 20, torch.float32: 32}
 
@@ -33,181 +41,269 @@ class Cutoffs:
 
 
 @triton.jit
-def _descending(x):
-    """u32 in the opposite order of f32."""
-    bits = x.to(tl.uint32, bitcast=True)
-    return tl.where(bits >= _SIGN, bits, bits ^ 0x7FFFFFFF)
+def _key(x, BITS: tl.constexpr):
+    """i64 in the order of f32, whose upper bits it is made of."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> (32 - BITS)).to(tl.int64)
 
 
 @triton.jit
-def _as_float(key, BITS: tl.constexpr):
-    """What `_descending` made `key` of, whose lower bits are not known and were zeros."""
-    bits = tl.where(key >= _SIGN, key, key ^ 0x7FFFFFFF)
-    return ((bits >> (32 - BITS)) << (32 - BITS)).to(tl.float32, bitcast=True)
+def _value(key, BITS: tl.constexpr):
+    """What `_key` made `key` of, the lower bits zeros."""
+    bits = key.to(tl.int32) << (32 - BITS)
+    flipped = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ((flipped >> (32 - BITS)) << (32 - BITS)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _find_most(
-    logits_ptr,  # [rows, columns]
-    temperatures_ptr,  # f32[rows]
-    most_ptr,  # f32[rows, parts]
-    num_columns,
-    row_stride,
-    PART: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    if tl.load(temperatures_ptr + row) > 0:
-        columns = part * PART + tl.arange(0, PART)
-        is_column = columns < num_columns
-        x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
-        tl.store(most_ptr + row * tl.num_programs(1) + part, tl.max(x, 0))
+def _colder(temperature):
+    return tl.minimum(1.0 / temperature, _COLDEST) * _LOG2E
 
 
 @triton.jit
-def _load_most(most_ptr, row, num_parts, PARTS: tl.constexpr):
-    parts = tl.arange(0, PARTS)
-    return tl.max(tl.load(most_ptr + row * num_parts + parts, mask=parts < num_parts, other=float("-inf")), 0)
+def _weigh(x, most, colder):
+    """How likely x is against `most`."""
+    return tl.exp2((x - most) * colder)
 
 
 @triton.jit
-def _add_up(sums_ptr, number, row, num_rows, num_parts, PARTS: tl.constexpr):
-    """What pass `number` counted up to the end of each digit."""
-    parts = tl.arange(0, PARTS)
-    cells = ((number * num_rows + row) * num_parts + parts)[:, None] * _DIGITS + tl.arange(0, _DIGITS)[None, :]
-    return tl.sum(tl.load(sums_ptr + cells, mask=(parts < num_parts)[:, None], other=0.0), 0)
-
-
-@triton.jit
-def _settle(sums_ptr, bases_ptr, row, num_rows, num_parts, number, size, goal, PARTS: tl.constexpr):
-    """Of pass `number`, whose digits were of so many values: the one that the goal lies in, as the base of the next
-    pass, and what there is up to its end.
-    """
-    digits = tl.arange(0, _DIGITS)
-    sums = _add_up(sums_ptr, number, row, num_rows, num_parts, PARTS)
-    digit = tl.minimum(tl.sum((sums < goal).to(tl.int32), 0), _DIGITS - 1)
-    upto = tl.sum(tl.where(digits == digit, sums, 0.0), 0)
-    return tl.load(bases_ptr + number * num_rows + row) + digit.to(tl.int64) * size, upto
-
-
-@triton.jit
-def _last_of_top_k(
-    sums_ptr, bases_ptr, row, num_rows, num_parts, num_counts, top_k, PARTS: tl.constexpr, BITS: tl.constexpr
-):
-    """The last value that top-k leaves, and how many there are up to it; -inf and 0 where it was not looked for."""
-    last, upto = float("-inf"), 0.0
-    if (num_counts > 0) & (top_k > 0):
-        key, upto = _settle(
-            sums_ptr, bases_ptr, row, num_rows, num_parts, num_counts - 1, 1 << (32 - BITS), top_k, PARTS
-        )
-        last = _as_float(key.to(tl.uint32), BITS)
-    return last, upto
-
-
-@triton.jit(do_not_specialize=["number", "first", "size"])
-def _count(
+def _look_at_groups(
     logits_ptr,  # [rows, columns]
     temperatures_ptr,  # f32[rows]
     top_k_ptr,  # i64[rows]
     top_p_ptr,  # f32[rows]
-    most_ptr,  # f32[rows, parts]
-    sums_ptr,  # f32[passes, rows, parts, digits]: values or weight up to the end of each digit
-    bases_ptr,  # i64[passes, rows]: bits that were known before the pass, as `_descending`
-    excess_ptr,  # f32[rows]: weight that top-k does not leave of what is as likely as its last one
-    goals_ptr,  # f32[rows]: how much weight top-p leaves
+    most_ptr,  # f32[rows, groups]: the largest logit
+    mass_ptr,  # f32[rows, groups]: weight of all against that; for rows with top-p alone
     num_columns,
     row_stride,
-    number,
-    first,  # pass of this search
-    size,  # of a digit: how many bits of f32 fall into it
-    PART: tl.constexpr,
-    PARTS: tl.constexpr,  # power of two from their number
-    BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
-    MASS: tl.constexpr,  # looks for top-p, behind a search for top-k if there are passes ahead of the first
+    num_groups,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    num_rows, num_parts = tl.num_programs(0), tl.num_programs(1)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     temperature = tl.load(temperatures_ptr + row)
-    top_k = tl.load(top_k_ptr + row).to(tl.float32)
-    top_p = tl.load(top_p_ptr + row)
-    digits = tl.arange(0, _DIGITS)
-    if (temperature > 0) & ((top_p < 1) if MASS else (top_k > 0)):
-        most = 0.0
-        if MASS:
-            most = _load_most(most_ptr, row, num_parts, PARTS)
-        base = tl.full((), 0, tl.int64)
-        last = float("-inf")
-        if number > first:
-            goal = top_k
-            if MASS:
-                goal = tl.load(goals_ptr + row)
-                if number == first + 1:
-                    sums = _add_up(sums_ptr, first, row, num_rows, num_parts, PARTS)
-                    whole = tl.sum(tl.where(digits == _DIGITS - 1, sums, 0.0), 0)
-                    goal = top_p * (whole - tl.load(excess_ptr + row))
-                    if part == 0:
-                        tl.store(goals_ptr + row, goal)
-            base, _ = _settle(sums_ptr, bases_ptr, row, num_rows, num_parts, number - 1, size * _DIGITS, goal, PARTS)
-        elif MASS:
-            last, upto = _last_of_top_k(sums_ptr, bases_ptr, row, num_rows, num_parts, first, top_k, PARTS, BITS)
-            if part == 0:
-                # Of those as likely as its last one, top-k left as many as it had room for.
-                excess = tl.where(upto > 0, (upto - top_k) * tl.exp((last - most) / temperature), 0.0)
-                tl.store(excess_ptr + row, excess)
-        place = number * num_rows + row
-        if part == 0:
-            tl.store(bases_ptr + place, base)
-        ends = (base + digits.to(tl.int64) * size + (size - 1)).to(tl.uint32)
-        sums = tl.zeros((BLOCK, _DIGITS), tl.float32)
-        for start in range(part * PART, part * PART + PART, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            is_column = columns < num_columns
-            x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
-            if MASS:
-                weight = tl.where(x >= last, tl.exp((x - most) / temperature), 0.0)
-            else:
-                weight = tl.where(is_column, 1.0, 0.0)
-            sums += tl.where(_descending(x)[:, None] <= ends[None, :], weight[:, None], 0.0)
-        tl.store(sums_ptr + (place * num_parts + part) * _DIGITS + digits, tl.sum(sums, 0))
+    if temperature > 0:
+        columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        is_column = columns < num_columns
+        x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=float("-inf")).to(tl.float32)
+        most = tl.max(x, 1)
+        places, is_group = row * num_groups + groups, groups < num_groups
+        tl.store(most_ptr + places, most, mask=is_group)
+        if (tl.load(top_p_ptr + row) < 1) & (tl.load(top_k_ptr + row) == 0):
+            # Nothing is left of a group: zero instead of -inf - -inf.
+            base = tl.where(most == float("-inf"), 0.0, most)
+            mass = tl.sum(_weigh(x, base[:, None], _colder(temperature)), 1)
+            tl.store(mass_ptr + places, mass, mask=is_group)
 
 
-@triton.jit(do_not_specialize=["num_counts", "num_passes"])
-def _finish_cuts(
+@triton.jit
+def _narrow(low, high, step, first, second, third, goal):
+    """What is left of [low, high) in steps, of which the first three reach so much; the goal, up to the new `low`."""
+    reached = (first >= goal).to(tl.int64) + (second >= goal).to(tl.int64) + (third >= goal).to(tl.int64)
+    return low + reached * step, tl.minimum(high, low + (reached + 1) * step)
+
+
+@triton.jit
+def _bound(maxima, weights, masses, most, colder, goal, GROUP: tl.constexpr):
+    """A value that the goal is surely reached with, by what is known of groups: their maxima, and what these and all of
+    them weigh.
+    """
+    low, high = _key(tl.full((), float("-inf"), tl.float32), _COARSE), _key(most, _COARSE) + 1
+    while high - low > 1:
+        step = (high - low + 3) // 4
+        first = _surely(maxima, weights, masses, _value(low + step, _COARSE), most, colder, GROUP)
+        second = _surely(maxima, weights, masses, _value(low + step * 2, _COARSE), most, colder, GROUP)
+        third = _surely(maxima, weights, masses, _value(low + step * 3, _COARSE), most, colder, GROUP)
+        low, high = _narrow(low, high, step, first, second, third, goal)
+    return _value(low, _COARSE)
+
+
+@triton.jit
+def _surely(maxima, weights, masses, end, most, colder, GROUP: tl.constexpr):
+    """What there is at least from `end` up: of each group its maximum, or all but what the others can be below."""
+    others = (GROUP - 1) * _weigh(tl.maximum(end, most - _FAR), most, colder)
+    return tl.sum(tl.where(maxima >= end, tl.maximum(weights, masses - others), 0.0), 0)
+
+
+@triton.jit
+def _load_groups(near, start, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Logits f32[TILE, GROUP] of the listed groups from `start` on; -inf behind the last."""
+    row_ptr, num_columns, near_ptr, num_near = near
+    places = start + tl.arange(0, TILE)
+    groups = tl.load(near_ptr + places, mask=places < num_near, other=num_columns)
+    columns = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(row_ptr + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _add_up(near, first, second, third, most, colder, MASS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """How much weight, or how many, are at least `first`, `second` and `third`."""
+    firsts = tl.zeros((TILE, GROUP), tl.float32)
+    seconds = tl.zeros((TILE, GROUP), tl.float32)
+    thirds = tl.zeros((TILE, GROUP), tl.float32)
+    for start in range(0, near[3], TILE):
+        x = _load_groups(near, start, GROUP, TILE)
+        weights = _weigh(x, most, colder) if MASS else 1.0
+        firsts += (x >= first).to(tl.float32) * weights
+        seconds += (x >= second).to(tl.float32) * weights
+        thirds += (x >= third).to(tl.float32) * weights
+    return tl.sum(firsts), tl.sum(seconds), tl.sum(thirds)
+
+
+@triton.jit
+def _search(
+    near, least, most, colder, goal, MASS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr
+):
+    """The largest value, at least `least`, that the goal is reached with."""
+    low, high = _key(least, BITS), _key(most, BITS) + 1
+    while high - low > 1:
+        step = (high - low + 3) // 4
+        ends = _value(low + step, BITS), _value(low + step * 2, BITS), _value(low + step * 3, BITS)
+        first, second, third = _add_up(near, ends[0], ends[1], ends[2], most, colder, MASS, GROUP, TILE)
+        low, high = _narrow(low, high, step, first, second, third, goal)
+    return _value(low, BITS)
+
+
+@triton.jit
+def _list(near, least, values_ptr, GROUP: tl.constexpr, TILE: tl.constexpr, LISTED: tl.constexpr):
+    """Write down the values from `least` up; how many there are, or more than LISTED."""
+    count, start = 0, 0
+    while (start < near[3]) & (count <= LISTED):
+        x = tl.reshape(_load_groups(near, start, GROUP, TILE), [TILE * GROUP])
+        is_listed = (x >= least) & (x > float("-inf"))
+        places = count + tl.cumsum(is_listed.to(tl.int32), 0) - 1
+        tl.store(values_ptr + places, x, mask=is_listed & (places < LISTED))
+        count += tl.sum(is_listed.to(tl.int32), 0)
+        start += TILE
+    return count
+
+
+@triton.jit
+def _upto_each(values, values_ptr, count, least, most, colder, MASS: tl.constexpr, LISTED: tl.constexpr):
+    """For each value f32[LISTED]: of those listed that it does not exceed, from `least` up, the weight or number."""
+    sums = tl.zeros((LISTED,), tl.float32)
+    for start in range(0, count, _NEXT):
+        places = start + tl.arange(0, _NEXT)
+        others = tl.load(values_ptr + places, mask=places < count, other=float("-inf"))
+        weights = _weigh(others, most, colder) if MASS else 1.0
+        weights = tl.where((places < count) & (others >= least), weights, 0.0)
+        sums += tl.sum(tl.where(others[None, :] >= values[:, None], weights[None, :], 0.0), 1)
+    return sums
+
+
+@triton.jit
+def _without(excess, mass, last, most, colder):
+    """What top-k leaves: of those as likely as its last one, as many as it has room for."""
+    return mass - tl.maximum(excess, 0.0) * _weigh(last, most, colder)
+
+
+@triton.jit
+def _last_listed(values_ptr, count, least, most, colder, top_k, top_p, goal, LISTED: tl.constexpr):
+    """The last value that is left, of those listed: each compared with all. The goal is of what is looked for first."""
+    listed = tl.arange(0, LISTED)
+    values = tl.load(values_ptr + listed, mask=listed < count, other=float("-inf"))
+    last = least
+    excess = 0.0
+    if top_k > 0:
+        upto = _upto_each(values, values_ptr, count, last, most, colder, False, LISTED)
+        last = tl.maximum(last, tl.max(tl.where(upto >= goal, values, float("-inf")), 0))
+        excess = tl.max(tl.where(values >= last, upto, 0.0), 0) - top_k
+    if top_p < 1:
+        mass = _upto_each(values, values_ptr, count, last, most, colder, True, LISTED)
+        if top_k > 0:
+            goal = top_p * _without(excess, tl.max(mass, 0), last, most, colder)
+        last = tl.maximum(last, tl.max(tl.where(mass >= goal, values, float("-inf")), 0))
+    return last
+
+
+@triton.jit
+def _last_near(
+    near, least, most, colder, top_k, top_p, goal, GROUP: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr
+):
+    """The last value that is left, looked for in all listed groups."""
+    last = least
+    if top_k > 0:
+        last = _search(near, last, most, colder, goal, False, GROUP, TILE, BITS)
+    if top_p < 1:
+        if top_k > 0:
+            number, _, _ = _add_up(near, last, last, last, most, colder, False, GROUP, TILE)
+            mass, _, _ = _add_up(near, last, last, last, most, colder, True, GROUP, TILE)
+            goal = top_p * _without(number - top_k, mass, last, most, colder)
+        last = _search(near, last, most, colder, goal, True, GROUP, TILE, BITS)
+    return last
+
+
+@triton.jit
+def _find_cuts(
+    logits_ptr,
     temperatures_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,  # f32[rows]
     most_ptr,
-    sums_ptr,
-    bases_ptr,
-    goals_ptr,
+    mass_ptr,
+    near_ptr,  # i32[rows, groups]: groups in which something may be left
+    values_ptr,  # f32[rows, LISTED]: what may be
     top_ptr,  # f32[rows]
     lowest_ptr,  # f32[rows]
-    num_parts,
-    num_counts,  # passes for top-k
-    num_passes,  # of both searches
-    PARTS: tl.constexpr,
+    num_columns,
+    row_stride,
+    num_groups,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,  # power of two from their number
+    TILE: tl.constexpr,
+    NEAR: tl.constexpr,
+    LISTED: tl.constexpr,
     BITS: tl.constexpr,
+    SEARCH: tl.constexpr,  # some row asks for top-k or top-p
+    DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    num_rows = tl.num_programs(0)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     temperature = tl.load(temperatures_ptr + row)
-    top_k = tl.load(top_k_ptr + row).to(tl.float32)
+    top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     min_p = tl.load(min_p_ptr + row)
     most = 0.0
     lowest = float("-inf")
     if temperature > 0:
-        most = _load_most(most_ptr, row, num_parts, PARTS)
-        last, _ = _last_of_top_k(sums_ptr, bases_ptr, row, num_rows, num_parts, num_counts, top_k, PARTS, BITS)
-        if (num_passes > num_counts) & (top_p < 1):
-            goal = tl.load(goals_ptr + row)
-            key, _ = _settle(
-                sums_ptr, bases_ptr, row, num_rows, num_parts, num_passes - 1, 1 << (32 - BITS), goal, PARTS
-            )
-            last = tl.maximum(last, _as_float(key.to(tl.uint32), BITS))
+        groups = tl.arange(0, GROUPS)
+        is_group = groups < num_groups
+        maxima = tl.load(most_ptr + row * num_groups + groups, mask=is_group, other=float("-inf"))
+        most = tl.max(maxima, 0)
+        last = float("-inf")
+        if SEARCH & ((top_k > 0) | (top_p < 1)):
+            row_ptr = logits_ptr + row * row_stride
+            near_ptr += row * num_groups
+            values_ptr += row * LISTED
+            colder = _colder(temperature)
+            masses = tl.load(mass_ptr + row * num_groups + groups, mask=is_group & (top_k == 0), other=0.0)
+            weights = _weigh(maxima, most, colder)
+            masses *= weights
+            goal = top_p * tl.sum(masses, 0)
+            if top_k > 0:  # first, and looked for with ones for weights
+                goal = top_k.to(tl.float32)
+                weights = tl.full((GROUPS,), 1.0, tl.float32)
+            least = _bound(maxima, weights, masses, most, colder, goal, GROUP)
+            is_near = (maxima >= least) & is_group
+            places = tl.cumsum(is_near.to(tl.int32), 0) - 1
+            tl.store(near_ptr + places, groups, mask=is_near)
+            num_near = tl.sum(is_near.to(tl.int32), 0)
+            tl.debug_barrier()
+            near = row_ptr, num_columns, near_ptr, num_near
+            count = LISTED + 1
+            if num_near <= NEAR:
+                count = _list(near, least, values_ptr, GROUP, TILE, LISTED)
+                tl.debug_barrier()
+            if count <= LISTED:
+                last = _last_listed(values_ptr, count, least, most, colder, top_k, top_p, goal, LISTED)
+            else:
+                last = _last_near(near, least, most, colder, top_k, top_p, goal, GROUP, TILE, BITS)
         lowest = tl.div_rn(last - most, temperature)
         if min_p > 0:
             lowest = tl.maximum(lowest, tl.log(min_p))
@@ -222,57 +318,51 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
     f32[rows] (0 keeps all) relative to the likeliest; `cuts`: which of them some row asks for.
     """
     rows, columns = logits.shape
-    device, bits = logits.device, _BITS[logits.dtype]
-    parts = triton.cdiv(columns, _PART)
-    num_counts = bits // _PASS_BITS if cuts.top_k else 0
-    num_passes = num_counts + (bits // _PASS_BITS if cuts.top_p else 0)
-    most = torch.empty(rows, parts, device=device)
-    sums = torch.empty(num_passes, rows, parts, 1 << _PASS_BITS, device=device)
-    bases = torch.empty(num_passes, rows, dtype=torch.int64, device=device)
-    excess, goals = torch.empty(rows, device=device), torch.empty(rows, device=device)
-    found = Cutoffs(torch.empty(rows, device=device), torch.empty(rows, device=device))
-    stride, padded = logits.stride(0), triton.next_power_of_2(parts)
-    _find_most[(rows, parts)](logits, temperatures, most, columns, stride, PART=_PART, **options(warps=4))
-    for number in range(num_passes):
-        first = 0 if number < num_counts else num_counts
-        _count[(rows, parts)](
-            logits,
-            temperatures,
-            top_k,
-            top_p,
-            most,
-            sums,
-            bases,
-            excess,
-            goals,
-            columns,
-            stride,
-            number,
-            first,
-            1 << (32 - _PASS_BITS * (number - first + 1)),
-            PART=_PART,
-            PARTS=padded,
-            BLOCK=_BLOCK,
-            BITS=bits,
-            MASS=number >= num_counts,
-            **options(warps=4),
-        )
-    _finish_cuts[(rows,)](
+    device, stride = logits.device, logits.stride(0)
+    groups = triton.cdiv(columns, _GROUP)
+    maxima, masses = torch.empty(2, rows, groups, device=device)
+    near = torch.empty(rows, groups, dtype=torch.int32, device=device)
+    values = torch.empty(rows, _LISTED, device=device)
+    most, lowest = torch.empty(2, rows, device=device)
+    dependent = has_dependent_launch(device)
+    _look_at_groups[(rows, triton.cdiv(groups, _GROUPS))](
+        logits,
+        temperatures,
+        top_k,
+        top_p,
+        maxima,
+        masses,
+        columns,
+        stride,
+        groups,
+        GROUP=_GROUP,
+        GROUPS=_GROUPS,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )
+    _find_cuts[(rows,)](
+        logits,
         temperatures,
         top_k,
         top_p,
         min_p,
+        maxima,
+        masses,
+        near,
+        values,
         most,
-        sums,
-        bases,
-        goals,
-        found.most,
-        found.lowest,
-        parts,
-        num_counts,
-        num_passes,
-        PARTS=padded,
-        BITS=bits,
-        **options(warps=4),
+        lowest,
+        columns,
+        stride,
+        groups,
+        GROUP=_GROUP,
+        GROUPS=triton.next_power_of_2(groups),
+        TILE=_TILE,
+        NEAR=_NEAR,
+        LISTED=_LISTED,
+        BITS=_BITS[logits.dtype],
+        SEARCH=cuts.top_k or cuts.top_p,
+        DEPENDENT=dependent,
+        **options(warps=_WARPS, dependent=dependent),
     )
-    return found
+    return Cutoffs(most, lowest)
