@@ -3,9 +3,9 @@
     penstock bench sampling [--model 0.6b] [--batches 1,32,256]
 
 Shapes of a published model, random weights. The runner carries out plans as a scheduler sends them, two on their way
-at a time, and what each brings is taken, in one process with nothing beside it: microseconds of the wall a step, the
-best of some rounds of 64. Once with all requests asking for the same, once with one of them and the others drawing at a
-temperature alone.
+at a time, and what each brings is taken, in one process with nothing beside it; all blocks are in the tables before.
+Microseconds of the wall a step, the best of some rounds of 64: once with all requests asking for the same, once with
+one of them and the others drawing at a temperature alone.
 """
 
 import argparse

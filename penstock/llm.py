@@ -44,7 +44,7 @@ class LLM:
         tensor_parallel_size: GPUs to spread the model over; only 1 so far.
         swap_space: GiB of host memory for preempted sequences; only 0 so far (they are computed again).
         quantization: None only, so far.
-        max_num_seqs: sequences that run at once.
+        max_num_seqs: sequences that run at once, no more than `max_num_batched_tokens`.
         max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks.
         num_blocks: KV blocks; None: what fits.
         kv_cache_memory_bytes: memory of the KV cache; None: what fits.

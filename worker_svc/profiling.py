@@ -94,7 +94,7 @@ class Profiler:
         needs = _Needs(0, 0)
         kv_bytes = DEFAULT_CPU_KV_CACHE_BYTES
         if self._budget is not None:
-            with self._explained("a full step", "lower max_num_batched_tokens or max_num_seqs"):
+            with self._explained("a full step", "lower max_num_batched_tokens, max_num_seqs or max_model_len"):
                 needs = self._measure()
             in_use_bytes = self._budget.total_bytes - self._free_bytes()
             limit_bytes = int(self._budget.total_bytes * self._budget.share)

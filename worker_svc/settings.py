@@ -53,7 +53,9 @@ class WorkerSettings(ServiceSettings):
             "longer than launching them"
         },
     )
-    max_num_seqs: _Count = field(default=256, metadata={"help": "sequences at once"})
+    max_num_seqs: _Count = field(
+        default=256, metadata={"help": "sequences at once, no more than max_num_batched_tokens"}
+    )
     max_model_len: _Count | None = field(
         default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}
     )

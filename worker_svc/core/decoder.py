@@ -12,8 +12,8 @@ from worker_svc.core.slots import I64
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutput:
-    """What such a step leaves behind, a row for each sample; the tokens are in the histories already. The next step may
-    overwrite it.
+    """What a step leaves behind, a row for each sample; tokens that are chosen are in the histories already. The next
+    step may overwrite it.
     """
 
     logits: Tensor  # [rows, vocab_size]

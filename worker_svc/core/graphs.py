@@ -6,6 +6,7 @@ tokens are chosen anew behind the graph; one in which blocks are appended upload
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -61,8 +62,8 @@ class DecodeGraphs(StepDecoder):
             # What no graph does, but steps behind graphs do, of logits as they are and of changed ones.
             cuts = Cuts(top_k=True, top_p=True, min_p=True)
             rows, values = output.positions[:1], output.logits.new_empty(1, dtype=torch.float32)
-            changes = Extras(cuts, has_penalties=True, entries=Entries(rows, rows, values), logprob_rows=rows)
-            for extras in (Extras(cuts), changes):
+            changes = Extras(has_penalties=True, entries=Entries(rows, rows, values), logprob_rows=rows)
+            for extras in (Extras(cuts), changes, replace(changes, cuts=cuts)):
                 self.sample(output.logits, output.slots, output.positions, extras)
             if self._chunks is not None:
                 self._chunks.compile()

@@ -84,7 +84,7 @@ class ModelRunner:
             attention: over `cache`.
             limits: what plans must keep to.
             clock_ns: monotonic.
-            make_decoder: what steps that only decode are left to; None: they are computed like all others.
+            make_decoder: what steps that only decode are left to, and the choice of tokens; None: torch does it all.
         """
         self._model = model
         self._cache = cache

@@ -109,6 +109,17 @@ CHANGED = [
 ]
 
 
+# Each row by two things of which one must come before the other, or must not know of it.
+TWOFOLD = [
+    Sampling(temperature=0.0, num_logprobs=3, logit_bias=((7, 5.0), (9, 4.0)), presence_penalty=1.0),
+    Sampling(temperature=1.0, top_k=2, logit_bias=((7, 100.0), (8, 100.0))),
+    Sampling(temperature=2.0, num_logprobs=5, repetition_penalty=1.5),
+    Sampling(temperature=1.0, top_p=0.3, frequency_penalty=2.0),
+    Sampling(temperature=1.0, min_p=0.5, presence_penalty=-2.0),
+    Sampling(temperature=0.0, frequency_penalty=1.0, num_logprobs=0),
+]
+
+
 @pytest.mark.parametrize(
     ("config", "samplings"),
     [
@@ -116,11 +127,21 @@ CHANGED = [
         (CONFIG, CUT),
         (CONFIG, MIXED),
         (CONFIG, CHANGED),
+        (CONFIG, TWOFOLD),
         (LLAMA, PLAIN),
         (LLAMA, MIXED),
         (replace(CONFIG, head_dim=96), PLAIN),
     ],
-    ids=["qwen3-plain", "qwen3-cut", "qwen3-mixed", "qwen3-changed", "llama-plain", "llama-mixed", "heads_of_96"],
+    ids=[
+        "qwen3-plain",
+        "qwen3-cut",
+        "qwen3-mixed",
+        "qwen3-changed",
+        "qwen3-twofold",
+        "llama-plain",
+        "llama-mixed",
+        "heads_of_96",
+    ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     both = []
@@ -133,6 +154,9 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
     for reference, fused in zip(*both, strict=True):
         assert fused.output == reference.output
         assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
+        assert len(fused.tops) == len(reference.tops)
+        for found, expected in zip(fused.tops, reference.tops, strict=True):
+            assert found == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("samplings", [PLAIN, CUT], ids=["plain", "cut"])

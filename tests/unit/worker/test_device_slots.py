@@ -7,7 +7,8 @@ from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
-from worker_svc.core.slot_sampling import SEED
+from worker_svc.core.sampler import Cuts, Extras
+from worker_svc.core.slot_sampling import SEED, TOP_K, SlotSampling
 from worker_svc.core.slots import BlockUpdates, HostSlots
 
 LIMITS = Limits(
@@ -50,6 +51,34 @@ def test_who_comes_next_into_a_slot_writes_over_who_was_there() -> None:
     assert state.block_tables[2, :3].tolist() == [16, 17, 18]
     assert state.integers[2].tolist() == [0, 7, 9]
     assert float(state.floats[2, 0]) == 0.0
+
+
+def test_of_tokens_that_the_vocabulary_does_not_have_nothing_is_asked() -> None:
+    asked = SlotSampling(max_num_seqs=2, vocab_size=100)
+    biases, stops = ((3, 1.0), (100, 2.0), (4_000_000_000, 3.0)), (100, 7, 2**31)
+    tokens = np.array([1], np.uint32)
+    sampling = Sampling(logit_bias=biases, top_k=400, num_logprobs=20)
+    asked.remember(Admission(0, tokens, 1, 0, tokens, sampling, 0, 5, stops))
+    extras = asked.extras(np.array([0]), np.array([1]), torch.device("cpu"))
+    assert extras is not None
+    assert extras.entries is not None
+    assert extras.entries.token_ids.tolist() == [3, 7]
+    assert extras.entries.values.tolist() == [1.0, -np.inf]
+    assert asked.integers[0, TOP_K] == 100
+    few = SlotSampling(max_num_seqs=1, vocab_size=6)
+    few.remember(Admission(0, tokens, 1, 0, tokens, sampling, 0))
+    assert few.num_logprobs(np.array([0])).tolist() == [6]
+
+
+def test_who_comes_next_into_a_slot_asks_for_nothing_of_who_was_there() -> None:
+    asked, tokens = SlotSampling(max_num_seqs=2, vocab_size=100), np.array([1], np.uint32)
+    everything = Sampling(logit_bias=((3, 1.0),), presence_penalty=1.0, top_p=0.5, num_logprobs=3)
+    asked.remember(Admission(0, tokens, 1, 0, tokens, everything, 0, 5, (7,)))
+    asked.remember(Admission(1, tokens, 1, 0, tokens, Sampling(top_k=3), 0))
+    asked.remember(Admission(0, tokens, 1, 0, tokens, Sampling(), 0))
+    extras = asked.extras(np.array([0, 1]), np.array([1, 1]), torch.device("cpu"))
+    assert extras == Extras(Cuts(top_k=True))
+    assert asked.extras(np.array([0]), np.array([1]), torch.device("cpu")) is None
 
 
 def test_what_somebody_took_is_left_to_them() -> None:

@@ -55,6 +55,13 @@ def test_products_are_those_of_the_layers() -> None:
     )
 
 
+def test_there_are_no_more_slots_than_a_step_has_tokens() -> None:
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 5, "max_model_len": 32}
+    loaded = load_runner(RunnerOptions(str(BUNDLED_MODEL), device="cpu", num_blocks=200, **sizes), time.monotonic_ns)
+    assert loaded.runner.limits.max_num_seqs == 5
+    loaded.runner.close()
+
+
 def test_the_log_says_what_computes_and_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     options = RunnerOptions(str(BUNDLED_MODEL), device="cpu", num_blocks=200, max_num_seqs=1)

@@ -16,6 +16,7 @@ _PART = 4096  # columns of a program
 _TOKENS = 1024  # of a history that a program counts at a time
 _COUNTING = 8  # programs a row
 _ENTRIES = 128  # of a program
+_ALIGNMENT = 64  # columns, of a row, as logits have it
 _IN_PROMPT = tl.constexpr(1 << 30)  # a bit beside the count of a token in the output
 
 
@@ -35,7 +36,7 @@ def _count_tokens(
     integers_ptr,  # i64[slots, INTEGERS]
     histories_ptr,  # i32[slots, tokens]
     counts_ptr,  # i32[rows, columns], zeros
-    num_columns,
+    counts_stride,
     histories_stride,
     FLOATS: tl.constexpr,
     INTEGERS: tl.constexpr,
@@ -58,7 +59,7 @@ def _count_tokens(
         places = start + tl.arange(0, BLOCK)
         is_known, is_prompt = places < length, places < num_prompt
         token_ids = tl.load(histories_ptr + slot * histories_stride + places, mask=is_known, other=0)
-        cells = counts_ptr + row * num_columns + token_ids
+        cells = counts_ptr + row * counts_stride + token_ids
         tl.atomic_or(cells, _IN_PROMPT, mask=is_known & is_prompt)
         tl.atomic_add(cells, 1, mask=is_known & (places >= num_prompt))
 
@@ -72,6 +73,7 @@ def _penalise(
     out_ptr,  # f32[rows, columns]
     num_columns,
     row_stride,
+    out_stride,  # and of counts
     FLOATS: tl.constexpr,
     REPETITION: tl.constexpr,
     PRESENCE: tl.constexpr,
@@ -85,12 +87,12 @@ def _penalise(
     repetition, presence, frequency = _load_penalties(floats_ptr, slot, FLOATS, REPETITION, PRESENCE, FREQUENCY)
     x = tl.load(logits_ptr + row * row_stride + columns, mask=is_column, other=0.0).to(tl.float32)
     if (repetition != 1) | (presence != 0) | (frequency != 0):
-        seen = tl.load(counts_ptr + row * num_columns + columns, mask=is_column, other=0)
+        seen = tl.load(counts_ptr + row * out_stride + columns, mask=is_column, other=0)
         in_output = (seen & (_IN_PROMPT - 1)).to(tl.float32)
         x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
         x = x - tl.where(in_output > 0, presence, 0.0)
         x = x - in_output * frequency
-    tl.store(out_ptr + row * num_columns + columns, x, mask=is_column)
+    tl.store(out_ptr + row * out_stride + columns, x, mask=is_column)
 
 
 @triton.jit(do_not_specialize=["num_entries"])
@@ -100,7 +102,7 @@ def _add_entries(
     values_ptr,  # f32[entries]
     out_ptr,  # f32[rows, columns]
     num_entries,
-    num_columns,
+    out_stride,
     BLOCK: tl.constexpr,
 ):
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -108,7 +110,7 @@ def _add_entries(
     rows = tl.load(rows_ptr + entries, mask=is_entry, other=0)
     token_ids = tl.load(token_ids_ptr + entries, mask=is_entry, other=0)
     values = tl.load(values_ptr + entries, mask=is_entry, other=0.0)
-    tl.atomic_add(out_ptr + rows * num_columns + token_ids, values, mask=is_entry)
+    tl.atomic_add(out_ptr + rows * out_stride + token_ids, values, mask=is_entry)
 
 
 def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: DeviceSlots, extras: Extras) -> Tensor:
@@ -119,8 +121,9 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
     if not extras.has_penalties and extras.entries is None:
         return logits
     rows, columns = logits.shape
-    out = torch.empty(rows, columns, device=logits.device)
-    counts = torch.zeros(rows, columns, dtype=torch.int32, device=logits.device) if extras.has_penalties else None
+    stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
+    out = torch.empty(rows, stride, device=logits.device)[:, :columns]
+    counts = torch.zeros(rows, stride, dtype=torch.int32, device=logits.device) if extras.has_penalties else None
     table = {"FLOATS": state.floats.shape[1], "REPETITION": REPETITION, "PRESENCE": PRESENCE, "FREQUENCY": FREQUENCY}
     if counts is not None:
         _count_tokens[(rows, _COUNTING)](
@@ -130,7 +133,7 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
             state.integers,
             state.tokens,
             counts,
-            columns,
+            stride,
             state.tokens.stride(0),
             INTEGERS=state.integers.shape[1],
             NUM_PROMPT=NUM_PROMPT,
@@ -146,6 +149,7 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
         out,
         columns,
         logits.stride(0),
+        stride,
         PART=_PART,
         **table,
         **options(warps=8),
@@ -158,7 +162,7 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
             entries.values,
             out,
             num_entries,
-            columns,
+            stride,
             BLOCK=_ENTRIES,
             **options(warps=4),
         )

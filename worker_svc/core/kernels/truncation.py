@@ -320,10 +320,11 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
     rows, columns = logits.shape
     device, stride = logits.device, logits.stride(0)
     groups = triton.cdiv(columns, _GROUP)
-    maxima, masses = torch.empty(2, rows, groups, device=device)
+    # Memory of its own each, since kernels are compiled again for pointers that are not aligned.
+    maxima, masses = (torch.empty(rows, groups, device=device) for _ in range(2))
     near = torch.empty(rows, groups, dtype=torch.int32, device=device)
     values = torch.empty(rows, _LISTED, device=device)
-    most, lowest = torch.empty(2, rows, device=device)
+    most, lowest = (torch.empty(rows, device=device) for _ in range(2))
     dependent = has_dependent_launch(device)
     _look_at_groups[(rows, triton.cdiv(groups, _GROUPS))](
         logits,
