@@ -15,9 +15,14 @@ TOP_K, TOP_P, MIN_P = (0, 5, 40), (1.0, 0.6), (0.0, 0.05)
 NUM_DRAWS = 200_000 if DEVICE.type == "cuda" else 300
 
 
+def divided(differences: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Correctly rounded: by a number that is none of the device's, CUDA multiplies with its inverse."""
+    return differences / torch.full_like(differences, temperature)
+
+
 def kept(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
     """bool[rows, columns] by the reference, in torch."""
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scaled = divided(logits - logits.amax(-1, keepdim=True), temperature)
     rows = torch.arange(len(logits), device=logits.device)
     if top_k or top_p < 1:
         limits = torch.full_like(rows, top_k), torch.full((len(rows),), top_p, device=logits.device)
@@ -36,7 +41,7 @@ def found(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, mi
 def left(logits: torch.Tensor, temperature: float, cut: Cutoffs) -> torch.Tensor:
     """bool[rows, columns] by what `Cutoffs` says of itself."""
     lowest = cut.lowest[:, None]
-    is_left = (lowest == -torch.inf) | ((logits.float() - cut.most[:, None]) / temperature >= lowest)
+    is_left = (lowest == -torch.inf) | (divided(logits.float() - cut.most[:, None], temperature) >= lowest)
     return is_left & (logits > -torch.inf)
 
 

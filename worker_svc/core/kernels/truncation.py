@@ -17,8 +17,9 @@ from worker_svc.core.sampler import Cuts
 
 _GROUP = 128  # columns
 _GROUPS = 16  # of a program of the first kernel
-_WARPS = 16  # of the second
-_TILE = 32  # groups that it looks at at once
+_WARPS = 8  # of the second
+_TILE = 32  # groups that it lists values of at once
+_SEARCHED = 64  # groups that it searches at once, where there is too much to be listed
 _NEAR = 256  # groups that it lists the likely values of, at most
 _LISTED = 512  # values, at most
 _NEXT = tl.constexpr(16)  # of them, that all are compared with at once
@@ -256,6 +257,7 @@ def _find_cuts(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,  # power of two from their number
     TILE: tl.constexpr,
+    SEARCHED: tl.constexpr,
     NEAR: tl.constexpr,
     LISTED: tl.constexpr,
     BITS: tl.constexpr,
@@ -303,7 +305,7 @@ def _find_cuts(
             if count <= LISTED:
                 last = _last_listed(values_ptr, count, least, most, colder, top_k, top_p, goal, LISTED)
             else:
-                last = _last_near(near, least, most, colder, top_k, top_p, goal, GROUP, TILE, BITS)
+                last = _last_near(near, least, most, colder, top_k, top_p, goal, GROUP, SEARCHED, BITS)
         lowest = tl.div_rn(last - most, temperature)
         if min_p > 0:
             lowest = tl.maximum(lowest, tl.log(min_p))
@@ -359,6 +361,7 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
         GROUP=_GROUP,
         GROUPS=triton.next_power_of_2(groups),
         TILE=_TILE,
+        SEARCHED=_SEARCHED,
         NEAR=_NEAR,
         LISTED=_LISTED,
         BITS=_BITS[logits.dtype],
