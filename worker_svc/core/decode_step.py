@@ -14,7 +14,7 @@ from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import decode_inputs, draw_inputs
 from worker_svc.core.kernels.truncation import cutoffs
 from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.sampler import NO_CUTS, Extras, Sampled
+from worker_svc.core.sampler import Extras, Sampled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -67,8 +67,8 @@ class StepDecoder:
         asked = draw_inputs(slots, state)
         changed = changed_logits(logits, slots, positions, state, extras)
         cut = None
-        if extras.cuts != NO_CUTS:
-            cut = cutoffs(changed, asked.temperatures, asked.top_k, asked.top_p, asked.min_p, extras.cuts)
+        if extras.has_cuts:
+            cut = cutoffs(changed, asked.temperatures, asked.top_k, asked.top_p, asked.min_p)
         token_ids = sample_tokens(changed, asked.temperatures, asked.seeds, positions, cut, advance=(slots, state))
         if extras.logprob_rows is None:
             return Sampled(token_ids)

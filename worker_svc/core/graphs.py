@@ -17,7 +17,7 @@ from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.kernels.compiling import compile_launches
-from worker_svc.core.sampler import Cuts, Entries, Extras
+from worker_svc.core.sampler import Entries, Extras
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -60,10 +60,9 @@ class DecodeGraphs(StepDecoder):
             for size in self._sizes.tolist():
                 output = step(self._slots[:size])
             # What no graph does, but steps behind graphs do, of logits as they are and of changed ones.
-            cuts = Cuts(top_k=True, top_p=True, min_p=True)
             rows, values = output.positions[:1], output.logits.new_empty(1, dtype=torch.float32)
             changes = Extras(has_penalties=True, entries=Entries(rows, rows, values), logprob_rows=rows)
-            for extras in (Extras(cuts), changes, replace(changes, cuts=cuts)):
+            for extras in (Extras(has_cuts=True), changes, replace(changes, has_cuts=True)):
                 self.sample(output.logits, output.slots, output.positions, extras)
             if self._chunks is not None:
                 self._chunks.compile()

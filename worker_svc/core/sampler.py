@@ -72,22 +72,10 @@ class SamplerInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """By what some row of a batch is kept from drawing unlikely tokens."""
-
-    top_k: bool = False
-    top_p: bool = False
-    min_p: bool = False
-
-
-NO_CUTS = Cuts()
-
-
-@dataclass(frozen=True, slots=True)
 class Extras:
     """What some row of a batch asks for besides a temperature, where the device has the slots' parameters."""
 
-    cuts: Cuts = NO_CUTS
+    has_cuts: bool = False  # top-k, top-p or min-p
     has_penalties: bool = False
     entries: Entries | None = None
     logprob_rows: Tensor | None = None  # as in `SamplerInput`

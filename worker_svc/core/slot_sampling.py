@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.domain.plan import Admission
-from worker_svc.core.sampler import Cuts, Draw, Entries, Extras, Penalties, SamplerInput, Truncation
+from worker_svc.core.sampler import Draw, Entries, Extras, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import F32, I64
 from worker_svc.core.transfer import upload, upload_floats
 
@@ -31,7 +31,7 @@ class SlotSampling:
         self.integers = np.zeros((max_num_seqs, 3), np.int64)
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(max_num_seqs, np.bool_)
-        self._cuts = np.zeros((3, max_num_seqs), np.bool_)  # whether it draws by top-k, by top-p, by min-p
+        self._has_cuts = np.zeros(max_num_seqs, np.bool_)  # it draws by top-k, top-p or min-p
         self._is_plain = np.ones(max_num_seqs, np.bool_)  # it asks for nothing of the above, and has no biases
         self._min_tokens = np.zeros(max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, I64] = {}
@@ -55,9 +55,8 @@ class SlotSampling:
         self._has_penalties[slot] = has_penalties = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         )
-        is_drawn = sampling.temperature > 0
-        cuts = [is_drawn and is_cut for is_cut in (sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0)]
-        self._cuts[:, slot] = cuts
+        is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self._has_cuts[slot] = has_cuts = is_cut and sampling.temperature > 0
         stop_ids = np.array([token for token in admission.stop_token_ids if token < self._vocab_size], np.int64)
         self._stop_ids[slot] = stop_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
@@ -66,7 +65,7 @@ class SlotSampling:
         if biases:
             token_ids, values = zip(*biases, strict=True)
             self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
-        self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or biases or any(cuts))
+        self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or biases or has_cuts)
 
     def num_logprobs(self, slots: I64) -> I64:
         """How many alternatives each slot wants beside its token's logprob; -1: not even that."""
@@ -76,9 +75,8 @@ class SlotSampling:
         """What the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
         if (self._is_plain[slots] & (positions >= self._min_tokens[slots])).all():
             return None
-        top_k, top_p, min_p = (bool(column.any()) for column in self._cuts[:, slots])
         return Extras(
-            cuts=Cuts(top_k, top_p, min_p),
+            has_cuts=bool(self._has_cuts[slots].any()),
             has_penalties=bool(self._has_penalties[slots].any()),
             entries=self._entries(slots, positions, device),
             logprob_rows=self._logprob_rows(slots, device),

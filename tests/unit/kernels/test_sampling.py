@@ -12,7 +12,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import chunk_inputs, decode_inputs
 from worker_svc.core.kernels.truncation import cutoffs
-from worker_svc.core.sampler import Cuts, Draw, SamplerInput, Truncation, draw_tokens, sample
+from worker_svc.core.sampler import Draw, SamplerInput, Truncation, draw_tokens, sample
 from worker_svc.core.slots import HostSlots
 
 
@@ -55,8 +55,7 @@ def test_rows_that_truncate_draw_what_the_reference_draws(top_k: int, top_p: flo
     is_cut = index % 2 == 0
     all_top_k, all_top_p = torch.where(is_cut, top_k, 0), torch.where(is_cut, top_p, 1.0)
     all_min_p = torch.full_like(draw.temperature, min_p)
-    cuts = Cuts(top_k > 0, top_p < 1, min_p > 0)
-    cut = cutoffs(logits, draw.temperature, all_top_k, all_top_p, all_min_p, cuts)
+    cut = cutoffs(logits, draw.temperature, all_top_k, all_top_p, all_min_p)
     found = sample_tokens(logits, draw.temperature, draw.seeds, draw.positions, cut)
     assert found.tolist() == draw_tokens(logits, draw).tolist()
 

@@ -9,7 +9,7 @@ from kernel_inputs import DEVICE
 
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.truncation import Cutoffs, cutoffs
-from worker_svc.core.sampler import Cuts, Truncation, _truncate
+from worker_svc.core.sampler import Truncation, _truncate
 
 TOP_K, TOP_P, MIN_P = (0, 5, 40), (1.0, 0.6), (0.0, 0.05)
 NUM_DRAWS = 200_000 if DEVICE.type == "cuda" else 300
@@ -34,8 +34,7 @@ def found(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, mi
     def each(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.full((len(logits),), value, dtype=dtype, device=logits.device)
 
-    cuts = Cuts(top_k > 0, top_p < 1, min_p > 0)
-    return cutoffs(logits, each(temperature), each(top_k, torch.int64), each(top_p), each(min_p), cuts)
+    return cutoffs(logits, each(temperature), each(top_k, torch.int64), each(top_p), each(min_p))
 
 
 def left(logits: torch.Tensor, temperature: float, cut: Cutoffs) -> torch.Tensor:
@@ -139,7 +138,7 @@ def test_rows_that_ask_for_different_things_do_not_touch_each_other() -> None:
         (1.0, 0, 1.0, 0.2),
     ]
     temperatures, top_k, top_p, min_p = (torch.tensor(column, device=DEVICE) for column in zip(*asked, strict=True))
-    cut = cutoffs(logits, temperatures, top_k, top_p, min_p, Cuts(top_k=True, top_p=True, min_p=True))
+    cut = cutoffs(logits, temperatures, top_k, top_p, min_p)
     for row, limits in enumerate(asked):
         alone = found(logits[row : row + 1], *limits)
         assert (cut.most[row], cut.lowest[row]) == (alone.most[0], alone.lowest[0])

@@ -7,7 +7,7 @@ from penstock.domain.params import Sampling
 from penstock.domain.plan import Admission
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
-from worker_svc.core.sampler import Cuts, Extras
+from worker_svc.core.sampler import Extras
 from worker_svc.core.slot_sampling import SEED, TOP_K, SlotSampling
 from worker_svc.core.slots import BlockUpdates, HostSlots
 
@@ -77,7 +77,7 @@ def test_who_comes_next_into_a_slot_asks_for_nothing_of_who_was_there() -> None:
     asked.remember(Admission(1, tokens, 1, 0, tokens, Sampling(top_k=3), 0))
     asked.remember(Admission(0, tokens, 1, 0, tokens, Sampling(), 0))
     extras = asked.extras(np.array([0, 1]), np.array([1, 1]), torch.device("cpu"))
-    assert extras == Extras(Cuts(top_k=True))
+    assert extras == Extras(has_cuts=True)
     assert asked.extras(np.array([0]), np.array([1]), torch.device("cpu")) is None
 
 

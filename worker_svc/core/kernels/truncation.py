@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-from worker_svc.core.sampler import Cuts
 
 _GROUP = 128  # columns
 _GROUPS = 16  # of a program of the first kernel
@@ -261,7 +260,6 @@ def _find_cuts(
     NEAR: tl.constexpr,
     LISTED: tl.constexpr,
     BITS: tl.constexpr,
-    SEARCH: tl.constexpr,  # some row asks for top-k or top-p
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -279,7 +277,7 @@ def _find_cuts(
         maxima = tl.load(most_ptr + row * num_groups + groups, mask=is_group, other=float("-inf"))
         most = tl.max(maxima, 0)
         last = float("-inf")
-        if SEARCH & ((top_k > 0) | (top_p < 1)):
+        if (top_k > 0) | (top_p < 1):
             row_ptr = logits_ptr + row * row_stride
             near_ptr += row * num_groups
             values_ptr += row * LISTED
@@ -313,11 +311,11 @@ def _find_cuts(
     tl.store(lowest_ptr + row, lowest)
 
 
-def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, cuts: Cuts) -> Cutoffs:
+def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cutoffs:
     """What may be drawn of each row of logits [rows, vocab_size].
 
     temperatures f32[rows], top_k i64[rows] (0 keeps all), top_p f32[rows] (1 keeps all) of what top-k left, min_p
-    f32[rows] (0 keeps all) relative to the likeliest; `cuts`: which of them some row asks for.
+    f32[rows] (0 keeps all) relative to the likeliest.
     """
     rows, columns = logits.shape
     device, stride = logits.device, logits.stride(0)
@@ -365,7 +363,6 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
         NEAR=_NEAR,
         LISTED=_LISTED,
         BITS=_BITS[logits.dtype],
-        SEARCH=cuts.top_k or cuts.top_p,
         DEPENDENT=dependent,
         **options(warps=_WARPS, dependent=dependent),
     )
