@@ -55,6 +55,15 @@ def test_what_is_kept_is_what_the_reference_keeps(top_k: int, top_p: float, min_
     assert torch.equal(left(logits, 0.7, cut), kept(logits, 0.7, top_k, top_p, min_p))
 
 
+@pytest.mark.parametrize("columns", [97, 5001])
+@pytest.mark.parametrize("top_p", [1e-50, 1e-40, 1e-9])
+def test_the_likeliest_is_left_however_small_top_p_is(columns: int, top_p: float) -> None:
+    logits = (torch.randn(4, columns, generator=torch.Generator().manual_seed(8)) * 3).to(DEVICE)
+    for top_k in (0, 5):
+        is_left = left(logits, 1.0, found(logits, 1.0, top_k, top_p, 0.0))
+        assert torch.equal(is_left, logits == logits.amax(-1, keepdim=True))
+
+
 def test_top_p_is_of_what_top_k_had_room_for_not_of_all_that_are_as_likely() -> None:
     logits = torch.tensor([[2.0, *[1.0] * 6, *[0.0] * 30]], device=DEVICE)
     # Of the first two 0.73 and 0.27; of all that are as likely as the second, 0.31 and six times 0.11.

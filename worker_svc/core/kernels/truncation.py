@@ -304,7 +304,8 @@ def _find_cuts(
                 last = _last_listed(values_ptr, count, least, most, colder, top_k, top_p, goal, LISTED)
             else:
                 last = _last_near(near, least, most, colder, top_k, top_p, goal, GROUP, SEARCHED, BITS)
-        lowest = tl.div_rn(last - most, temperature)
+        # The likeliest is left even of a top-p that is nought in fp32.
+        lowest = tl.div_rn(tl.minimum(last, most) - most, temperature)
         if min_p > 0:
             lowest = tl.maximum(lowest, tl.log(min_p))
     tl.store(top_ptr + row, most)
