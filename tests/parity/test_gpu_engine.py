@@ -153,8 +153,8 @@ def test_penalties_of_a_full_context_stay_within_what_was_planned_for_a_step(tmp
     torch.cuda.reset_peak_memory_stats()
     runner.launch(StepPlan(1, admissions=admissions, slots=slots, num_tokens=np.ones_like(slots))).result()
     peak_bytes = torch.cuda.max_memory_allocated() - before_bytes
-    # Token ids alone are 8 bytes each.
-    assert 8 * len(ids) * LONG < peak_bytes <= loaded.profile.activation_bytes
+    # Of each token its id twice, as it comes and as it is counted, and a one, among others.
+    assert 20 * len(ids) * LONG < peak_bytes <= loaded.profile.activation_bytes
 
 
 def test_steps_may_have_fewer_tokens_than_there_are_slots() -> None:
