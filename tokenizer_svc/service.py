@@ -95,7 +95,8 @@ class TokenizerService:
         self._draining = False
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="long-prompt")
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
-        self._peeked = b"0-0"  # entry of `prompts` that was seen last while idle
+        self._peeked = b"0-0"  # entry of `prompts` that was seen last
+        self._must_ask = False  # a prompt was seen that the group has not been asked for yet
         self._num_read = 0  # hints in the last read
         self._long: dict[Future[_Outcome], _Job] = {}
         self._unsent: list[Call[Any]] = []  # outcomes, to go with the next read; may be sent again
@@ -208,6 +209,8 @@ class TokenizerService:
             self._leftover_names = _leftovers(answers[-len(reads) - 1], session.sid)
         if renewal is not None and not answers[num_sent]:
             self._recover(session)
+        if found and found[-1]:
+            self._peeked = found[-1][-1].entry_id
         working = {job.entry_id for job in self._long.values()}
         read = {entry.entry_id: entry for entries in found for entry in entries if entry.entry_id not in working}
         self._num_read = len(read)
@@ -230,21 +233,22 @@ class TokenizerService:
             self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
             abandoned_ms = int(self._settings.reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
-        block_ms = 0 if names else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+        block_ms = 0 if names or self._must_ask else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+        self._must_ask = False
         awake_s = self._bell.awake_s(self._num_read)
         is_idle = block_ms == READ_BLOCK_MS and not self._unsent and not awake_s
         listening = self._bell.listen(is_idle=is_idle)
         reads.append(ReadGroup(prompts, k.TOKENIZERS, consumer, READ_COUNT, 0 if listening else block_ms, awake_s))
         if listening:
-            # A group's read cannot wait for the doorbell: wait for either, then ask the group. Who is awake asks the
-            # group alone, and hears afterwards who has rung.
+            # A group's read cannot wait for the doorbell: wait for either, then ask the group, and wait for nothing
+            # with it: its prompts would wait too. Who is awake asks the group alone, and hears afterwards who has rung.
             reads.append(Read({prompts: self._peeked} | listening, 1, block_ms))
         return reads
 
     def _hear(self, entries: dict[bytes, list[Entry]]) -> None:
         """What there is while idle: a prompt that the group is asked for next, or a ring."""
         for entry in entries.get(self._bus.keys.prompts, ()):
-            self._peeked = entry.entry_id
+            self._peeked, self._must_ask = entry.entry_id, True
         self._bell.hear(entries)
 
     def _renewal(self, session: Session) -> Renew | None:

@@ -3,7 +3,8 @@
 import time
 
 import numpy as np
-from text_pipeline import Pool, eventually, running
+import pytest
+from text_pipeline import PATIENCE_S, Pool, eventually, running
 
 from detokenizer_svc import wire as detokenizer_wire
 from penstock.domain.errors import ErrorCode
@@ -12,6 +13,7 @@ from penstock.domain.request import Prompt
 from penstock.v1 import requests_pb2
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Acknowledge, Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
+from tokenizer_svc import service
 
 
 def _tokens(pool: Pool, request_id: bytes) -> requests_pb2.TokenizedPrompt:
@@ -43,6 +45,16 @@ def test_a_text_becomes_tokens_and_waits_for_a_scheduler(pool: Pool) -> None:
     hints = pool.entries(pool.bus.keys.requests)
     assert [hint.fields[k.REQUEST] for hint in hints] == [request_id]
     assert pool.connection.call(Length(pool.bus.keys.prompts)) == 0
+
+
+def test_prompts_that_come_to_a_listening_tokenizer_wait_for_nothing_else(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "READ_BLOCK_MS", 4 * round(PATIENCE_S * 1000))
+    with running(pool.tokenizer_service(stay_awake_ms=1)):
+        for number in (1, 2):
+            _tokens(pool, pool.submit(number, Prompt(text="the old mill")))
+        pool.connection.call(Append(pool.bus.keys.bell, {k.SENT_NS: b"1"}))  # ends the last wait
 
 
 def test_a_hint_that_brings_no_request_along_is_looked_up(pool: Pool) -> None:
