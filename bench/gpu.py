@@ -12,6 +12,8 @@ counts, of as many for every engine; nano and served, which are long, have one.
                nano: 256 requests, in and out uniform in 100-1024, temperature 0.6 (nano-vllm's bench)
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
+    8b-text    8b's layers; prompts are texts
+               rate: 16 requests a second at random times, 410-1,638 tokens in, 102-410 out, everything by default
 
     penstock bench gpu [--models 0.6b,8b,v32k] [--profile]
     penstock bench gpu --models v32k --simulated-ms 2      without a GPU: the pipeline around a runner that pretends
@@ -33,12 +35,12 @@ from bench.rig.children import ChildError, ask
 from bench.rig.engines import Measured, Options
 from bench.rig.machine import describe_machine
 from bench.rig.qwen3 import SIZES, write_qwen3
-from bench.rig.table import header, notes, row_line
+from bench.rig.table import header, latency_lines, notes, row_line
 from bench.rig.work import Ceilings, Work, as_text, make_work
 
 _OFFLINE = ("decode1", "decode32", "decode256", "prefill", "nano")
-ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone")}
-CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048}  # tokens of a step
+ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone"), "8b-text": ("rate",)}
+CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
 CACHES = ("TRITON_CACHE_DIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")  # of kernels on disk
@@ -64,7 +66,7 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
     works = [make_work(row, arguments.rounds) for row in rows]
-    if name == "v32k":
+    if SIZES[name].has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
     options = Options(
@@ -105,9 +107,11 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
     runs = {
         "process": engines.in_process,
         "pipeline": engines.pipeline,
-        "peer": engines.peer_server if model.name == "v32k" else engines.peer,
+        "peer": engines.peer_server if SIZES[model.name].has_texts else engines.peer,
     }
-    for engine in chosen:
+    # Requests that come at times have none in one process.
+    have_times = any(work.arrivals_s for work in model.works)
+    for engine in (each for each in chosen if each != "process" or not have_times):
         kept = _kept(keep, model.name, engine)
         if kept.is_file():
             found[engine] = Measured.from_json(kept.read_text("utf-8"))
@@ -155,8 +159,9 @@ def main() -> int:
             model = prepare(name, folder, rows, arguments)
             found, wrong = measure(model, arguments.engines.split(","), arguments.keep)
             failures += wrong
-            lines += [row_line(name, work, found, ceilings) for work in model.works]
-            lines += [f"{name:5} {line}" for line in notes(found)]
+            lines += [row_line(name, work, found, ceilings) for work in model.works if work.arrivals_s is None]
+            lines += [line for work in model.works for line in latency_lines(name, work, found)]
+            lines += [f"{name:7} {line}" for line in notes(found)]
             for path in folder.iterdir():
                 path.unlink()
     print("\n".join(["", header(), *lines]))

@@ -29,7 +29,7 @@ _PEER_ENVIRON = {
 class Options:
     """How the engines are run."""
 
-    chunk: int  # tokens of a step at most
+    chunk: int  # tokens of a step at most; 0: as is the default
     gateways: int
     simulated_ms: float  # 0: on the GPU
     profiled: tuple[int, ...]  # batches whose decode steps are looked into
@@ -96,10 +96,12 @@ def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
     command = [
         *(sys.executable, "-m", "penstock.cli", "serve", f"--model={folder}", "--served-model-name=bench"),
         *("--port=0", "--grpc-port=0", f"--gateways={options.gateways}", f"--max-model-len={MAX_MODEL_LEN}"),
-        *(f"--max-num-batched-tokens={options.chunk}", "--no-enable-prefix-caching"),
+        "--no-enable-prefix-caching",
         f"--gpu-memory-utilization={MEMORY_SHARE}",
         *options.more,
     ]
+    if options.chunk:
+        command += [f"--max-num-batched-tokens={options.chunk}"]
     if options.simulated_ms:
         command += ["--runner=simulated", f"--step-ms={options.simulated_ms}"]
     measured = Measured("pipeline")

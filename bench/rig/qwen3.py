@@ -33,6 +33,7 @@ class Size:
     intermediate_size: int
     has_tied_head: bool
     vocab_size: int = 151_936
+    has_texts: bool = False  # its tokenizer was trained on text: prompts are texts, and every id has one
 
     @property
     def head_parameters(self) -> int:
@@ -54,16 +55,16 @@ class Size:
 SIZES = {
     "0.6b": Size(1024, 28, 16, 3072, has_tied_head=True),
     "8b": Size(4096, 36, 32, 12288, has_tied_head=False),
-    # The layers of 0.6b, and a vocabulary in which every id is one of a tokenizer that was trained on text.
-    "v32k": Size(1024, 28, 16, 3072, has_tied_head=True, vocab_size=NUM_TRAINED + len(SPECIAL_TOKENS)),
+    # The layers of 0.6b, and a vocabulary that a tokenizer was trained to on text.
+    "v32k": Size(1024, 28, 16, 3072, has_tied_head=True, vocab_size=NUM_TRAINED + len(SPECIAL_TOKENS), has_texts=True),
+    "8b-text": Size(4096, 36, 32, 12288, has_tied_head=False, has_texts=True),
 }
 
 
 def write_qwen3(directory: Path, name: str) -> None:
     """The configuration of one of `SIZES` and a tokenizer in which every id has a text."""
     size = SIZES[name]
-    is_trained = name == "v32k"
-    eos_token_id = NUM_TRAINED + 2 if is_trained else 151_645
+    eos_token_id = size.vocab_size - 1 if size.has_texts else 151_645
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -84,12 +85,12 @@ def write_qwen3(directory: Path, name: str) -> None:
         "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
-    if is_trained:
-        _train_tokenizer().save(str(directory / "tokenizer.json"))
+    if size.has_texts:
+        _text_tokenizer(size.vocab_size).save(str(directory / "tokenizer.json"))
     else:
         write_tokenizer(directory, size.vocab_size)
     described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _CHAT_TEMPLATE}
-    if is_trained:
+    if size.has_texts:
         described |= {"eos_token": SPECIAL_TOKENS[2], "pad_token": SPECIAL_TOKENS[0]}
     (directory / "tokenizer_config.json").write_text(json.dumps(described), "utf-8")
 
@@ -104,6 +105,15 @@ def _train_tokenizer() -> Tokenizer:
     tokenizer.train_from_iterator(_sources(), trainer)
     if tokenizer.get_vocab_size() != NUM_TRAINED:
         raise SystemExit(f"Python's sources here make only {tokenizer.get_vocab_size()} tokens of {NUM_TRAINED}")
+    return tokenizer
+
+
+def _text_tokenizer(vocab_size: int) -> Tokenizer:
+    """Entries that no text is made of fill the vocabulary up, so that every id that is sampled has a text."""
+    described = json.loads(_train_tokenizer().to_str())
+    num_entries = vocab_size - len(SPECIAL_TOKENS)
+    described["model"]["vocab"] |= {f"Ġid{token_id}": token_id for token_id in range(NUM_TRAINED, num_entries)}
+    tokenizer = Tokenizer.from_str(json.dumps(described))
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,9 +34,13 @@ class Load:
     """What clients saw of one run of a work."""
 
     seconds: float  # from the first request to the last end
-    ttft_ms: float  # medians over the requests
-    tpot_ms: float
+    ttft_ms: float  # time to the first token, medians over the requests
+    tpot_ms: float  # time for each token after it
     events_per_token: float
+    ttft_p99_ms: float = 0.0
+    tpot_p99_ms: float = 0.0
+    itl_ms: float = 0.0  # between two events of a request; 0: requests had no times
+    itl_p99_ms: float = 0.0
 
 
 class Server:
@@ -135,6 +138,7 @@ class Server:
                 "port": self.ports[number % len(self.ports)],
                 "bodies": bodies[number::num_clients],
                 "at_once": -(-at_once // num_clients),
+                "arrivals_s": work.arrivals_s and work.arrivals_s[number::num_clients],
             }
             clients.append(_Client(asked))
         for client in clients:
@@ -204,10 +208,22 @@ def _summary(work: Work, found: list[dict[str, Any]]) -> Load:
     if num_tokens != sum(work.num_tokens) or len(requests) != len(work.num_tokens):
         raise ChildError(f"{work.name}: {sum(work.num_tokens)} tokens were asked for, {num_tokens} came")
     seconds = max(client["ended_s"] for client in found) - min(client["began_s"] for client in found)
-    gaps_ms = [(last - first) / (num - 1) * 1e3 for _, first, last, _, num in requests if num > 1]
+    ttfts_ms = [(first - sent) * 1e3 for sent, first, *_ in requests]
+    tpots_ms = [(last - first) / (num - 1) * 1e3 for _, first, last, _, num, _ in requests if num > 1]
+    gaps_ms = [gap_s * 1e3 for *_, gaps_s in requests for gap_s in gaps_s]
     return Load(
         seconds,
-        statistics.median((first - sent) * 1e3 for sent, first, *_ in requests),
-        statistics.median(gaps_ms) if gaps_ms else 0.0,
+        _quantile(ttfts_ms, 0.5),
+        _quantile(tpots_ms, 0.5),
         sum(each[3] for each in requests) / num_tokens,
+        ttft_p99_ms=_quantile(ttfts_ms, 0.99),
+        tpot_p99_ms=_quantile(tpots_ms, 0.99),
+        itl_ms=_quantile(gaps_ms, 0.5),
+        itl_p99_ms=_quantile(gaps_ms, 0.99),
     )
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """The least value that so large a share does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -9,6 +9,17 @@ PEER_GOALS = {
     "0.6b": {"decode1": 2.2, "decode32": 1.5, "decode256": 1.2, "prefill": 1.1, "nano": 1.15},
     "8b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1, "prefill": 1.0, "nano": 1.12},
     "v32k": {"served": 1.15},
+    "8b-text": {},
+}
+# Of requests that come at times: the share of the peer's that the pipeline may take at most.
+LATENCY_GOALS = {"ttft_ms": 0.9, "ttft_p99_ms": 0.9, "tpot_ms": 0.9, "itl_p99_ms": 1.0}
+_LATENCIES = {
+    "ttft_ms": "TTFT p50",
+    "ttft_p99_ms": "TTFT p99",
+    "itl_ms": "ITL p50",
+    "itl_p99_ms": "ITL p99",
+    "tpot_ms": "TPOT p50",
+    "tpot_p99_ms": "TPOT p99",
 }
 PROCESS_GOALS = {"decode1": 0.97, "decode32": 0.97, "decode256": 0.97, "prefill": 0.95, "nano": 0.97}
 _TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
@@ -18,7 +29,7 @@ def header() -> str:
     """Over the rows; rates are tokens per second."""
     floor, process, pipeline, peer, *ratios = _TITLES
     rates = "".join(f"{title:>11}" for title in (floor, process, pipeline, peer))
-    return f"{'model':5} {'row':9}{rates}" + "".join(f"  {title:>16}" for title in ratios)
+    return f"{'model':7} {'row':9}{rates}" + "".join(f"  {title:>16}" for title in ratios)
 
 
 def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceilings | None) -> str:
@@ -31,7 +42,20 @@ def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceili
         _ratio(pipeline, peer, PEER_GOALS[model].get(work.name)),
         _ratio(pipeline, floor, None),
     )
-    return f"{model:5} {work.name:9}{rates}" + "".join(f"  {ratio:>16}" for ratio in ratios)
+    return f"{model:7} {work.name:9}{rates}" + "".join(f"  {ratio:>16}" for ratio in ratios)
+
+
+def latency_lines(model: str, work: Work, found: dict[str, Measured]) -> list[str]:
+    """Of requests that come at times: what clients waited, milliseconds, and the share of what the peer's did."""
+    if work.arrivals_s is None:
+        return []
+    pipeline, peer = (found[name].loads.get(work.name) if name in found else None for name in ("pipeline", "peer"))
+    lines = []
+    for name, title in _LATENCIES.items():
+        ours, theirs = (getattr(load, name) if load is not None else None for load in (pipeline, peer))
+        shown = f"{_shown(ours, '11.2f')}{_shown(theirs, '11.2f')}  {_ratio(ours, theirs, LATENCY_GOALS.get(name))}"
+        lines.append(f"{model:7} {work.name:9} {title:9} pipeline, peer, ÷ peer (at most): {shown}")
+    return lines
 
 
 def notes(found: dict[str, Measured]) -> list[str]:
@@ -63,7 +87,7 @@ def _rate(measured: Measured | None, work: Work) -> float | None:
 
 
 def _ratio(rate: float | None, other: float | None, goal: float | None) -> str:
-    if rate is None or other is None:
+    if rate is None or not other:
         return "–"
     return f"{rate / other:.3f}" + (f" ({goal:g})" if goal else "")
 

@@ -12,6 +12,8 @@ AT_ONCE = 256  # requests of the served rows
 NUM_SERVED = 2000
 NUM_ALONE = 30
 PREFILL_TOKENS = 2048
+RATE_PER_S, RATE_S = 16.0, 40.0  # requests of the row `rate`, and for how long they come
+RATE_INPUTS, RATE_OUTPUTS = (410, 1638), (102, 410)  # tokens, as `vllm bench serve` draws them around 1,024 and 256
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Work:
     at_once: int = 0  # requests at once, the next one when one ends; 0: all
     counts_prompts: bool = False  # tokens per second are prompt tokens
     texts: list[str] | None = None  # the prompts as text: then engines get these
+    arrivals_s: list[float] | None = None  # when each comes, after the first could; None: `at_once` says
     num_rounds: int = 1  # how often every engine does it: the fastest counts
 
     @property
@@ -43,7 +46,7 @@ class Work:
 
 
 def make_work(row: str, num_rounds: int = 1) -> Work:
-    """The work of a row: the same at every call. The long ones, `nano` and `served`, are done once."""
+    """The work of a row: the same at every call. The long ones, `nano`, `served` and `rate`, are done once."""
     draw = random.Random(0)
 
     def prompts(count: int, length: int) -> list[list[int]]:
@@ -58,6 +61,13 @@ def make_work(row: str, num_rounds: int = 1) -> Work:
         return Work(row, prompts(NUM_SERVED, 512), [128] * NUM_SERVED, at_once=AT_ONCE)
     if row == "alone":
         return Work(row, prompts(NUM_ALONE, 128), [128] * NUM_ALONE, at_once=1, num_rounds=num_rounds)
+    if row == "rate":
+        arrivals_s, now_s = [], 0.0
+        while (now_s := now_s + draw.expovariate(RATE_PER_S)) < RATE_S:
+            arrivals_s.append(now_s)
+        lengths = [draw.randint(*RATE_INPUTS) for _ in arrivals_s]
+        outputs = [draw.randint(*RATE_OUTPUTS) for _ in arrivals_s]
+        return Work(row, [prompts(1, length)[0] for length in lengths], outputs, arrivals_s=arrivals_s)
     batch = int(row.removeprefix("decode"))
     return Work(row, prompts(batch, 128), [256] * batch, num_rounds=num_rounds)
 

@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
-from bench.rig.qwen3 import SIZES
+from bench.rig.qwen3 import SIZES, write_qwen3
 from bench.rig.work import Ceilings, as_text, floor_s, make_work
 
 STREAM = (
@@ -31,8 +32,8 @@ class Transport(asyncio.Transport):
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 50, 1000])
 def test_events_and_usage_are_found_in_pieces_of_any_length(piece: int) -> None:
-    async def run() -> list[list[float]]:
-        found: list[list[float]] = []
+    async def run() -> list[list[Any]]:
+        found: list[list[Any]] = []
         connection, transport = Connection(deque([b"first", b"second"]), found), Transport()
         connection.connection_made(transport)
         connection.send_next()
@@ -44,7 +45,41 @@ def test_events_and_usage_are_found_in_pieces_of_any_length(piece: int) -> None:
         return found
 
     found = asyncio.run(run())
-    assert [each[3:] for each in found] == [[4, 2], [4, 2]]
+    assert [each[3:] for each in found] == [[4, 2, []], [4, 2, []]]
+
+
+def test_gaps_are_those_between_tokens_not_before_the_usage_and_the_end() -> None:
+    async def run() -> list[list[Any]]:
+        found: list[list[Any]] = []
+        connection = Connection(deque([b"request"]), found, keeps_gaps=True)
+        connection.connection_made(Transport())
+        connection.send_next()
+        for byte in STREAM:
+            connection.data_received(bytes([byte]))
+        await connection.ended
+        return found
+
+    [(_, first_s, last_s, num_events, num_tokens, gaps_s)] = asyncio.run(run())
+    assert (num_events, num_tokens, len(gaps_s)) == (4, 2, 1)
+    assert 0 <= gaps_s[0] <= last_s - first_s
+
+
+def test_requests_of_a_rate_come_at_random_times_and_have_the_lengths_of_the_row() -> None:
+    work = make_work("rate")
+    assert work.arrivals_s is not None
+    assert len(work.arrivals_s) == len(work.prompts) == len(work.num_tokens)
+    assert sorted(work.arrivals_s) == work.arrivals_s
+    assert len(work.arrivals_s) / work.arrivals_s[-1] == pytest.approx(16, rel=0.1)
+    assert {len(prompt) < 410 or len(prompt) > 1638 for prompt in work.prompts} == {False}
+    assert {num < 102 or num > 410 for num in work.num_tokens} == {False}
+
+
+def test_every_id_of_a_model_with_texts_has_one(tmp_path: Path) -> None:
+    write_qwen3(tmp_path, "8b-text")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == SIZES["8b-text"].vocab_size
+    assert all(tokenizer.decode_batch([[31_999], [32_000], [151_932]]))
+    assert tokenizer.encode("import os").ids == tokenizer.encode("import os", add_special_tokens=False).ids
 
 
 def test_a_refusal_ends_the_client() -> None:

@@ -7,7 +7,7 @@ import pytest
 from bench.rig.children import ChildError, ask
 from bench.rig.engines import Measured
 from bench.rig.served import Load, pipeline_phases, pipeline_ports
-from bench.rig.table import notes, row_line
+from bench.rig.table import latency_lines, notes, row_line
 from bench.rig.work import Ceilings, make_work
 
 WORK = make_work("decode32")
@@ -30,6 +30,19 @@ def test_what_was_not_measured_is_a_dash() -> None:
     line = row_line("0.6b", WORK, {"pipeline": FOUND["pipeline"]}, None)
     assert line.count("–") == 6
     assert "20,480" in line
+
+
+def test_what_clients_waited_stands_beside_what_the_peers_did() -> None:
+    work = make_work("rate")
+    found = {
+        "pipeline": Measured("", loads={"rate": Load(40.0, 45.0, 8.0, 1.0, itl_p99_ms=20.0)}),
+        "peer": Measured("", loads={"rate": Load(40.0, 50.0, 10.0, 1.0, itl_p99_ms=40.0)}),
+    }
+    lines = "\n".join(latency_lines("8b-text", work, found))
+    for part in ("45.00      50.00  0.900 (0.9)", "8.00      10.00  0.800 (0.9)", "20.00      40.00  0.500 (1)"):
+        assert part in lines
+    assert latency_lines("0.6b", WORK, FOUND) == []
+    assert latency_lines("8b-text", work, {})[0].count("–") == 3
 
 
 def test_notes_tell_starts_rounds_and_latencies() -> None:
