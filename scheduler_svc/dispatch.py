@@ -91,6 +91,7 @@ class Dispatcher:
         self.outbox: list[Pending] = []
         self.is_leaving = False  # the requests are to be handed to others
         self.is_filling = False  # more plans may follow those that were just made
+        self.due_ns = 0  # when the next plan is made that waits for its time, monotonic; 0: none does
         self.is_gathering = False  # a plan waits for requests that are on their way
         self._window = settings.window
         self._backlogs = Backlogs(settings.max_log_backlog)
@@ -124,19 +125,27 @@ class Dispatcher:
         plans: list[tuple[str, bytes]] = []
         started: list[bytes] = []
         self.is_filling = self.is_gathering = False
+        self.due_ns = 0
         for name, link in self.pairings.links.items():
             if self._backlogs.behind and self._backlogs.holds_up(self._written_by(link)):
                 continue
             worker = self.scheduler.workers[name]
             is_idle = not worker.in_flight
             while not self.is_filling and self.scheduler.may_plan(name):
-                if self._gathering.waits(worker, time.monotonic_ns()):
+                since_ns = time.monotonic_ns()
+                if (due_ns := link.pacing.due_ns(since_ns)) > since_ns:
+                    self.due_ns = min(self.due_ns or due_ns, due_ns)
+                    break
+                if self._gathering.waits(worker, since_ns):
                     self.is_gathering = True
                     break
                 if (plan := self.scheduler.schedule(name, now_ns)) is None:
                     break
                 self._gathering.has_planned(name)
-                self._meters.note_plan(plan, time.monotonic_ns())
+                chunks = plan.num_tokens[plan.num_tokens > 1]
+                planned_ns = time.monotonic_ns()
+                link.pacing.issue(plan.step, int(chunks.sum()), len(plan.slots) - len(chunks), planned_ns)
+                self._meters.note_plan(plan, planned_ns)
                 for admission in plan.admissions if is_debugging() else ():
                     admitted_id = format_request_id(admission.request_id)
                     _log.debug("admitted", request_id=admitted_id, worker=name, slot=admission.slot, step=plan.step)
@@ -213,6 +222,7 @@ class Dispatcher:
             self._end_epoch(link.worker)
             return False
         link.heard_ns = time.monotonic_ns()
+        link.pacing.answer(received.result.step, received.result.step_ns, received.result.slack_ns, link.heard_ns)
         self._shards.log(rows, link.incarnation, received.result.step)
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True

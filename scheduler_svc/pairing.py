@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.plan import StepPlan
+from scheduler_svc.core.pacing import Pacing
 from scheduler_svc.wire import WorkerOffer
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
 from servicekit.status import is_draining
@@ -26,6 +27,7 @@ class Link:
     offer: WorkerOffer
     position: bytes  # entry of `results:{worker}` that was read last
     heard_ns: int = field(default_factory=time.monotonic_ns)  # when its last result came, or the epoch began
+    pacing: Pacing = field(default_factory=Pacing)
 
 
 class Pairings:

@@ -180,6 +180,7 @@ def decode_result(payload: bytes) -> ReceivedResult:
             logprobs=logprobs,
             step_ns=message.step_ns,
             idle_ns=message.idle_ns,
+            slack_ns=message.slack_ns,
         )
     except (DecodeError, ValueError) as error:
         raise PoisonMessageError(f"not a StepResult: {error}") from error

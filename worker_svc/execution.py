@@ -4,6 +4,7 @@ Where a launch only starts the step, the reader launches: a thread of its own wo
 CPU a launch is the whole step; there a second thread launches, so that the reader can keep the session meanwhile.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from worker_svc.core.interface import DeviceError, PendingStep, Runner
 from worker_svc.core.stats import WorkerStats
 
 _log = structlog.get_logger(__name__)
+
+_FIRST_KERNEL_NS = 1_000_000  # from the beginning of a launch at most
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +48,7 @@ class Failure:
 class _Plan:
     epoch: Epoch
     plan: StepPlan
+    came_ns: int  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class _Launched:
     epoch: Epoch
     pending: PendingStep
     at_ns: int  # monotonic
+    ready_ns: int  # when the device could have begun it, had it nothing else to do; monotonic
 
 
 class Execution:
@@ -130,7 +135,7 @@ class Execution:
         Raises:
             DeviceError: the device failed; only where `submit` launches.
         """
-        self._take(_Plan(epoch, plan))
+        self._take(_Plan(epoch, plan, time.monotonic_ns()))
 
     def fail(self, failure: Failure) -> None:
         """End an epoch once what was submitted before is done."""
@@ -187,7 +192,12 @@ class Execution:
             self._over.add(item.epoch.incarnation)
             self._launched.put(Failure(item.epoch, item.plan.step, _as_penstock_error(item.plan.step, error)))
         else:
-            self._launched.put(_Launched(item.epoch, pending, time.monotonic_ns()))
+            now_ns = time.monotonic_ns()
+            # A launch on a CPU is the step itself. Kernel by kernel, a launch goes on after the device has begun.
+            launched_ns = min(now_ns, self._launching_since_ns + _FIRST_KERNEL_NS)
+            self._launched.put(
+                _Launched(item.epoch, pending, now_ns, item.came_ns if self._launches_apart else launched_ns)
+            )
         finally:
             self._launching_since_ns = 0
 
@@ -197,6 +207,7 @@ class Execution:
         return self._launched.get()
 
     def _publish_all(self) -> None:
+        ended_ns = time.monotonic_ns()
         while (item := self._next()) is not None:
             if isinstance(item, Failure):
                 epoch = item.epoch
@@ -207,7 +218,8 @@ class Execution:
                 self.failure = item
                 continue
             self._waiting_since_ns = item.at_ns
-            result = item.pending.result()
+            result = dataclasses.replace(item.pending.result(), slack_ns=ended_ns - item.ready_ns)
+            ended_ns = time.monotonic_ns()
             self._waiting_since_ns = 0
             self._stats.observe(result)
             if not item.epoch.is_superseded:

@@ -73,6 +73,7 @@ def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_un
     message.token_ids = _bytes(result.token_ids)
     message.step_ns = result.step_ns
     message.idle_ns = result.idle_ns
+    message.slack_ns = result.slack_ns
     if result.logprobs is not None:
         message.logprobs.CopyFrom(encode_logprobs(result.logprobs))
     return message.SerializeToString()

@@ -33,6 +33,7 @@ class StepResult(_message.Message):
     STEP_NS_FIELD_NUMBER: _builtins.int
     IDLE_NS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SLACK_NS_FIELD_NUMBER: _builtins.int
     scheduler_session: _builtins.bytes
     """16 bytes: the scheduler's session whose plan this answers."""
     step: _builtins.int
@@ -47,6 +48,10 @@ class StepResult(_message.Message):
     """Device time of the step, nanoseconds."""
     idle_ns: _builtins.int
     """Device time between the end of the step before and the start of this one, nanoseconds."""
+    slack_ns: _builtins.int
+    """How long the plan had been ready for the device when the step before it ended, nanoseconds; below 0: the device
+    waited so long for it.
+    """
     @_builtins.property
     def origin(self) -> _common_pb2.Origin:
         """The worker's incarnation (its session) and the time of sending."""
@@ -72,10 +77,11 @@ class StepResult(_message.Message):
         step_ns: _builtins.int = ...,
         idle_ns: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
+        slack_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "logprobs", b"logprobs", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "error", b"error", "idle_ns", b"idle_ns", "logprobs", b"logprobs", "origin", b"origin", "scheduler_session", b"scheduler_session", "slots", b"slots", "step", b"step", "step_ns", b"step_ns", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "error", b"error", "idle_ns", b"idle_ns", "logprobs", b"logprobs", "origin", b"origin", "scheduler_session", b"scheduler_session", "slack_ns", b"slack_ns", "slots", b"slots", "step", b"step", "step_ns", b"step_ns", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,14 +30,14 @@ from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
 from worker_svc.core.staging import Staging
 
-_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 6144, 8192)
+_TOKENS = (64, 128, 192, 256, *range(384, 1537, 128), 1792, 2048, 3072, 4096, 6144, 8192)
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
 _FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much attention behind long contexts only
 _LONGEST_PAD = 2048  # of tokens that pad a step so many attend to each other, where FlashAttention attends
-# A step whose products are more keeps an H200 busy for longer than its launches take.
-_MOST_FLOPS = 8e12
+# A step whose products are more keeps an H200 busy for longer than its launches take: 24 ms where a host is busy too.
+_MOST_FLOPS = 2.2e13
 _ALIGNMENT = 16  # of columns, in numbers: kernels are compiled again for pointers and lengths that are not aligned
 
 _CELLS, _CELLS_OF_TOKEN = 4096, 2  # that may enter the slots' tables: sequences may bring more than a step computes

@@ -1,0 +1,123 @@
+"""When the next plan of a worker is made: as late as its device allows.
+
+A request that comes after a plan was made waits for that whole step. So the next plan is made when what is in flight is
+about to end: at its predicted end, less the time that a plan needs to reach the device. Both are learned from results:
+how long steps take, and how long each plan had been waiting for the device when the step before it ended.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+_LEAST_WAIT_NS = 1_000_000  # a shorter wait is not worth what it may cost
+_MARGIN_NS = 250_000
+_NUM_STEPS = 128  # that are remembered
+_FEWEST_STEPS = 8  # before so many are known, plans are made at once
+_NUM_LATE = 1  # of the remembered steps that may have needed more time than is left to the next
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A plan whose result has not come."""
+
+    step: int
+    num_prompt_tokens: int
+    num_decodes: int
+    issued_ns: int
+    expected_ns: int  # end of the steps before it, as predicted when it was made; 0: there was none, or nobody knew
+    is_plain: bool  # the steps before it only decode
+
+
+@dataclass(slots=True)
+class _Durations:
+    """How long steps take: the least of the last few, so that no prediction is late for long."""
+
+    plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=4))
+    per_token_ns: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+
+    def observe(self, step: _InFlight, step_ns: int) -> None:
+        if not step.num_prompt_tokens:
+            self.plain_ns.append(step_ns)
+        else:
+            # What a step with prompts takes beside its tokens is that of one that only decodes.
+            besides_ns = min(self.plain_ns, default=0) if step.num_decodes else 0
+            self.per_token_ns.append(max(0, step_ns - besides_ns) / step.num_prompt_tokens)
+
+    def predict(self, step: _InFlight) -> int | None:
+        """Nanoseconds; None: no such step is known."""
+        plain_ns = min(self.plain_ns, default=None)
+        if not step.num_prompt_tokens:
+            return plain_ns
+        if not self.per_token_ns:
+            return None
+        besides_ns = (plain_ns or 0) if step.num_decodes else 0
+        return besides_ns + int(min(self.per_token_ns) * step.num_prompt_tokens)
+
+
+class _Lead:
+    """How long before the predicted end of the steps before it a plan is made."""
+
+    def __init__(self) -> None:
+        self._needed_ns = deque[int](maxlen=_NUM_STEPS)
+        self.ns: int | None = None  # None: too little is known
+
+    def observe(self, needed_ns: int) -> None:
+        """So long before the predicted end a plan had to be made, so that the device did not wait for it."""
+        self._needed_ns.append(needed_ns)
+        if len(self._needed_ns) >= _FEWEST_STEPS:
+            self.ns = sorted(self._needed_ns)[-1 - _NUM_LATE] + _MARGIN_NS
+
+
+class Pacing:
+    """The plans in flight of one worker in one epoch; times are monotonic nanoseconds."""
+
+    def __init__(self) -> None:
+        self._in_flight: deque[_InFlight] = deque()
+        self._durations = _Durations()
+        self._leads = {is_plain: _Lead() for is_plain in (False, True)}  # by whether the steps before only decode
+        self._answered_ns = 0  # when the last result came
+
+    def issue(self, step: int, num_prompt_tokens: int, num_decodes: int, now_ns: int) -> None:
+        """A plan was made: so many tokens in chunks of prompts beside so many sequences that decode."""
+        expected_ns = self._expected_ns() or 0
+        in_flight = _InFlight(step, num_prompt_tokens, num_decodes, now_ns, expected_ns, self._only_decodes())
+        self._in_flight.append(in_flight)
+
+    def answer(self, step: int, step_ns: int, slack_ns: int, now_ns: int) -> None:
+        """A result came.
+
+        Args:
+            step: its plan.
+            step_ns: device time of the step.
+            slack_ns: how long its plan had been ready for the device when the step before it ended; below 0 the device
+                waited for it.
+            now_ns: when the result came.
+        """
+        if not self._in_flight or self._in_flight[0].step != step:
+            return
+        answered = self._in_flight.popleft()
+        self._durations.observe(answered, step_ns)
+        if answered.expected_ns:
+            self._leads[answered.is_plain].observe(answered.expected_ns - answered.issued_ns - slack_ns)
+        self._answered_ns = now_ns
+
+    def due_ns(self, now_ns: int) -> int:
+        """When the next plan is to be made; `now_ns` or earlier: now."""
+        lead_ns, expected_ns = self._leads[self._only_decodes()].ns, self._expected_ns()
+        if lead_ns is None or expected_ns is None or expected_ns - lead_ns - now_ns < _LEAST_WAIT_NS:
+            return now_ns
+        return expected_ns - lead_ns
+
+    def _only_decodes(self) -> bool:
+        return not any(each.num_prompt_tokens for each in self._in_flight)
+
+    def _expected_ns(self) -> int | None:
+        """The predicted end of what is in flight; None: nothing is, or nobody knows."""
+        if not self._in_flight:
+            return None
+        end_ns = max(self._answered_ns, self._in_flight[0].issued_ns)
+        for step in self._in_flight:
+            predicted_ns = self._durations.predict(step)
+            if predicted_ns is None:
+                return None
+            end_ns += predicted_ns
+        return end_ns

@@ -1,0 +1,115 @@
+"""Plans are made as late as the device allows: late enough for what comes meanwhile, early enough for the device."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from scheduler_svc.core.pacing import Pacing
+
+MS = 1_000_000
+
+
+@dataclass
+class Device:
+    """A worker on a clock of its own: steps one after the other, plans that take a while to get there."""
+
+    way_ns: int = MS
+    back_ns: int = MS // 2
+    pacing: Pacing = field(default_factory=Pacing)
+    now_ns: int = 1_000 * MS
+    step: int = 0
+    free_ns: int = 0
+    idle_ns: int = 0
+    on_their_way: list[tuple[int, int, int, int]] = field(default_factory=list)  # came, step, step_ns, slack
+
+    def plan(self, step_ns: int, num_prompt_tokens: int = 0) -> int:
+        """Make a plan when it is due, with two in flight at most; how long it then is until its step begins."""
+        while len(self.on_their_way) == 2:
+            self.take()
+        while (due_ns := self.pacing.due_ns(self.now_ns)) > self.now_ns:
+            if self.on_their_way and self.on_their_way[0][0] <= due_ns:
+                self.take()
+            else:
+                self.now_ns = due_ns
+        self.step += 1
+        self.pacing.issue(self.step, num_prompt_tokens, 4, self.now_ns)
+        ready_ns = self.now_ns + self.way_ns
+        slack_ns = self.free_ns - ready_ns
+        if self.step > 1:
+            self.idle_ns += max(0, -slack_ns)
+        begin_ns = max(self.free_ns, ready_ns)
+        self.free_ns = begin_ns + step_ns
+        self.on_their_way.append((self.free_ns + self.back_ns, self.step, step_ns, slack_ns))
+        return begin_ns - self.now_ns
+
+    def take(self) -> None:
+        came_ns, step, step_ns, slack_ns = self.on_their_way.pop(0)
+        self.now_ns = max(self.now_ns, came_ns)
+        self.pacing.answer(step, step_ns, slack_ns, self.now_ns)
+
+
+def test_a_plan_before_long_steps_is_made_when_the_step_before_it_is_about_to_end() -> None:
+    device = Device()
+    waits_ns = [device.plan(12 * MS) for _ in range(200)]
+    assert max(waits_ns[:8]) > 10 * MS  # nothing is known yet: at once
+    assert max(waits_ns[100:]) <= 2 * MS
+    assert device.idle_ns == 0
+
+
+def test_steps_as_short_as_the_way_are_planned_at_once() -> None:
+    device = Device()
+    for _ in range(100):
+        device.plan(MS)
+        assert device.pacing.due_ns(device.now_ns) == device.now_ns
+
+
+def test_a_way_that_becomes_longer_costs_a_few_steps_and_no_more() -> None:
+    device = Device()
+    for _ in range(200):
+        device.plan(12 * MS)
+    device.way_ns = 4 * MS
+    for _ in range(100):
+        device.plan(12 * MS)
+    late_ns, device.idle_ns = device.idle_ns, 0
+    assert 0 < late_ns <= 4 * 3 * MS
+    for _ in range(200):
+        device.plan(12 * MS)
+    assert device.idle_ns == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_device_that_jitters_hardly_waits(seed: int) -> None:
+    dice, device = random.Random(seed), Device()
+    total_ns = 0
+    for _ in range(2000):
+        device.way_ns = MS + int(dice.expovariate(1 / (0.3 * MS)))
+        step_ns = 10 * MS + dice.randrange(MS // 2)
+        total_ns += step_ns
+        device.plan(step_ns)
+    assert device.idle_ns < 0.003 * total_ns
+
+
+def test_steps_with_prompts_are_predicted_by_their_tokens() -> None:
+    device = Device()
+    waits_ns = []
+    for number in range(600):
+        num_tokens = 0 if number % 3 else 1000
+        waits_ns.append(device.plan(6 * MS + num_tokens * 20_000, num_tokens))
+    # A plan behind a step of 26 ms waits for it as little as one behind a step of 6.
+    assert max(waits_ns[300:]) <= 2 * MS
+    assert device.idle_ns == 0
+
+
+def test_no_prompt_has_been_computed_yet() -> None:
+    device = Device()
+    for _ in range(50):
+        device.plan(12 * MS)
+    device.plan(12 * MS, num_prompt_tokens=100)
+    assert device.pacing.due_ns(device.now_ns) == device.now_ns
+
+
+def test_an_answer_to_no_plan_changes_nothing() -> None:
+    pacing = Pacing()
+    pacing.answer(5, MS, 0, 0)
+    assert pacing.due_ns(7) == 7
