@@ -42,7 +42,9 @@ def main() -> None:
         decoding = _start("bench.rig.streams", "127.0.0.1", str(port), str(options.streams), str(num_steps))
         time.sleep(WARM_S)
         load = {"port": port, "rate": options.rate, "seconds": options.seconds, "tokens": NUM_TOKENS, "seed": 1}
-        visits = [json.loads(line) for line in _start("bench.rig.arrivals", json.dumps(load)).communicate()[0].splitlines()]
+        visits = [
+            json.loads(line) for line in _start("bench.rig.arrivals", json.dumps(load)).communicate()[0].splitlines()
+        ]
         hops = hops_of(services)
         window = json.loads(decoding.communicate()[0])
     firsts_ms = sorted(visit["first_s"] * 1e3 for visit in visits if visit["first_s"])

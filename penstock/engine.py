@@ -79,7 +79,14 @@ class LLMEngine:
         self._detokenizer = Detokenizer(vocabulary.tokenizer)
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(
-            _WORKER, WorkerLimits(limits.num_blocks, limits.block_size, limits.max_num_seqs, limits.max_model_len)
+            _WORKER,
+            WorkerLimits(
+                limits.num_blocks,
+                limits.block_size,
+                limits.max_num_seqs,
+                limits.max_model_len,
+                limits.max_num_batched_tokens,
+            ),
         )
         self._launched: deque[_Launched] = deque()
         self._ids: dict[str, bytes] = {}
@@ -87,7 +94,7 @@ class LLMEngine:
         self._changed: dict[bytes, RequestOutput] = {}  # to be given out by the next step
         self._num_requests = 0
         self._last_result_s = 0.0
-        self._max_step_tokens = config.max_num_batched_tokens
+        self._max_step_tokens = self._scheduler.workers[_WORKER].max_num_batched_tokens
         self._num_new_tokens = 0  # of prompts, since a step was launched
 
     @property

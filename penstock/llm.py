@@ -44,8 +44,10 @@ class LLM:
         tensor_parallel_size: GPUs to spread the model over; only 1 so far.
         swap_space: GiB of host memory for preempted sequences; only 0 so far (they are computed again).
         quantization: None only, so far.
-        max_num_seqs: sequences that run at once, no more than `max_num_batched_tokens`.
-        max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks.
+        max_num_seqs: sequences that run at once, no more than `max_num_batched_tokens`; None: 256, or as KV memory
+            allows.
+        max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks; None: as
+            suits the model and the device.
         num_blocks: KV blocks; None: what fits.
         kv_cache_memory_bytes: memory of the KV cache; None: what fits.
         block_size: tokens of a KV block.
@@ -82,8 +84,8 @@ class LLM:
         tensor_parallel_size: int = 1,
         swap_space: float = 0,
         quantization: str | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
         num_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         block_size: int = 16,

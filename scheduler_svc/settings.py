@@ -33,8 +33,11 @@ class SchedulerSettings(ServiceSettings):
     short_step_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = field(
         default=1500, metadata={"help": "microseconds: one plan more is in flight while steps take less"}
     )
-    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] = field(
-        default=2048, metadata={"help": "tokens of one step: decoding sequences first, then chunks of prompts"}
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = field(
+        default=None,
+        metadata={
+            "help": "tokens of one step: decoding sequences first, then chunks of prompts; none: what its worker chose"
+        },
     )
     enable_prefix_caching: bool = field(
         default=True, metadata={"help": "find the KV of equal prefixes again instead of computing it"}

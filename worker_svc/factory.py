@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -14,9 +14,10 @@ from worker_svc.core.distributed import Group, connect
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len
+from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, fit_model_len
 from worker_svc.core.models import build_model
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 from worker_svc.weights import fill_randomly, load_weights
@@ -97,17 +98,20 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
     model.fold_norms()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
-    maker = RunnerMaker(options, config, model, shape, num_heads, device, compute, clock_ns)
+    weights_bytes = sum(shard.destination.nbytes for shard in placement.shards.values())
+    usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - weights_bytes
+    sizes = _step_sizes(options, config, shape, device, usable_bytes)
+    maker = RunnerMaker(options, sizes, config, model, shape, num_heads, device, compute, clock_ns)
     profiler = Profiler(maker, budget, max_model_len)
     started_ns = clock_ns()
-    profile = profiler.profile(sum(shard.destination.nbytes for shard in placement.shards.values()), group)
+    profile = profiler.profile(weights_bytes, group)
     _log.info("memory profiled", extra={"seconds": _seconds(clock_ns() - started_ns)})
     explicit = options.max_model_len is not None
     fitted = fit_model_len(max_model_len, profile, options.block_size, budget, explicit=explicit)
     started_ns = clock_ns()
     runner, profile = profiler.make_runner(profile, fitted)
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
-    _log.info("memory used", extra={"memory": profile.describe()})
+    _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
     return LoadedRunner(runner, profile, config, device, group, compute)
 
 
@@ -118,6 +122,24 @@ def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: P
     size = part.stop - part.start
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     return Products(plain=((qkv, hidden),), added=((hidden, attended), (hidden, size)), gated=((2 * size, hidden),))
+
+
+def _step_sizes(
+    options: RunnerOptions, config: ModelConfig, shape: KVCacheShape, device: torch.device, usable_bytes: int
+) -> StepSizes:
+    """As suits model and device, on which there are `usable_bytes` beside the weights; all ranks are alike."""
+    flops_per_s = None
+    if device.type == "cuda" and shape.dtype != torch.float32:
+        properties = torch.cuda.get_device_properties(device)
+        capability = properties.major, properties.minor
+        flops_per_s = peak_flops_per_s(capability, properties.multi_processor_count)
+    kv_bytes = options.kv_cache_memory_bytes or max(0, usable_bytes)
+    return choose_step_sizes(
+        config.num_layer_weights // options.world_size,
+        flops_per_s,
+        kv_bytes if options.num_blocks is None else None,
+        shape.block_bytes // shape.block_size,
+    )
 
 
 def _budget(device: torch.device, share: float) -> Budget | None:

@@ -15,6 +15,7 @@ from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.core.step_sizes import DEFAULT_SIZES
 from worker_svc.driver import wake_driver
 from worker_svc.settings import WorkerSettings
 
@@ -55,13 +56,14 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
         vocab_size, model_len = config.vocab_size, config.max_position_embeddings
         eos_token_ids = config.eos_token_ids or eos_token_ids
     model_len = settings.max_model_len or model_len
-    useful_blocks = settings.max_num_seqs * -(-model_len // settings.block_size)
+    max_num_seqs = settings.max_num_seqs or DEFAULT_SIZES.max_num_seqs
+    useful_blocks = max_num_seqs * -(-model_len // settings.block_size)
     limits = Limits(
         num_blocks=settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
         block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_model_len=model_len,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=settings.max_num_batched_tokens or DEFAULT_SIZES.max_num_batched_tokens,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
     )

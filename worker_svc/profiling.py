@@ -20,6 +20,7 @@ from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.step_sizes import StepSizes
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -28,6 +29,7 @@ class RunnerMaker:
     """Makes runners over one loaded model: first a small one to measure with, then the real one."""
 
     options: RunnerOptions
+    sizes: StepSizes  # where the options say nothing
     config: ModelConfig
     model: LlamaForCausalLM
     shape: KVCacheShape
@@ -39,7 +41,17 @@ class RunnerMaker:
     @property
     def max_num_seqs(self) -> int:
         """Of slots: no more than a step may have tokens."""
-        return min(self.options.max_num_seqs, self.options.max_num_batched_tokens)
+        return min(self.options.max_num_seqs or self.sizes.max_num_seqs, self.max_num_batched_tokens)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Of a step."""
+        return self.options.max_num_batched_tokens or self.sizes.max_num_batched_tokens
+
+    @property
+    def used_sizes(self) -> StepSizes:
+        """What the options say, or else what suits."""
+        return StepSizes(self.max_num_batched_tokens, self.max_num_seqs)
 
     def make(
         self, num_blocks: int, max_model_len: int, *, num_graphs: int, observe: Callable[[int, int], None]
@@ -51,7 +63,7 @@ class RunnerMaker:
             block_size=options.block_size,
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
-            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
         )
@@ -142,7 +154,7 @@ class Profiler:
         """
         options, device = self._maker.options, self._maker.device
         num_others = self._maker.max_num_seqs - 1
-        lengths = [min(self._max_model_len, options.max_num_batched_tokens - num_others)] + [1] * num_others
+        lengths = [min(self._max_model_len, self._maker.max_num_batched_tokens - num_others)] + [1] * num_others
         num_blocks = [-(-length // options.block_size) for length in lengths]
         starts = np.cumsum([0, *num_blocks])
         before_bytes = torch.cuda.memory_allocated(device)

@@ -12,9 +12,9 @@ class RunnerOptions:
     dtype: str = "auto"  # auto: as stored, but float32 on a CPU
     device: str = "auto"  # auto: cuda if there is one
     block_size: int = 16  # tokens
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None  # None: as suits the memory
     max_model_len: int | None = None  # None: the model's context, as far as the KV cache reaches
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None  # None: as suits model and device
     num_blocks: int | None = None  # None: from the memory
     kv_cache_memory_bytes: int | None = None  # None: modest on a CPU, what is free on CUDA
     gpu_memory_utilization: float = 0.9  # of the device's memory, weights included

@@ -53,13 +53,16 @@ class WorkerSettings(ServiceSettings):
             "longer than launching them"
         },
     )
-    max_num_seqs: _Count = field(
-        default=256, metadata={"help": "sequences at once, no more than max_num_batched_tokens"}
+    max_num_seqs: _Count | None = field(
+        default=None,
+        metadata={"help": "sequences at once, no more than max_num_batched_tokens; none: 256, or as KV memory allows"},
     )
     max_model_len: _Count | None = field(
         default=None, metadata={"help": "tokens of a sequence, prompt and output; none: the model's, as far as KV fits"}
     )
-    max_num_batched_tokens: _Count = field(default=2048, metadata={"help": "tokens that one step may compute"})
+    max_num_batched_tokens: _Count | None = field(
+        default=None, metadata={"help": "tokens that one step may compute; none: as suits the model and the device"}
+    )
     num_blocks: _Count | None = field(default=None, metadata={"help": "KV blocks; none: what the memory holds"})
     kv_cache_memory_bytes: _Count | None = field(
         default=None, metadata={"help": "memory for KV; none: 256 MiB on a CPU, what is free on CUDA"}

@@ -14,7 +14,9 @@ FOLDER = Path(penstock.__file__).parents[1] / "bench"
 
 def main(argv: Sequence[str]) -> int:
     """Runs one benchmark, or lists them if none is named; the exit status."""
-    found = {path.stem.replace("_", "-"): path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()}
+    found = {
+        path.stem.replace("_", "-"): path for path in sorted(FOLDER.glob("*.py")) if "__main__" in path.read_text()
+    }
     if not found:
         raise PenstockError(
             ErrorCode.INTERNAL, "benchmarks are in the repository, not in the package: run it from a clone"

@@ -15,7 +15,8 @@ class SchedulerConfig:
     policy: str = "fcfs"  # a name in `POLICIES`
     window: int = 2  # plans in flight per worker
     short_step_us: int = 0  # one more is in flight while steps take less, microseconds
-    max_num_batched_tokens: int = 2048  # of a plan: decoding sequences first, then chunks of prompts
+    # Of a plan: decoding sequences first, then chunks of prompts; None: as many as a worker's step may have.
+    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     max_waiting: int = 1024  # sequences; above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
@@ -26,8 +27,8 @@ class SchedulerConfig:
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         for name in ("window", "max_num_batched_tokens", "max_waiting", "admit_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be above 0 and finite, got {weight}")

@@ -9,10 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _LEAST_WAIT_NS = 1_000_000  # a shorter wait is not worth what it may cost
+_LEAST_STEP_NS = 3_000_000  # shorter steps leave no time to wait: they are not even looked at
 _MARGIN_NS = 250_000
 _NUM_STEPS = 128  # that are remembered
 _FEWEST_STEPS = 8  # before so many are known, plans are made at once
-_NUM_LATE = 1  # of the remembered steps that may have needed more time than is left to the next
+_NUM_LATE = 3  # of the remembered steps that may have needed more time than is left to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ class _Lead:
         """So long before the predicted end a plan had to be made, so that the device did not wait for it."""
         self._needed_ns.append(needed_ns)
         if len(self._needed_ns) >= _FEWEST_STEPS:
-            self.ns = sorted(self._needed_ns)[-1 - _NUM_LATE] + _MARGIN_NS
+            # Of few, the worst that was seen.
+            num_late = _NUM_LATE * len(self._needed_ns) // _NUM_STEPS
+            self.ns = sorted(self._needed_ns)[-1 - num_late] + _MARGIN_NS
 
 
 class Pacing:
@@ -75,10 +78,11 @@ class Pacing:
         self._durations = _Durations()
         self._leads = {is_plain: _Lead() for is_plain in (False, True)}  # by whether the steps before only decode
         self._answered_ns = 0  # when the last result came
+        self._is_short = True  # the last step
 
     def issue(self, step: int, num_prompt_tokens: int, num_decodes: int, now_ns: int) -> None:
         """A plan was made: so many tokens in chunks of prompts beside so many sequences that decode."""
-        expected_ns = self._expected_ns() or 0
+        expected_ns = 0 if self._is_short else self._expected_ns() or 0
         in_flight = _InFlight(step, num_prompt_tokens, num_decodes, now_ns, expected_ns, self._only_decodes())
         self._in_flight.append(in_flight)
 
@@ -95,13 +99,17 @@ class Pacing:
         if not self._in_flight or self._in_flight[0].step != step:
             return
         answered = self._in_flight.popleft()
+        self._answered_ns, self._is_short = now_ns, step_ns < _LEAST_STEP_NS
+        if self._is_short:
+            return
         self._durations.observe(answered, step_ns)
         if answered.expected_ns:
             self._leads[answered.is_plain].observe(answered.expected_ns - answered.issued_ns - slack_ns)
-        self._answered_ns = now_ns
 
     def due_ns(self, now_ns: int) -> int:
         """When the next plan is to be made; `now_ns` or earlier: now."""
+        if self._is_short:
+            return now_ns
         lead_ns, expected_ns = self._leads[self._only_decodes()].ns, self._expected_ns()
         if lead_ns is None or expected_ns is None or expected_ns - lead_ns - now_ns < _LEAST_WAIT_NS:
             return now_ns

@@ -59,7 +59,7 @@ class Scheduler:
         """Begin an epoch with a worker whose slots and blocks are empty; the ends of what no worker can hold."""
         if worker_id in self.workers:
             raise ValueError(f"worker {worker_id} is there already: remove it first")
-        budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens)
+        budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens or limits.max_num_batched_tokens)
         self.workers[worker_id] = WorkerState(worker_id, limits, budget)
         idle = [s for r in self.requests.values() for s in r.sequences if s.status in (Status.WAITING, Status.HELD)]
         return self._end([end for sequence in idle if (end := unholdable(sequence, self.workers))])

@@ -31,6 +31,7 @@ from worker_svc.core.slots import I64
 from worker_svc.core.staging import Staging
 
 _TOKENS = (64, 128, 192, 256, *range(384, 1537, 128), 1792, 2048, 3072, 4096, 6144, 8192)
+_MOST_APART = 512  # tokens beside which decodes are more rows; among more they are, which fills the products' tiles
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
@@ -90,7 +91,12 @@ def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[S
     # Beside few decodes a full step has almost as many tokens in chunks.
     sizes = [size for size in {*_TOKENS, min(budget, _TOKENS[-1])} if size <= most]
     counts = [*(count for count in _DECODES if count < limits.max_num_seqs), limits.max_num_seqs]
-    rooms = [(count, size) for count in counts for size in sizes if not count or size >= _FEWEST_BESIDE_DECODES]
+    rooms = [
+        (count, size - count if _MOST_APART < size < budget and count < limits.max_num_seqs else size)
+        for count in counts
+        for size in sizes
+        if not count or size >= _FEWEST_BESIDE_DECODES
+    ]
     own = [Shape(count, size) for count, size in rooms]
     flash = [Shape(count, size, by_flash=True) for count, size in rooms if with_flash and size >= _FEWEST_BY_FLASH]
     return sorted(own + flash)

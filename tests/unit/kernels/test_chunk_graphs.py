@@ -138,6 +138,12 @@ def test_shapes_end_where_products_outlast_their_launches() -> None:
     assert {shape.decodes for shape in small} == {0, 16, 64, 256}
     assert max(shape.tokens for shape in large) == 1536
     assert set(large) < set(small)
+    # Decodes fill up the products' tiles, but where all of a step's tokens must find room.
+    assert {shape.rows % 128 for shape in large if shape.rows > 512} == {0, 64, 16}
+    assert {(shape.decodes, shape.rows) for shape in large if shape.rows % 128} >= {(64, 576), (16, 528)}
+    assert all(shape.rows % 128 == 0 for shape in large if shape.rows > 576)
+    full = make_shapes(replace(limits, max_num_batched_tokens=1536), 7_000_000_000, with_flash=False)
+    assert {shape.decodes for shape in full if shape.tokens == 1536} == {0, 16, 64, 256}
     # However few decodes are in a step, its budget of tokens fits.
     fewer = replace(limits, max_num_batched_tokens=2304)
     assert Shape(0, 2304) in make_shapes(fewer, 440_000_000, with_flash=False)

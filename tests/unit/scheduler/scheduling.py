@@ -107,7 +107,7 @@ class Scheduling:
         self.scheduler.check_integrity()
         if plan is not None:
             self.in_flight[worker_id].append(plan)
-            assert int(plan.num_tokens.sum()) <= self.scheduler.config.max_num_batched_tokens
+            assert int(plan.num_tokens.sum()) <= self.scheduler.workers[worker_id].max_num_batched_tokens
             assert len(self.in_flight[worker_id]) <= self.scheduler.config.window
         return plan
 
