@@ -29,10 +29,11 @@ from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import SequenceState
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import (
+    EVENT_IDS_HEADER,
     RESUMABLE_HEADER,
     TIMEOUT_HEADER,
     Intake,
-    parse_resumable,
+    parse_switch,
     parse_timeout,
     too_large_error,
 )
@@ -144,7 +145,7 @@ class HttpApi:
         def begin(sink: Sink) -> Awaitable[Call]:
             return self.reception.resume(form, caller.tenant, sink, have)
 
-        return _CallReply(self.delivery, form, begin, have, self.max_backlog_bytes)
+        return _CallReply(self.delivery, form, begin, _Stream(have, self.max_backlog_bytes, with_ids=True))
 
     async def cancel(self, request: Request) -> Response:
         """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
@@ -177,7 +178,8 @@ class HttpApi:
             caller = self.auth.authenticate(request.headers)
             self.reception.expect()
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
-            resumable = parse_resumable(request.headers.get(RESUMABLE_HEADER))
+            resumable = parse_switch(RESUMABLE_HEADER, request.headers.get(RESUMABLE_HEADER))
+            with_ids = parse_switch(EVENT_IDS_HEADER, request.headers.get(EVENT_IDS_HEADER))
             key = request.headers.get(IDEMPOTENCY_KEY)
             key = None if key is None else check_key(key)
             body = await read_body(request, self.max_body_bytes)
@@ -213,7 +215,11 @@ class HttpApi:
         def begin(sink: Sink) -> Awaitable[Call]:
             return self.reception.open(requests, form, sink, is_idempotent=key is not None)
 
-        return _CallReply(self.delivery, form, begin, _nothing(form) if ask.stream else None, self.max_backlog_bytes)
+        stream = None
+        if ask.stream:
+            with_ids = with_ids or form.is_resumable
+            stream = _Stream(_nothing(form), self.max_backlog_bytes, with_ids=with_ids)
+        return _CallReply(self.delivery, form, begin, stream)
 
 
 def _direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:
@@ -238,6 +244,15 @@ def _direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASG
     return called
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """How a call is streamed."""
+
+    have: Sequence[SequenceState]  # what the client has of each choice
+    max_backlog_bytes: int
+    with_ids: bool  # of events
+
+
 class _CallReply:
     """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
 
@@ -246,25 +261,23 @@ class _CallReply:
         delivery: Delivery,
         form: ReplyForm,
         begin: Callable[[Sink], Awaitable[Call]],
-        have: Sequence[SequenceState] | None,
-        max_backlog_bytes: int,
+        stream: _Stream | None,
     ) -> None:
-        """A reply that is not begun: a stream behind what the client has of each choice, or a plain one (None)."""
+        """A reply that is not begun; without a stream it is a plain one."""
         self._delivery = delivery
         self._form = form
         self._begin = begin
-        self._have = have
-        self._max_backlog_bytes = max_backlog_bytes
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        form = self._form
+        form, stream = self._form, self._stream
         headers = [(b"x-request-id", domain.format_request_id(form.request_ids[0]).encode())]
         sink: SseSink | ReplySink
-        if self._have is None:
+        if stream is None:
             sink = ReplySink(send, Reply(form.head), form.n, headers)
         else:
-            sse = SseFormat(form.head, form.request_ids[0], self._have)
-            sink = SseSink(scope[_SEND], sse, form.n, headers, self._max_backlog_bytes)
+            sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
+            sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)
         try:
             call = await self._begin(sink)
         except PenstockError as error:

@@ -14,6 +14,7 @@ from penstock.domain.request import Header, Prompt, Request
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 RESUMABLE_HEADER = "x-penstock-resumable"
+EVENT_IDS_HEADER = "x-penstock-event-ids"
 MAX_TIMEOUT_S = 7 * 86400.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _U64 = 2**64
@@ -80,16 +81,16 @@ def parse_timeout(text: str | None) -> float | None:
     return seconds
 
 
-def parse_resumable(text: str | None) -> bool:
-    """Whether the header asks for a resumable request; None: not given.
+def parse_switch(name: str, text: str | None) -> bool:
+    """The value of a header that is true or false; None: not given, which is false.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: neither true nor false.
+        PenstockError: INVALID_ARGUMENT naming the header: it is neither.
     """
     if text is None or text.lower() == "false":
         return False
     if text.lower() != "true":
-        raise invalid(f"{RESUMABLE_HEADER} must be true or false, got {text!r:.40}", RESUMABLE_HEADER)
+        raise invalid(f"{name} must be true or false, got {text!r:.40}", name)
     return True
 
 

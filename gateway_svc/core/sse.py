@@ -20,11 +20,22 @@ class SseFormat:
 
     __slots__ = ("_before_text", "_chat", "_head", "_ids", "_openings", "_prefix", "_text_offsets", "_without_end")
 
-    def __init__(self, head: ReplyHead, request_id: bytes, have: Sequence[SequenceState]) -> None:
-        """Begins, or goes on, behind what the client has of each choice; the request is the call's first."""
+    def __init__(
+        self, head: ReplyHead, request_id: bytes, have: Sequence[SequenceState], *, with_ids: bool = False
+    ) -> None:
+        """Begins, or goes on, after what the client has of each choice.
+
+        Args:
+            head: what its chunks begin with.
+            request_id: the call's first.
+            have: what the client has, by choice.
+            with_ids: events have ids. Nobody gets them unasked: many clients take `data: ` off an event and know
+                nothing else.
+        """
         self._head = head
         self._chat = head.form is Form.CHAT
-        self._ids = EventIds(request_id, have) if head.num_choices <= MAX_CHOICES_WITH_IDS else None
+        has_ids = with_ids and head.num_choices <= MAX_CHOICES_WITH_IDS
+        self._ids = EventIds(request_id, have) if has_ids else None
         # Of the next token, for a completion's logprobs. Inside a character, a client that comes back is some off.
         self._text_offsets = [each.num_chars for each in have]
         kind = b"chat.completion.chunk" if self._chat else b"text_completion"

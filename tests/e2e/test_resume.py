@@ -31,6 +31,7 @@ BODY = {
     "stream_options": {"include_usage": True},
 }
 RESUMABLE = {"x-penstock-resumable": "true"}
+EVENT_IDS = {"x-penstock-event-ids": "true"}
 SAMPLES = {"n": 2, "temperature": 1, "seed": 5}
 PROMPTS = {"prompt": [[1, 7, 9], [2, 8], [3]]}
 
@@ -168,7 +169,7 @@ def test_a_request_that_did_not_ask_for_it_goes_on_too_if_its_client_is_quick(
     served: Served, victim: Callable[[], None]
 ) -> None:
     first_url, second_url = served.http_urls
-    heard = begin(first_url, BODY, {}, victim)
+    heard = begin(first_url, BODY, EVENT_IDS, victim)
     url = f"{second_url}/v1/requests/{heard.request_id}/events"
     with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
         heard.read(reply)

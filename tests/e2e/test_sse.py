@@ -3,6 +3,8 @@
 import json
 
 import httpx
+import pytest
+from naive_client import naive_events
 from served import Served, wait_until
 
 
@@ -16,6 +18,25 @@ def test_events_are_lines_of_json_and_the_last_says_done(simulated: Served) -> N
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}]}),
+    ],
+    ids=["completion", "chat"],
+)
+def test_a_client_that_knows_nothing_but_data_reads_every_event(
+    simulated: Served, path: str, prompt: dict[str, object]
+) -> None:
+    body = {"model": "simulated", "max_tokens": 20, "ignore_eos": True, "stream": True, **prompt}
+    body |= {"stream_options": {"include_usage": True}}
+    with httpx.stream("POST", f"{simulated.http_url}{path}", json=body, timeout=60) as reply:
+        *chunks, last = naive_events(reply.iter_raw())
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    assert last["usage"]["completion_tokens"] == 20
 
 
 def test_text_comes_token_by_token_and_not_at_the_end(simulated: Served) -> None:

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from returning_clients import BODY, RESUMABLE, Heard, Launch, begun, events, hear, streaming
+from returning_clients import BODY, KEY, RESUMABLE, Heard, Launch, begun, events, hear, streaming
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import LENGTH, STOP, Incoming
 
@@ -86,7 +86,8 @@ def test_who_had_everything_is_told_the_usage_again(gateway: RunningGateway) -> 
         assert request.retire(row)
 
     gateway.pipeline.script = script
-    with streaming(gateway, stream_options={"include_usage": True}) as (first, lines):
+    ids = {"x-penstock-event-ids": "true"}
+    with streaming(gateway, headers=ids, stream_options={"include_usage": True}) as (first, lines):
         hear(first, lines)
     with events(gateway, first) as (again, lines):
         hear(again, lines)
@@ -161,6 +162,48 @@ def test_where_the_gateway_is_set_so_every_request_waits(launch: Launch) -> None
         hear(heard, lines, lambda: heard.texts == ["a"])
     eventually(lambda: gateway.service.stats.num_detached == 1)
     assert gateway.pipeline.hints(gateway.bus.keys.cancels, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "has_ids"),
+    [
+        ({}, {}, False),
+        ({"x-penstock-event-ids": "false"}, {"resumable": False}, False),
+        ({"x-penstock-event-ids": "true"}, {}, True),
+        (RESUMABLE, {}, True),
+        (KEY, {}, True),
+        ({}, {"resumable": True}, True),
+    ],
+)
+def test_events_have_ids_for_who_asks_for_them_and_for_nobody_else(
+    gateway: RunningGateway, headers: dict[str, str], fields: dict[str, bool], has_ids: bool
+) -> None:
+    with streaming(gateway, headers=headers, **fields) as (heard, lines):
+        hear(heard, lines)
+    assert (heard.texts, bool(heard.last_event_id)) == (["Hello world"], has_ids)
+
+
+def test_where_every_request_is_resumable_events_have_ids(launch: Launch) -> None:
+    with streaming(launch(resumable=True)) as (heard, lines):
+        hear(heard, lines)
+    assert heard.last_event_id
+
+
+def test_who_comes_back_gets_ids_though_the_first_call_asked_for_none(gateway: RunningGateway) -> None:
+    gateway.pipeline.script = lambda request: request.send(request.row("a"))
+    with streaming(gateway) as (first, lines):
+        hear(first, lines, lambda: first.texts == ["a"])
+        (request,) = gateway.pipeline.wait_for()
+        request.afterwards.append(lambda: request.say("b"))
+        with events(gateway, first) as (heard, rest):
+            hear(heard, rest)
+    assert not first.last_event_id
+    assert (heard.texts, bool(heard.last_event_id)) == (["ab"], True)
+
+
+def test_the_header_for_ids_says_true_or_false(http: httpx.Client) -> None:
+    reply = http.post("/v1/completions", json=BODY, headers={"x-penstock-event-ids": "yes"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-penstock-event-ids")
 
 
 def test_the_body_can_ask_for_it_too(gateway: RunningGateway) -> None:
