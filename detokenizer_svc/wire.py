@@ -106,6 +106,9 @@ def encode_text(rows: TextRows, session: bytes, sent_ns: int) -> bytes:
     )
     if rows.logprobs is not None:
         batch.logprobs.CopyFrom(_logprob_columns(rows.logprobs))
+    if rows.prompts:
+        batch.first_rows = np.fromiter(rows.prompts, "<u4").tobytes()
+        batch.prompt_tokens = np.fromiter(rows.prompts.values(), "<u4").tobytes()
     if rows.ends:
         batch.end_rows = np.fromiter(rows.ends, "<u4").tobytes()
         batch.ends.extend(_end(end) for end in rows.ends.values())
@@ -145,6 +148,7 @@ def _logprob_columns(log: LogprobLog) -> common_pb2.LogprobColumns:
     columns, token_bytes = tokens.encode_logprobs(log.columns()), log.token_bytes()
     columns.byte_counts = np.array([len(each) for each in token_bytes], "<u4").tobytes()
     columns.token_bytes = b"".join(token_bytes)
+    columns.text_offsets = log.text_offsets().tobytes()
     return columns
 
 

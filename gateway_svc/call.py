@@ -22,6 +22,10 @@ class Sink(Protocol):
         """Whether a row can be taken; if not, `Delivery.refill` is called when it can."""
         ...
 
+    def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """How many tokens the prompt with this index has; before its first row."""
+        ...
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """The next row of the prompt with this index; the hash is over its sample's tokens, the row's included."""
         ...
@@ -40,6 +44,9 @@ class Nobody:
 
     has_room = True
 
+    def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """Nobody is told."""
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """Nothing is kept: who comes back says what it has."""
 
@@ -55,7 +62,7 @@ class Served:
 
     __slots__ = (
         *("call", "is_behind", "is_taken", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "route"),
-        *("stream", "submission", "usage"),
+        *("num_prompt_tokens", "stream", "submission", "usage"),
     )
 
     def __init__(self, call: "Call", prompt: int, stream: ClientStream, route: bytes) -> None:
@@ -67,6 +74,7 @@ class Served:
         self.is_taken = True  # it is ours by submitting or attaching; if not yet, whoever has it must give it
         self.submission: Submit | None = None  # how it was submitted; None: by another gateway, or not yet
         self.usage = Usage()  # once it has ended
+        self.num_prompt_tokens = 0  # once it is known
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0

@@ -84,11 +84,18 @@ class Delivery:
                 stats.num_stray_rows += 1
                 continue
             try:
+                if row.num_prompt_tokens and not served.num_prompt_tokens:
+                    self.learn(served, row.num_prompt_tokens)
                 self._take(served, row, now_s)
             except Exception:
                 # One client's reply must not take the others with it.
                 _logger.exception("delivery failed", request_id=format_request_id(row.request_id))
                 self._break(served.call)
+
+    def learn(self, served: Served, num_prompt_tokens: int) -> None:
+        """How many tokens a request's prompt has, for clients that are told with every chunk."""
+        served.num_prompt_tokens = num_prompt_tokens
+        served.call.sink.learn(served.prompt, num_prompt_tokens)
 
     def close(self, call: Call, reason: CancelReason) -> None:
         """Nobody listens any more: what has not ended is cancelled, at once or when its client had time to return."""

@@ -304,6 +304,7 @@ def _form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
         wants_logprobs=ask.params.logprobs is not None,
         tokens_as_ids=ask.tokens_as_ids,
         include_usage=ask.include_usage,
+        continuous_usage=ask.continuous_usage,
     )
 
 

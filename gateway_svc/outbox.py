@@ -145,6 +145,15 @@ class Outbox:
                 served.submission = served.submission or _submitted(served, stored)
         self._tell(several, answers[: len(calls)], route)
 
+    async def count_prompts(self, request_ids: Sequence[bytes]) -> list[int]:
+        """Tokens of the requests' prompts; 0: a request has none yet, or has ended, and then its result says it.
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer.
+        """
+        found: list[StoredRequest | None] = await self._ask_patiently([Fetch(each) for each in request_ids])
+        return [0 if stored is None else wire.count_prompt_tokens(stored.meta) for stored in found]
+
     async def recall(self, request_ids: Sequence[bytes], tenant: str) -> list[Recalled | None]:
         """What the pool keeps of requests; None: not known, or another tenant's.
 

@@ -99,6 +99,10 @@ class Reception:
         """
         self._admit(len(form.request_ids), tenant)
         call = self._call(replace(form, is_resumable=True), tenant, sink, have)
+        if form.continuous_usage:
+            # The row that says it may have come to another connection.
+            for served, num_tokens in zip(call.served, await self._outbox.count_prompts(form.request_ids), strict=True):
+                self._delivery.learn(served, num_tokens)
         await self._take_over(call, range(len(call.served)))
         self._begin(call)
         return call

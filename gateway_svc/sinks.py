@@ -53,6 +53,10 @@ class SseSink:
         """See `call.Sink`."""
         return not self._backlog.is_full
 
+    def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """See `call.Sink`."""
+        self._format.learn(range(prompt * self._n, (prompt + 1) * self._n), num_prompt_tokens)
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """One event for each row; a client that lags gets several rows in one event."""
         choice = prompt * self._n + row.sequence
@@ -117,6 +121,9 @@ class ReplySink:
         self._n = n
         self._headers = headers
 
+    def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """See `call.Sink`: the usage comes with the ends."""
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (for event ids)
         """See `call.Sink`."""
         self._reply.add(prompt * self._n + row.sequence, row)
@@ -147,6 +154,9 @@ class QueueSink:
     def has_room(self) -> bool:
         """See `call.Sink`."""
         return not self._backlog.is_full
+
+    def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """See `call.Sink`: the usage comes with the ends."""
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (rows may be merged)
         """See `call.Sink`."""

@@ -1,5 +1,6 @@
 """A batch of the log while it is read, and which of its rows a route gets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -57,6 +58,12 @@ class LogBatch:
         chains[single] = chain.extend_columns(rows.chains[single], firsts)
         return tokens.tolist(), chains.tolist()
 
+    def first_rows(self) -> list[int]:
+        """The rows that begin their sequences."""
+        positions = self.rows.positions
+        first: list[int] = [] if positions.all() else np.flatnonzero(positions == 0).tolist()
+        return first
+
     def tokens(self, row: int) -> list[int]:
         """The token ids of one row."""
         return self._token_ids[self.starts[row] : self.starts[row + 1]]
@@ -94,10 +101,12 @@ class RowSelection:
         self.texts.append(text)
         self.text_offsets.append(text_offset)
 
-    def text_rows(self, batch: LogBatch) -> TextRows:
-        """The columns."""
+    def text_rows(self, batch: LogBatch, prompts: Mapping[int, int]) -> TextRows:
+        """The columns; `prompts` are the tokens of the prompts of the batch's rows that begin their sequences."""
         if self.cut:
-            return text_rows([self.cut.get(place) or self._row(batch, place) for place in range(len(self.rows))])
+            return text_rows(
+                [self.cut.get(place) or self._row(batch, place, prompts) for place in range(len(self.rows))]
+            )
         rows = batch.rows
         if len(self.rows) == len(rows):
             request_ids, sequences, positions = rows.request_ids, rows.sequences, rows.positions
@@ -119,13 +128,14 @@ class RowSelection:
             texts=self.texts,
             ends=self.ends,
             logprobs=merge_logprobs(counts.tolist(), self.logprobs) if self.logprobs else None,
+            prompts={place: prompts[row] for place, row in enumerate(self.rows) if row in prompts} if prompts else {},
         )
 
     def _gather(self, batch: LogBatch) -> U32:
         starts = batch.starts
         return np.concatenate([batch.rows.token_ids[starts[row] : starts[row + 1]] for row in self.rows])
 
-    def _row(self, batch: LogBatch, place: int) -> NewRow:
+    def _row(self, batch: LogBatch, place: int, prompts: Mapping[int, int]) -> NewRow:
         row = self.rows[place]
         logprobs = self.logprobs.get(place)
         return NewRow(
@@ -138,4 +148,5 @@ class RowSelection:
             text=self.texts[place],
             end=self.ends.get(place),
             logprobs=None if logprobs is None else logprobs[0],
+            num_prompt_tokens=prompts.get(row, 0),
         )

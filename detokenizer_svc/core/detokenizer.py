@@ -242,9 +242,10 @@ class Detokenizer:
             else:
                 self._take(effects, selection, sequence, batch, row)
         self._stats.num_tokens += num_plain
+        prompts = {row: sequences[row].request.num_prompt_tokens for row in batch.first_rows()}
         for route, selection in selections.items():
             if selection.rows and gives_texts:
-                effects.texts[route] = selection.text_rows(batch)
+                effects.texts[route] = selection.text_rows(batch, prompts)
         return effects
 
     def attach(self, request_id: bytes, route: bytes, offsets: SequenceOf[Offset] = ()) -> Effects:
@@ -350,6 +351,7 @@ class Detokenizer:
             text=text,
             end=sequence.end,
             logprobs=sequence.logprobs,
+            num_prompt_tokens=sequence.request.num_prompt_tokens,
         )
         if not finish and sequence.end is not None:
             effects.cancels.append(Cancellation(new.request_id, new.sequence))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.domain.plan import Logprobs
+from penstock.domain.plan import U32, Logprobs
 from penstock.domain.rows import TokenLogprob
 
 Top = Sequence[tuple[int, float, bytes]]  # alternatives of a token: id, natural log, bytes
@@ -17,11 +17,14 @@ _NAN = float("nan")
 class LogprobLog:
     """The columns of `penstock.domain.plan.Logprobs` and the bytes of the tokens; NaN where none was asked for."""
 
-    __slots__ = ("_sampled", "_sampled_bytes", "_top_bytes", "_top_ends", "_top_ids", "_top_logprobs")
+    __slots__ = (
+        *("_sampled", "_sampled_bytes", "_text_offsets", "_top_bytes", "_top_ends", "_top_ids", "_top_logprobs"),
+    )
 
     def __init__(self) -> None:
         self._sampled = array("f")
         self._sampled_bytes: list[bytes] = []
+        self._text_offsets = array("I")  # characters of text that are complete before each token
         self._top_ends = array("I", (0,))  # where the alternatives of each token end
         self._top_ids = array("I")
         self._top_logprobs = array("f")
@@ -30,10 +33,11 @@ class LogprobLog:
     def __len__(self) -> int:
         return len(self._sampled)
 
-    def append(self, sampled: float, sampled_bytes: bytes, top: Top = ()) -> None:
-        """Adds one token: natural logs, alternatives (id, logprob, bytes) the most likely first."""
+    def append(self, sampled: float, sampled_bytes: bytes, top: Top = (), text_offset: int = 0) -> None:
+        """Adds one token: natural logs, alternatives (id, logprob, bytes) the most likely first; characters before."""
         self._sampled.append(sampled)
         self._sampled_bytes.append(sampled_bytes)
+        self._text_offsets.append(text_offset)
         for token_id, logprob, token_bytes in top:
             self._top_ids.append(token_id)
             self._top_logprobs.append(logprob)
@@ -51,6 +55,7 @@ class LogprobLog:
         moved = len(self._top_ids) - first
         self._sampled += source._sampled[start:stop]
         self._sampled_bytes += source._sampled_bytes[start:stop]
+        self._text_offsets += source._text_offsets[start:stop]
         self._top_ids += source._top_ids[first:last]
         self._top_logprobs += source._top_logprobs[first:last]
         self._top_bytes += source._top_bytes[first:last]
@@ -69,6 +74,10 @@ class LogprobLog:
         """The bytes of every sampled token, then those of every alternative."""
         return self._sampled_bytes + self._top_bytes
 
+    def text_offsets(self) -> U32:
+        """u32[tokens]: characters of the sequence's text that are complete before each."""
+        return np.array(self._text_offsets, np.uint32)
+
     def token(self, index: int, token_id: int) -> TokenLogprob:
         """The logprob of one token."""
         top = self._top(index)
@@ -78,6 +87,7 @@ class LogprobLog:
             top=tuple((i, logprob) for i, logprob, _ in top),
             token_bytes=self._sampled_bytes[index],
             top_bytes=tuple(token_bytes for _, _, token_bytes in top),
+            text_offset=self._text_offsets[index],
         )
 
     def _top(self, token: int) -> Top:
@@ -100,8 +110,8 @@ class RowLogprobs:
         self._token_bytes = token_bytes
         self._top_ends = [0, *np.cumsum(logprobs.top_counts).tolist()]
 
-    def add_to(self, log: LogprobLog, token: int, token_id: int) -> None:
-        """Adds token `token` of the batch, which is `token_id`, to a log."""
+    def add_to(self, log: LogprobLog, token: int, token_id: int, text_offset: int) -> None:
+        """Adds token `token` of the batch, which is `token_id` and has so many characters before it, to a log."""
         sampled = float(self._logprobs.sampled[token])
         if math.isnan(sampled):
             log.pad(len(log) + 1)
@@ -113,4 +123,5 @@ class RowLogprobs:
             sampled,
             self._token_bytes(token_id),
             [(i, logprob, self._token_bytes(i)) for i, logprob in zip(top_ids, top_logprobs, strict=True)],
+            text_offset,
         )

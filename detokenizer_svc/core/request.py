@@ -69,6 +69,7 @@ class FinishedRequest:
                 text=sequence.text,
                 end=sequence.end,
                 logprobs=sequence.logprobs,
+                num_prompt_tokens=self.usage.num_prompt_tokens,
             )
             for index, sequence in enumerate(self.sequences)
         ]

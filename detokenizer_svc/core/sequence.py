@@ -59,6 +59,7 @@ class Sequence:
     __slots__ = (
         "_decoder",
         "_is_plain",
+        "_num_decoded",
         "_state",
         "_stops",
         "chain",
@@ -82,6 +83,7 @@ class Sequence:
         self.chain = chain.CHAIN_START
         self.parts: list[str] = []  # of its text
         self.num_chars = 0
+        self._num_decoded = 0  # characters that its tokens made certain, held back or not; counted for logprobs
         self.end: SequenceEnd | None = None
         self.told: Told | None = None
         self.logprobs = LogprobLog() if request.wants_logprobs else None
@@ -123,14 +125,17 @@ class Sequence:
         state = self._state
         stop: str | None = None
         for i, token_id in enumerate(arrival.token_ids):
+            text_offset = self._num_decoded
             if i != hidden:
                 piece, state = self._decoder.step(state, token_id)
+                if self.logprobs is not None:
+                    self._num_decoded += len(piece)
                 if self._stops is not None:
                     piece, stop = self._stops.feed(piece, search=len(self.token_ids) >= self.request.min_tokens)
                 parts.append(piece)
             self.token_ids.append(token_id)
             if self.logprobs is not None and arrival.logprobs is not None:
-                arrival.logprobs.add_to(self.logprobs, arrival.first_token + i, token_id)
+                arrival.logprobs.add_to(self.logprobs, arrival.first_token + i, token_id, text_offset)
             elif self.logprobs is not None:
                 self.logprobs.pad(len(self.token_ids))
             if stop is not None:
@@ -192,6 +197,7 @@ class Sequence:
             text=self.text(text_offset),
             end=self.end,
             logprobs=self.logprobs,
+            num_prompt_tokens=self.request.num_prompt_tokens,
         )
 
     def _diverged(self, offset: Offset) -> NewRow:

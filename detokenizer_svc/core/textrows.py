@@ -42,6 +42,7 @@ class TextRows:
     texts: list[str]
     ends: dict[int, SequenceEnd] = field(default_factory=dict)  # by row
     logprobs: LogprobLog | None = None  # of all tokens above, NaN where none was asked for; None: nobody asked
+    prompts: dict[int, int] = field(default_factory=dict)  # by row that begins its sequence: tokens of the prompt
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -66,6 +67,7 @@ class TextRows:
                 stop_reason=end.stop_reason,
                 error=end.error,
                 usage=end.usage,
+                num_prompt_tokens=self.prompts.get(row, 0),
             )
             start = stop
 
@@ -89,6 +91,7 @@ class NewRow:
     text: str
     end: SequenceEnd | None = None
     logprobs: LogprobLog | None = None  # of the whole sequence, from its first token on
+    num_prompt_tokens: int = 0  # of its request; told if the row begins the sequence
 
 
 def merge_logprobs(counts: list[int], logs: dict[int, tuple[LogprobLog, int]]) -> LogprobLog:
@@ -119,4 +122,5 @@ def text_rows(rows: list[NewRow]) -> TextRows:
         texts=[row.text for row in rows],
         ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
         logprobs=merge_logprobs(counts, logs) if logs else None,
+        prompts={i: row.num_prompt_tokens for i, row in enumerate(rows) if not row.token_offset},
     )

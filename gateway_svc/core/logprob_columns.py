@@ -21,6 +21,7 @@ class LogprobColumns:
         top_logprobs: bytes,
         byte_counts: bytes,
         token_bytes: bytes,
+        text_offsets: bytes,
     ) -> None:
         """Checks that the columns fit together.
 
@@ -35,9 +36,13 @@ class LogprobColumns:
         num_bytes = np.frombuffer(byte_counts, "<u4")
         self._byte_ends: list[int] = [0, *np.cumsum(num_bytes).tolist()]
         self._bytes = token_bytes
+        self._text_offsets: list[int] = np.frombuffer(text_offsets, "<u4").tolist()
         num_top = self._ends[-1]
-        lengths = (len(self._sampled), len(counts), len(self._top_ids), len(self._top_logprobs), len(num_bytes))
-        if lengths != (num_tokens, num_tokens, num_top, num_top, num_tokens + num_top):
+        lengths = (
+            *(len(self._sampled), len(counts), len(self._text_offsets)),
+            *(len(self._top_ids), len(self._top_logprobs), len(num_bytes)),
+        )
+        if lengths != (num_tokens, num_tokens, num_tokens, num_top, num_top, num_tokens + num_top):
             raise ValueError(f"logprob columns of {lengths} values for {num_tokens} tokens")
         if self._byte_ends[-1] != len(self._bytes):
             raise ValueError(f"{len(self._bytes)} bytes of tokens where {self._byte_ends[-1]} were counted")
@@ -60,6 +65,7 @@ class LogprobColumns:
             top=tuple(zip(self._top_ids[first:last], self._top_logprobs[first:last], strict=True)),
             token_bytes=self._piece(token),
             top_bytes=tuple(self._piece(num_tokens + index) for index in range(first, last)),
+            text_offset=self._text_offsets[token],
         )
 
     def _piece(self, index: int) -> bytes:

@@ -16,39 +16,39 @@ def _finite(logprob: float) -> float:
 def _label(token_id: int, token_bytes: bytes, *, as_ids: bool) -> str:
     """A completion's name of a token. Part of a character is written out in hex, so that no two share a name."""
     if as_ids:
-        return f"token_id:{token_id}"
+        return _id_label(token_id)
     try:
         return token_bytes.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-def completion_logprobs(
-    logprobs: Sequence[TokenLogprob], text_offset: int, *, as_ids: bool
-) -> tuple[dict[str, Any], int]:
-    """The four columns of a completion's `logprobs`, and the text offset behind them.
+def _id_label(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
-    As OpenAI has it, `top_logprobs` holds the sampled token too, even where it is none of the most likely.
-    """
-    tokens, offsets, top = [], [], []
-    for entry in logprobs:
-        label = _label(entry.token_id, entry.token_bytes, as_ids=as_ids)
-        tokens.append(label)
-        offsets.append(text_offset)
-        text_offset += len(entry.token_bytes.decode(errors="replace"))
-        alternatives = {
-            _label(token_id, token_bytes, as_ids=as_ids): _finite(logprob)
-            for (token_id, logprob), token_bytes in zip(entry.top, _top_bytes(entry), strict=True)
-        }
-        alternatives.setdefault(label, _finite(entry.logprob))
-        top.append(alternatives)
-    columns = {
-        "text_offset": offsets,
+
+def completion_logprobs(logprobs: Sequence[TokenLogprob], *, as_ids: bool) -> dict[str, Any]:
+    """The four columns of a completion's `logprobs`."""
+    return {
+        "text_offset": [entry.text_offset for entry in logprobs],
         "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
-        "tokens": tokens,
-        "top_logprobs": top,
+        "tokens": [_label(entry.token_id, entry.token_bytes, as_ids=as_ids) for entry in logprobs],
+        "top_logprobs": [_alternatives(entry, as_ids=as_ids) for entry in logprobs],
     }
-    return columns, text_offset
+
+
+def _alternatives(entry: TokenLogprob, *, as_ids: bool) -> dict[str, float]:
+    """The sampled token, as OpenAI has it even where it is none of the most likely, and then those.
+
+    Several tokens may have one text. The first of them, the sampled one before all, is named by it; the others by
+    their ids, so that none is lost.
+    """
+    found = {_label(entry.token_id, entry.token_bytes, as_ids=as_ids): _finite(entry.logprob)}
+    for (token_id, logprob), token_bytes in zip(entry.top, _top_bytes(entry), strict=True):
+        if token_id != entry.token_id:
+            label = _label(token_id, token_bytes, as_ids=as_ids)
+            found[_id_label(token_id) if label in found else label] = _finite(logprob)
+    return found
 
 
 def chat_logprobs(logprobs: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def chat_logprobs(logprobs: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str
 
 
 def _chat_token(token_id: int, token_bytes: bytes, logprob: float, *, as_ids: bool) -> dict[str, Any]:
-    label = f"token_id:{token_id}" if as_ids else token_bytes.decode(errors="replace")
+    label = _id_label(token_id) if as_ids else token_bytes.decode(errors="replace")
     return {"token": label, "logprob": _finite(logprob), "bytes": list(token_bytes)}
 
 

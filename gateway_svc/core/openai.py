@@ -10,7 +10,7 @@ import msgspec
 
 from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.unsupported import check_fields
-from penstock.domain.errors import invalid, unimplemented
+from penstock.domain.errors import invalid
 from penstock.domain.params import MAX_LOGPROBS, SamplingParams
 from penstock.domain.request import Prompt
 
@@ -44,7 +44,8 @@ class Ask:
     params: SamplingParams
     priority: int = 0
     stream: bool = False
-    include_usage: bool = False
+    include_usage: bool = False  # of a stream
+    continuous_usage: bool = False  # of a stream, in every chunk: so many tokens of its choice so far
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
     is_resumable: bool = False  # Penstock's `resumable`
     ignored_fields: tuple[str, ...] = ()
@@ -171,10 +172,13 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise invalid("stream_options is only allowed with stream=true", "stream_options")
-    if options is not None and options.continuous_usage_stats:
-        raise unimplemented("stream_options.continuous_usage_stats")
     if len(prompts) * params.n > MAX_CHOICES:
         raise invalid(f"prompts times n may be at most {MAX_CHOICES}, got {len(prompts)} times {params.n}", "n")
+    # As vLLM has it: usage in every chunk, and at the end unless `include_usage` is false; then there is none at all.
+    continuous_usage = bool(options and options.continuous_usage_stats)
+    include_usage = continuous_usage
+    if options is not None and options.include_usage is not None:
+        include_usage = options.include_usage
     priority = raw.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")
@@ -185,7 +189,8 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
         params=params,
         priority=priority,
         stream=bool(raw.stream),
-        include_usage=bool(options and options.include_usage),
+        include_usage=include_usage,
+        continuous_usage=include_usage and continuous_usage,
         tokens_as_ids=bool(raw.return_tokens_as_token_ids),
         is_resumable=bool(raw.resumable),
         ignored_fields=ignored,

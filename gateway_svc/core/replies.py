@@ -30,6 +30,7 @@ class ReplyHead:
     wants_logprobs: bool = False
     tokens_as_ids: bool = False
     include_usage: bool = False  # of a stream
+    continuous_usage: bool = False  # of a stream, in every chunk
 
 
 class Reply:
@@ -69,7 +70,7 @@ class Reply:
         else:
             choice["text"] = row.text
             if head.wants_logprobs:
-                logprobs, _ = completion_logprobs(row.logprobs, 0, as_ids=head.tokens_as_ids)
+                logprobs = completion_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         choice["logprobs"] = logprobs
         choice["finish_reason"] = FINISH_REASONS[row.finish]
         choice["stop_reason"] = row.stop_reason

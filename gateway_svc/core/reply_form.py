@@ -22,6 +22,7 @@ class ReplyForm:
     tokens_as_ids: bool = False
     include_usage: bool = False  # of a stream
     is_resumable: bool = False  # outlives its connection for a grace time
+    continuous_usage: bool = False  # of a stream, in every chunk
 
     @property
     def num_choices(self) -> int:
@@ -45,4 +46,5 @@ class ReplyForm:
             wants_logprobs=self.wants_logprobs,
             tokens_as_ids=self.tokens_as_ids,
             include_usage=self.include_usage,
+            continuous_usage=self.continuous_usage,
         )

@@ -1,6 +1,6 @@
 """Chunks of a streamed reply as server-sent events: byte templates made once a call, filled once a row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
@@ -13,12 +13,16 @@ from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
 
 DONE = b"data: [DONE]\n\n"
+_ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
 
 
 class SseFormat:
     """Writes the chunks of one call."""
 
-    __slots__ = ("_before_text", "_chat", "_head", "_ids", "_openings", "_prefix", "_text_offsets", "_without_end")
+    __slots__ = (
+        *("_before_text", "_chat", "_has_opened", "_head", "_ids", "_num_prompt_tokens", "_prefix"),
+        "_without_end",
+    )
 
     def __init__(
         self, head: ReplyHead, request_id: bytes, have: Sequence[SequenceState], *, with_ids: bool = False
@@ -36,8 +40,6 @@ class SseFormat:
         self._chat = head.form is Form.CHAT
         has_ids = with_ids and head.num_choices <= MAX_CHOICES_WITH_IDS
         self._ids = EventIds(request_id, have) if has_ids else None
-        # Of the next token, for a completion's logprobs. Inside a character, a client that comes back is some off.
-        self._text_offsets = [each.num_chars for each in have]
         kind = b"chat.completion.chunk" if self._chat else b"text_completion"
         self._prefix = b'data: {"id":%s,"object":"%s","created":%d,"model":%s,' % (
             encode(head.call_id),
@@ -48,15 +50,17 @@ class SseFormat:
         opens = b',"delta":{"content":' if self._chat else b',"text":'
         self._before_text = [self._choice_prefix(index) + opens for index in range(head.num_choices)]
         closes = b"}" if self._chat else b""
-        self._without_end = closes + b',"logprobs":null,"finish_reason":null}]' + self._suffix()
+        self._without_end = closes + b',"logprobs":null,"finish_reason":null}]'
+        if not head.continuous_usage:
+            self._without_end += self._suffix()
+        self._num_prompt_tokens = [0] * head.num_choices
         # A chat begins each choice with its role; a completion has no such chunk.
-        self._openings: list[bytes] = [b""] * head.num_choices
-        if self._chat:
-            role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' + self._suffix()
-            self._openings = [
-                b"" if each.num_chars or each.finish else self._choice_prefix(index) + role
-                for index, each in enumerate(have)
-            ]
+        self._has_opened = [not self._chat or bool(each.num_chars or each.finish) for each in have]
+
+    def learn(self, choices: Iterable[int], num_prompt_tokens: int) -> None:
+        """Choices of one request have so many prompt tokens."""
+        for choice in choices:
+            self._num_prompt_tokens[choice] = num_prompt_tokens
 
     def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:
         """The event of a row, behind the choice's opening if it is its first; empty if there is nothing to tell yet.
@@ -70,16 +74,17 @@ class SseFormat:
             if not row.text:
                 return b""
             event = self._before_text[choice] + encode(row.text) + self._without_end
+            if self._head.continuous_usage:
+                event += self._suffix(choice, row)
         else:
             event = self._full(choice, row)
         if self._ids is not None:
             num_tokens, num_chars = row.token_offset + len(row.token_ids), row.text_offset + len(row.text)
             event = self._ids.after(choice, num_tokens, num_chars, chain, row.finish) + event
-        opening = self._openings[choice]
-        if opening:
-            self._openings[choice] = b""
-            return opening + event
-        return event
+        if self._has_opened[choice]:
+            return event
+        self._has_opened[choice] = True
+        return self._choice_prefix(choice) + _ROLE + self._suffix(choice) + event
 
     def end(self, usages: Sequence[Usage]) -> bytes:
         """What stands behind the last chunk: the usage if it was asked for, and the end mark."""
@@ -90,31 +95,35 @@ class SseFormat:
     def _choice_prefix(self, index: int) -> bytes:
         return self._prefix + b'"choices":[{"index":%d' % index
 
-    def _suffix(self) -> bytes:
-        return b',"usage":null}\n\n' if self._head.include_usage else b"}\n\n"
+    def _suffix(self, choice: int = 0, row: TextRow | None = None) -> bytes:
+        """The end of a chunk; a choice whose usage is told so far has the tokens up to this row."""
+        if not self._head.continuous_usage:
+            return b',"usage":null}\n\n' if self._head.include_usage else b"}\n\n"
+        num_prompt, num_output = self._num_prompt_tokens[choice], 0
+        if row is not None:
+            num_output = row.token_offset + len(row.token_ids)
+        counts = (num_prompt, num_output, num_prompt + num_output)
+        return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
 
     def _full(self, choice: int, row: TextRow) -> bytes:
-        fields: dict[str, Any] = {"logprobs": self._logprobs(choice, row)}
+        fields: dict[str, Any] = {"logprobs": self._logprobs(row)}
         fields["finish_reason"] = FINISH_REASONS.get(row.finish)
         if row.finish:
             fields["stop_reason"] = row.stop_reason
         # Without the braces: they are those of the choice.
-        rest = b"," + encode(fields)[1:-1] + b"}]" + self._suffix()
+        rest = b"," + encode(fields)[1:-1] + b"}]" + self._suffix(choice, row)
         if not self._chat:
             return self._before_text[choice] + encode(row.text) + rest
         delta = {"content": row.text} if row.text or row.logprobs else {}
         return self._choice_prefix(choice) + b',"delta":' + encode(delta) + rest
 
-    def _logprobs(self, choice: int, row: TextRow) -> dict[str, Any] | None:
+    def _logprobs(self, row: TextRow) -> dict[str, Any] | None:
         if not self._head.wants_logprobs or not row.logprobs:
             return None
         as_ids = self._head.tokens_as_ids
         if self._chat:
             return chat_logprobs(row.logprobs, as_ids=as_ids)
-        columns, self._text_offsets[choice] = completion_logprobs(
-            row.logprobs, self._text_offsets[choice], as_ids=as_ids
-        )
-        return columns
+        return completion_logprobs(row.logprobs, as_ids=as_ids)
 
 
 def error_event(error: PenstockError) -> bytes:

@@ -3,11 +3,12 @@
 from gateway_svc.wire.clients import GrpcAsk, decode_generate, decode_offsets, deltas
 from gateway_svc.wire.operations import decode_worker, pipeline_status
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
-from gateway_svc.wire.requests import encode_header, encode_request
+from gateway_svc.wire.requests import count_prompt_tokens, encode_header, encode_request
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
 
 __all__ = [
     "GrpcAsk",
+    "count_prompt_tokens",
     "decode_finished",
     "decode_generate",
     "decode_offsets",

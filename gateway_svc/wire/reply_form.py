@@ -29,6 +29,7 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         tokens_as_ids=form.tokens_as_ids,
         include_usage=form.include_usage,
         resumable=form.is_resumable,
+        continuous_usage=form.continuous_usage,
     ).SerializeToString()
 
 
@@ -57,4 +58,5 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         tokens_as_ids=message.tokens_as_ids,
         include_usage=message.include_usage,
         is_resumable=message.resumable,
+        continuous_usage=message.continuous_usage,
     )

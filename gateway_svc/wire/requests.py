@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Header, Request
@@ -21,6 +22,14 @@ def encode_header(header: Header) -> bytes:
 def _encode_params(params: SamplingParams) -> bytes:
     """Those of most requests are the same."""
     return requests.encode_params(params).SerializeToString()
+
+
+def count_prompt_tokens(meta: bytes) -> int:
+    """Tokens of a prompt, from its penstock.v1.TokenizedPrompt; 0: it has none yet, or it cannot be read."""
+    try:
+        return len(requests_pb2.TokenizedPrompt.FromString(meta).token_ids) // 4
+    except DecodeError:  # the scheduler says so
+        return 0
 
 
 def encode_request(request: Request) -> bytes:

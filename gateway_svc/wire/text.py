@@ -43,6 +43,8 @@ def _rows(batch: text_pb2.TextBatch) -> list[TextRow]:
     end_rows = np.frombuffer(batch.end_rows, "<u4").tolist()
     ends = dict(zip(end_rows, batch.ends, strict=True))
     logprobs = _logprobs(batch.logprobs, len(token_ids)) if batch.HasField("logprobs") else None
+    first_rows = np.frombuffer(batch.first_rows, "<u4").tolist()
+    prompts = dict(zip(first_rows, np.frombuffer(batch.prompt_tokens, "<u4").tolist(), strict=True))
     rows = []
     start = 0
     for row, (sequence, token_offset, text_offset, chain, count, text) in enumerate(
@@ -61,6 +63,8 @@ def _rows(batch: text_pb2.TextBatch) -> list[TextRow]:
         new_ids = tuple(token_ids[start:stop])
         new_logprobs = logprobs.tokens(start, new_ids) if logprobs is not None else ()
         end = _end(ends[row]) if row in ends else {}
+        if row in prompts:
+            end["num_prompt_tokens"] = prompts[row]
         rows.append(TextRow(request_id, sequence, token_offset, text_offset, chain, new_ids, text, new_logprobs, **end))
         start = stop
     return rows
@@ -103,6 +107,7 @@ def _logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> LogprobCol
         top_logprobs=columns.top_logprobs,
         byte_counts=columns.byte_counts,
         token_bytes=columns.token_bytes,
+        text_offsets=columns.text_offsets,
     )
 
 
@@ -128,9 +133,8 @@ def decode_finished(request_id: bytes, payload: bytes) -> list[TextRow]:
             token_ids = tuple(np.frombuffer(each.token_ids, "<u4").tolist())
             reader = _logprobs(each.logprobs, len(token_ids)) if each.HasField("logprobs") else None
             logprobs = reader.tokens(0, token_ids) if reader else ()
-            rows.append(
-                TextRow(request_id, sequence, 0, 0, CHAIN_START, token_ids, each.text, logprobs, **_end(each.end))
-            )
+            ends = _end(each.end) | {"num_prompt_tokens": finished.usage.prompt_tokens}
+            rows.append(TextRow(request_id, sequence, 0, 0, CHAIN_START, token_ids, each.text, logprobs, **ends))
     except (DecodeError, ValueError, IndexError) as error:
         raise PoisonMessageError(f"not a FinishedRequest: {error}") from error
     return rows

@@ -47,6 +47,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
     token_bytes: bytes = b""  # what the token stands for; may be a part of a character; filled by the detokenizer
     top_bytes: tuple[bytes, ...] = ()  # beside `top`
+    text_offset: int = 0  # characters of the text that are complete before it; filled by the detokenizer
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class TextRow:
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
     error: RequestError | None = None
     usage: Usage | None = None  # with the last row of the request's last sequence: totals of the request
+    num_prompt_tokens: int = 0  # of the request; told with a row that begins its sequence
 
 
 def unstarted_rows(request_id: bytes, num_sequences: int, error: RequestError | None) -> TokenRows:

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\x94\x01\n\x06Header\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x17\n\x0f\x61rrival_unix_ns\x18\x04 \x01(\x04\x12\x18\n\x10\x64\x65\x61\x64line_unix_ns\x18\x05 \x01(\x04\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"e\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.penstock.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x86\x01\n\x0eLogprobColumns\x12\x0f\n\x07sampled\x18\x01 \x01(\x0c\x12\x12\n\ntop_counts\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62yte_counts\x18\x05 \x01(\x0c\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x0c\"/\n\x06Origin\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x14\n\x0csent_unix_ns\x18\x02 \x01(\x04*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x97\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04*\x98\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x04\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x05\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x06\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x07\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x08\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\n\x12 \n\x1c\x45RROR_CODE_REQUEST_TOO_LARGE\x10\x0b\x12#\n\x1f\x45RROR_CODE_IDEMPOTENCY_CONFLICT\x10\x0c\x12\x1e\n\x1a\x45RROR_CODE_STREAM_DIVERGED\x10\r\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x0e\x12\x1c\n\x18\x45RROR_CODE_UNIMPLEMENTED\x10\x0f\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\x10\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/common.proto\x12\x0bpenstock.v1\"\x94\x01\n\x06Header\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x17\n\x0f\x61rrival_unix_ns\x18\x04 \x01(\x04\x12\x18\n\x10\x64\x65\x61\x64line_unix_ns\x18\x05 \x01(\x04\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"e\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.penstock.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\routput_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x9c\x01\n\x0eLogprobColumns\x12\x0f\n\x07sampled\x18\x01 \x01(\x0c\x12\x12\n\ntop_counts\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\x12\x13\n\x0b\x62yte_counts\x18\x05 \x01(\x0c\x12\x13\n\x0btoken_bytes\x18\x06 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x07 \x01(\x0c\"/\n\x06Origin\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x14\n\x0csent_unix_ns\x18\x02 \x01(\x04*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\x97\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04*\x98\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x03\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x04\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x05\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x06\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x07\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x08\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\n\x12 \n\x1c\x45RROR_CODE_REQUEST_TOO_LARGE\x10\x0b\x12#\n\x1f\x45RROR_CODE_IDEMPOTENCY_CONFLICT\x10\x0c\x12\x1e\n\x1a\x45RROR_CODE_STREAM_DIVERGED\x10\r\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x0e\x12\x1c\n\x18\x45RROR_CODE_UNIMPLEMENTED\x10\x0f\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=560
-  _globals['_FINISHREASON']._serialized_end=709
-  _globals['_CANCELREASON']._serialized_start=712
-  _globals['_CANCELREASON']._serialized_end=863
-  _globals['_ERRORCODE']._serialized_start=866
-  _globals['_ERRORCODE']._serialized_end=1402
+  _globals['_FINISHREASON']._serialized_start=582
+  _globals['_FINISHREASON']._serialized_end=731
+  _globals['_CANCELREASON']._serialized_start=734
+  _globals['_CANCELREASON']._serialized_end=885
+  _globals['_ERRORCODE']._serialized_start=888
+  _globals['_ERRORCODE']._serialized_end=1424
   _globals['_HEADER']._serialized_start=42
   _globals['_HEADER']._serialized_end=190
   _globals['_ERROR']._serialized_start=192
@@ -44,7 +44,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_start=295
   _globals['_USAGE']._serialized_end=371
   _globals['_LOGPROBCOLUMNS']._serialized_start=374
-  _globals['_LOGPROBCOLUMNS']._serialized_end=508
-  _globals['_ORIGIN']._serialized_start=510
-  _globals['_ORIGIN']._serialized_end=557
+  _globals['_LOGPROBCOLUMNS']._serialized_end=530
+  _globals['_ORIGIN']._serialized_start=532
+  _globals['_ORIGIN']._serialized_end=579
 # @@protoc_insertion_point(module_scope)

@@ -283,6 +283,7 @@ class LogprobColumns(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     BYTE_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    TEXT_OFFSETS_FIELD_NUMBER: _builtins.int
     sampled: _builtins.bytes
     """f32 per token: natural log of the sampled token's probability; NaN where none was asked for."""
     top_counts: _builtins.bytes
@@ -299,6 +300,10 @@ class LogprobColumns(_message.Message):
     """The bytes of those tokens, one after the other: a special token's own text, a byte-level token's raw bytes (which
     may be a part of a character).
     """
+    text_offsets: _builtins.bytes
+    """Filled by the detokenizer only, as byte_counts. u32 per sampled token: characters (code points) of the sequence's
+    text that are complete before the token; a token without text of its own takes none.
+    """
     def __init__(
         self,
         *,
@@ -308,10 +313,11 @@ class LogprobColumns(_message.Message):
         top_logprobs: _builtins.bytes = ...,
         byte_counts: _builtins.bytes = ...,
         token_bytes: _builtins.bytes = ...,
+        text_offsets: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_counts", b"byte_counts", "sampled", b"sampled", "token_bytes", b"token_bytes", "top_counts", b"top_counts", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_counts", b"byte_counts", "sampled", b"sampled", "text_offsets", b"text_offsets", "token_bytes", b"token_bytes", "top_counts", b"top_counts", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

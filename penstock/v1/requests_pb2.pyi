@@ -145,6 +145,7 @@ class ReplyForm(_message.Message):
     TOKENS_AS_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_USAGE_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
+    CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -167,6 +168,8 @@ class ReplyForm(_message.Message):
     """Whether an event stream tells the usage."""
     resumable: _builtins.bool
     """Whether the requests outlive a broken connection for a grace time."""
+    continuous_usage: _builtins.bool
+    """Whether every chunk of an event stream tells the usage of its choice so far."""
     def __init__(
         self,
         *,
@@ -181,10 +184,11 @@ class ReplyForm(_message.Message):
         tokens_as_ids: _builtins.bool = ...,
         include_usage: _builtins.bool = ...,
         resumable: _builtins.bool = ...,
+        continuous_usage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_ns", b"arrival_unix_ns", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "request_ids", b"request_ids", "resumable", b"resumable", "seed", b"seed", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_ns", b"arrival_unix_ns", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "request_ids", b"request_ids", "resumable", b"resumable", "seed", b"seed", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

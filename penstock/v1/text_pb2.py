@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/text.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xb0\x02\n\tTextBatch\x12#\n\x06origin\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Origin\x12\x13\n\x0brequest_ids\x18\x02 \x01(\x0c\x12\x11\n\tsequences\x18\x03 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x04 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63hains\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x07 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x08 \x01(\x0c\x12\r\n\x05texts\x18\t \x03(\t\x12-\n\x08logprobs\x18\n \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12\x10\n\x08\x65nd_rows\x18\x0b \x01(\x0c\x12&\n\x04\x65nds\x18\x0c \x03(\x0b\x32\x18.penstock.v1.SequenceEnd\"\xbd\x01\n\x0bSequenceEnd\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Error\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.penstock.v1.UsageB\r\n\x0bstop_reason\"\x8b\x01\n\x0f\x46inishedRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Header\x12\x30\n\tsequences\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.FinishedSequence\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Usage\"\x89\x01\n\x10\x46inishedSequence\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12-\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x18.penstock.v1.SequenceEnd\"L\n\rAttachOffsets\x12\x15\n\rtoken_offsets\x18\x01 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63hains\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/text.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xdb\x02\n\tTextBatch\x12#\n\x06origin\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Origin\x12\x13\n\x0brequest_ids\x18\x02 \x01(\x0c\x12\x11\n\tsequences\x18\x03 \x01(\x0c\x12\x15\n\rtoken_offsets\x18\x04 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63hains\x18\x06 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x07 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x08 \x01(\x0c\x12\r\n\x05texts\x18\t \x03(\t\x12-\n\x08logprobs\x18\n \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12\x10\n\x08\x65nd_rows\x18\x0b \x01(\x0c\x12&\n\x04\x65nds\x18\x0c \x03(\x0b\x32\x18.penstock.v1.SequenceEnd\x12\x12\n\nfirst_rows\x18\r \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x0e \x01(\x0c\"\xbd\x01\n\x0bSequenceEnd\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x02 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12!\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Error\x12!\n\x05usage\x18\x05 \x01(\x0b\x32\x12.penstock.v1.UsageB\r\n\x0bstop_reason\"\x8b\x01\n\x0f\x46inishedRequest\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Header\x12\x30\n\tsequences\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.FinishedSequence\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.penstock.v1.Usage\"\x89\x01\n\x10\x46inishedSequence\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12-\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12%\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x18.penstock.v1.SequenceEnd\"L\n\rAttachOffsets\x12\x15\n\rtoken_offsets\x18\x01 \x01(\x0c\x12\x14\n\x0ctext_offsets\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63hains\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.text_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TEXTBATCH']._serialized_start=66
-  _globals['_TEXTBATCH']._serialized_end=370
-  _globals['_SEQUENCEEND']._serialized_start=373
-  _globals['_SEQUENCEEND']._serialized_end=562
-  _globals['_FINISHEDREQUEST']._serialized_start=565
-  _globals['_FINISHEDREQUEST']._serialized_end=704
-  _globals['_FINISHEDSEQUENCE']._serialized_start=707
-  _globals['_FINISHEDSEQUENCE']._serialized_end=844
-  _globals['_ATTACHOFFSETS']._serialized_start=846
-  _globals['_ATTACHOFFSETS']._serialized_end=922
+  _globals['_TEXTBATCH']._serialized_end=413
+  _globals['_SEQUENCEEND']._serialized_start=416
+  _globals['_SEQUENCEEND']._serialized_end=605
+  _globals['_FINISHEDREQUEST']._serialized_start=608
+  _globals['_FINISHEDREQUEST']._serialized_end=747
+  _globals['_FINISHEDSEQUENCE']._serialized_start=750
+  _globals['_FINISHEDSEQUENCE']._serialized_end=887
+  _globals['_ATTACHOFFSETS']._serialized_start=889
+  _globals['_ATTACHOFFSETS']._serialized_end=965
 # @@protoc_insertion_point(module_scope)

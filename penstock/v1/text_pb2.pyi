@@ -39,6 +39,8 @@ class TextBatch(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     END_ROWS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    FIRST_ROWS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per row: the request."""
     sequences: _builtins.bytes
@@ -55,6 +57,10 @@ class TextBatch(_message.Message):
     """u32 per token, row after row."""
     end_rows: _builtins.bytes
     """u32 per end: the row whose sequence ends with it."""
+    first_rows: _builtins.bytes
+    """u32 per row that begins its sequence (token offset 0): which row it is. For gateways that tell usage as they go."""
+    prompt_tokens: _builtins.bytes
+    """u32 beside first_rows: tokens of the request's prompt; 0 where it was rejected before it had any."""
     @_builtins.property
     def origin(self) -> _common_pb2.Origin:
         """The detokenizer's session and the time of sending."""
@@ -86,10 +92,12 @@ class TextBatch(_message.Message):
         logprobs: _common_pb2.LogprobColumns | None = ...,
         end_rows: _builtins.bytes = ...,
         ends: _abc.Iterable[Global___SequenceEnd] | None = ...,
+        first_rows: _builtins.bytes = ...,
+        prompt_tokens: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "counts", b"counts", "end_rows", b"end_rows", "ends", b"ends", "logprobs", b"logprobs", "origin", b"origin", "request_ids", b"request_ids", "sequences", b"sequences", "text_offsets", b"text_offsets", "texts", b"texts", "token_ids", b"token_ids", "token_offsets", b"token_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "counts", b"counts", "end_rows", b"end_rows", "ends", b"ends", "first_rows", b"first_rows", "logprobs", b"logprobs", "origin", b"origin", "prompt_tokens", b"prompt_tokens", "request_ids", b"request_ids", "sequences", b"sequences", "text_offsets", b"text_offsets", "texts", b"texts", "token_ids", b"token_ids", "token_offsets", b"token_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,7 +149,10 @@ def text_batch() -> text_pb2.TextBatch:
             top_logprobs=np.array([-0.5], "<f4").tobytes(),
             byte_counts=np.array([0, 1, 2, 1], "<u4").tobytes(),
             token_bytes=b"pqrs",
+            text_offsets=np.array([0, 6, 8], "<u4").tobytes(),
         ),
+        first_rows=np.array([1], "<u4").tobytes(),
+        prompt_tokens=np.array([9], "<u4").tobytes(),
         end_rows=np.array([1], "<u4").tobytes(),
         ends=[end],
     )
@@ -164,11 +167,16 @@ def test_text_rows_are_read_column_by_column() -> None:
     entry = second.logprobs[0]
     assert (entry.logprob, entry.token_bytes, entry.top, entry.top_bytes) == (-1, b"p", ((13, -0.5),), (b"s",))
     assert second.logprobs[1].token_bytes == b"qr"
+    assert [entry.text_offset for entry in second.logprobs] == [6, 8]
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (0, 9)
 
 
 @pytest.mark.parametrize(
     "column",
-    ["request_ids", "sequences", "token_offsets", "text_offsets", "chains", "counts", "token_ids", "end_rows"],
+    [
+        *("request_ids", "sequences", "token_offsets", "text_offsets", "chains", "counts", "token_ids", "end_rows"),
+        *("first_rows", "prompt_tokens"),
+    ],
 )
 def test_a_column_of_another_length_is_poison(column: str) -> None:
     batch = text_batch()
@@ -177,7 +185,9 @@ def test_a_column_of_another_length_is_poison(column: str) -> None:
         wire.decode_text(batch.SerializeToString())
 
 
-@pytest.mark.parametrize("column", ["sampled", "top_counts", "top_ids", "top_logprobs", "byte_counts", "token_bytes"])
+@pytest.mark.parametrize(
+    "column", ["sampled", "top_counts", "top_ids", "top_logprobs", "byte_counts", "token_bytes", "text_offsets"]
+)
 def test_a_logprob_column_of_another_length_is_poison(column: str) -> None:
     batch = text_batch()
     setattr(batch.logprobs, column, getattr(batch.logprobs, column)[:-1])

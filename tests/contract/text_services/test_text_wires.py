@@ -194,7 +194,7 @@ def test_columns_that_do_not_fit_name_the_requests_they_concern(column: str, val
 def _log(*tokens: tuple[float, bytes, list[tuple[int, float, bytes]]]) -> LogprobLog:
     log = LogprobLog()
     for sampled, token_bytes, top in tokens:
-        log.append(sampled, token_bytes, top)
+        log.append(sampled, token_bytes, top, text_offset=3 * len(log))
     return log
 
 
@@ -210,7 +210,7 @@ _ROWS = [
         "xy",
         logprobs=_log((0.0, b"", []), (-0.5, b"x", [(6, -0.5, b"x"), (9, -3.0, b"\xe6")]), (-1.0, b"y", [])),
     ),
-    NewRow(b"c" * 16, 0, 0, 0, 1, [], "", SequenceEnd(FinishReason.STOP, "stop")),
+    NewRow(b"c" * 16, 0, 0, 0, 1, [], "", SequenceEnd(FinishReason.STOP, "stop"), num_prompt_tokens=77),
     NewRow(b"d" * 16, 0, 4, 4, 1, [3], "", SequenceEnd(FinishReason.STOP, 3, usage=Usage(1, 2, 3))),
     NewRow(
         b"e" * 16, 1, 0, 0, 1, [], "", SequenceEnd(FinishReason.ERROR, error=RequestError(ErrorCode.INTERNAL, "m", "p"))
@@ -224,6 +224,8 @@ def test_the_gateway_reads_the_text_that_the_detokenizer_wrote() -> None:
     assert sent_ns == 55
     assert read == list(rows.rows())
     assert read[1].logprobs[0].top_bytes == (b"x", b"\xe6")
+    assert [entry.text_offset for entry in read[1].logprobs] == [3, 6]
+    assert [row.num_prompt_tokens for row in read] == [0, 0, 77, 0, 0]
 
 
 def test_the_gateway_reads_the_result_that_the_detokenizer_wrote() -> None:

@@ -11,6 +11,7 @@ from tokenizers_under_test import byte_level, llama2
 
 from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer
 from detokenizer_svc.core.request import OpenRequest
+from detokenizer_svc.core.sequence import Offset
 from penstock.domain.errors import ErrorCode
 from penstock.domain.finish import FinishReason, RequestError, Usage
 from penstock.domain.params import TextOptions
@@ -268,6 +269,50 @@ def test_logprobs_travel_with_their_tokens() -> None:
     assert stored is not None
     assert stored.columns().top_ids.tolist() == [ids[0], 9, 10]
     assert stored.token_bytes()[0] == first.token_bytes
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_text_offsets_pass_over_what_has_no_text(at_once: bool, skips: bool) -> None:
+    """Split characters, skipped special tokens, and text that may be the beginning of a stop string."""
+    tokenizer = byte_level()
+    special = tokenizer.token_to_id("<|start|>")
+    snow, rest = tokenizer.encode("雪").ids, _ids("the mill")
+    assert len(snow) == 3
+    ids = [special, *snow, *rest, special]
+    texts = ["" if skips else "<|start|>", "", "", "雪", *(tokenizer.decode([each]) for each in rest)]
+    offsets = [sum(map(len, texts[:index])) for index in range(len(ids))]
+    request = opened(wants_logprobs=True, text=TextOptions(stop=("mill!",), skip_special_tokens=skips))
+    detokenizer = Detokenizer(tokenizer)
+    detokenizer.open(request, b"g")
+    log = Log(request)
+    for some in [ids] if at_once else [[each] for each in ids]:
+        log.add(0, some)
+    log.add(0, [], FinishReason.LENGTH)
+    zeros = np.zeros(len(ids), np.uint32)
+    logprobs = Logprobs(np.full(len(ids), -1, np.float32), zeros, zeros[:0], np.empty(0, np.float32))
+    effects = detokenizer.push(dataclasses.replace(log.batch(), logprobs=logprobs))
+    told = [entry.text_offset for row in effects.rows() for entry in row.logprobs]
+    assert told == offsets
+    stored = effects.retirements[0].result.sequences[0].logprobs
+    assert stored is not None
+    assert stored.text_offsets().tolist() == offsets
+
+
+def test_a_row_that_begins_its_sequence_tells_the_tokens_of_the_prompt() -> None:
+    detokenizer = Detokenizer(byte_level())
+    one, two = opened(n=2, num_prompt_tokens=9), opened(request_id=b"s" * 16, num_prompt_tokens=5)
+    for request in (one, two):
+        detokenizer.open(request, b"g")
+    ids = _ids("the mill")
+    log = Log(one).add(0, ids[:1])
+    log.join(Log(two).add(0, ids[:2]))
+    assert [row.num_prompt_tokens for row in detokenizer.push(log.batch()).rows()] == [9, 5]
+    log = Log(one).add(0, ids[:1]).add(0, ids[1:2]).add(1, ids[:1])  # the first comes again, for nothing
+    rows = list(detokenizer.push(log.batch()).rows())
+    assert [(row.sequence, row.num_prompt_tokens) for row in rows] == [(0, 0), (1, 9)]
+    again = detokenizer.attach(one.request_id, b"h", [Offset(0, 0), Offset(1, 0)])
+    assert [(row.sequence, row.num_prompt_tokens) for row in again.rows()] == [(0, 9)]
 
 
 def test_requests_stay_in_the_order_of_their_opening() -> None:

@@ -35,6 +35,8 @@ from servicekit.bus.calls import (
 
 SHARD = 0
 TTL_MS = 600_000
+NUM_PROMPT_TOKENS = 7
+META = requests_pb2.TokenizedPrompt(token_ids=bytes(4 * NUM_PROMPT_TOKENS))
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 3, 4
 
 
@@ -148,7 +150,9 @@ class Incoming:
 
     def usage(self) -> common_pb2.Usage:
         return common_pb2.Usage(
-            prompt_tokens=7, output_tokens=sum(len(each.token_ids) for each in self.spoken), cached_tokens=3
+            prompt_tokens=NUM_PROMPT_TOKENS,
+            output_tokens=sum(len(each.token_ids) for each in self.spoken),
+            cached_tokens=3,
         )
 
     def send(self, *rows: Row) -> None:
@@ -202,6 +206,8 @@ def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:
         texts=[row.text for row in rows],
         end_rows=np.array([i for i, row in enumerate(rows) if row.end], "<u4").tobytes(),
         ends=[row.end for row in rows if row.end],
+        first_rows=np.array([i for i, row in enumerate(rows) if not row.token_offset], "<u4").tobytes(),
+        prompt_tokens=np.array([NUM_PROMPT_TOKENS for row in rows if not row.token_offset], "<u4").tobytes(),
     )
     if any(row.logprobs for row in rows):
         message.logprobs.CopyFrom(_columns(rows))
@@ -220,6 +226,7 @@ def _columns(rows: tuple[Row, ...]) -> common_pb2.LogprobColumns:
         top_logprobs=np.array([logprob for entry in entries for _, logprob in entry.top], "<f4").tobytes(),
         byte_counts=np.array([len(piece) for piece in pieces], "<u4").tobytes(),
         token_bytes=b"".join(pieces),
+        text_offsets=np.array([entry.text_offset for entry in entries], "<u4").tobytes(),
     )
 
 
@@ -296,7 +303,7 @@ class ScriptedPipeline:
             for entry in self.call(ReadGroup(self.bus.keys.prompts, k.TOKENIZERS, b"script", 64)):
                 request_id = entry.fields[k.REQUEST]
                 if self.call(Fetch(request_id)) is not None:
-                    self.call(Tokenized(request_id, entry.entry_id, b"", time.time_ns()))
+                    self.call(Tokenized(request_id, entry.entry_id, META.SerializeToString(), time.time_ns()))
             claimed = self.call(Claim(self.sid, 64, SHARD))
             if claimed is None:  # the bus was restarted
                 self.call(Revalidate(self.sid, TTL_MS))
@@ -323,10 +330,10 @@ class ScriptedPipeline:
 def with_logprobs(request: Incoming) -> None:
     snow = "雪".encode()
     first = TokenLogprob(5, -0.5, ((5, -0.5), (6, -math.inf)), b"He", (b"He", b"Ho"))
-    half = TokenLogprob(7, -1.5, ((8, -0.25),), snow[:2], (b"x",))
-    rest = TokenLogprob(9, -2.0, ((9, -2.0),), snow[2:], (snow[2:],))
+    half = TokenLogprob(7, -1.5, ((8, -0.25),), snow[:2], (b"x",), text_offset=2)
+    rest = TokenLogprob(9, -2.0, ((9, -2.0),), snow[2:], (snow[2:],), text_offset=2)
     request.send(
         request.row("He", [5], logprobs=[first]),
     )
     request.send(request.row("雪", [7, 9], logprobs=[half, rest]))
-    request.send(request.row("", [2], logprobs=[TokenLogprob(2, -0.125, (), b"<eos>")], finish=STOP))
+    request.send(request.row("", [2], logprobs=[TokenLogprob(2, -0.125, (), b"<eos>", text_offset=3)], finish=STOP))

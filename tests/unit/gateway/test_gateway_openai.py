@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 
+import httpx
 import openai
 import pytest
+from naive_client import naive_events
 from running_gateway import RunningGateway
 from scripted_pipeline import LENGTH, STOP, Incoming, with_logprobs
+
+from penstock.domain.rows import TokenLogprob
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -64,6 +68,52 @@ def test_streamed_usage_is_null_until_the_last_chunk(client: openai.OpenAI) -> N
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (7, 2, 9)
+
+
+@pytest.mark.parametrize("form", ["chat", "completion"])
+def test_continuous_usage_is_that_of_each_choice_so_far(gateway: RunningGateway, form: str) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row("a", [1, 2]), request.row("b", sequence=1))
+        request.send(request.row("c"), request.row("", [], sequence=1, finish=STOP))
+        request.send(request.row("", [], finish=LENGTH))
+
+    gateway.pipeline.script = script
+    asked = {"chat": ("chat/completions", {"messages": MESSAGES}), "completion": ("completions", {"prompt": "x"})}
+    path, body = asked[form]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body |= {"model": "tiny", "n": 2, "stream": True, "stream_options": options}
+    with httpx.stream("POST", f"{gateway.url}/v1/{path}", json=body, timeout=60) as reply:
+        *chunks, last = naive_events(reply.iter_raw())
+    told: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == 7
+        assert usage["total_tokens"] == 7 + usage["completion_tokens"]
+        told[chunk["choices"][0]["index"]].append(usage["completion_tokens"])
+    role = [0] if form == "chat" else []
+    assert told == {0: [*role, 2, 3, 3], 1: [*role, 1, 1]}
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "in_chunks", "at_end"),
+    [
+        ({"continuous_usage_stats": True}, True, True),
+        ({"continuous_usage_stats": True, "include_usage": None}, True, True),
+        ({"continuous_usage_stats": True, "include_usage": False}, False, False),
+        ({"continuous_usage_stats": False, "include_usage": True}, False, True),
+        ({}, False, False),
+    ],
+)
+def test_usage_is_told_where_vllm_tells_it(
+    gateway: RunningGateway, options: dict[str, bool | None], in_chunks: bool, at_end: bool
+) -> None:
+    body = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": options}
+    with httpx.stream("POST", f"{gateway.url}/v1/completions", json=body, timeout=60) as reply:
+        chunks = naive_events(reply.iter_raw())
+    assert [bool(chunk.get("usage")) for chunk in chunks if chunk["choices"]] == [in_chunks] * 2
+    assert bool(chunks[-1].get("usage")) == at_end
 
 
 def test_plain_and_streamed_completion(gateway: RunningGateway, client: openai.OpenAI) -> None:
@@ -140,15 +190,27 @@ def test_completion_logprobs(gateway: RunningGateway, client: openai.OpenAI) -> 
     assert logprobs is not None
     assert logprobs.tokens == ["He", "bytes:\\xe9\\x9b", "bytes:\\xaa", "<eos>"]
     assert logprobs.token_logprobs == [-0.5, -1.5, -2.0, -0.125]
-    assert logprobs.text_offset == [0, 2, 3, 4]
+    assert logprobs.text_offset == [0, 2, 2, 3]
     assert logprobs.top_logprobs is not None
     assert logprobs.top_logprobs[0] == {"He": -0.5, "Ho": -9999.0}
-    assert logprobs.top_logprobs[1] == {"x": -0.25, "bytes:\\xe9\\x9b": -1.5}
+    assert list(logprobs.top_logprobs[1].items()) == [("bytes:\\xe9\\x9b", -1.5), ("x", -0.25)]
     offsets: list[int] = []
     for chunk in client.completions.create(model="tiny", prompt="x", logprobs=2, stream=True):
         assert chunk.choices[0].logprobs is not None
         offsets += chunk.choices[0].logprobs.text_offset or []
-    assert offsets == [0, 2, 3, 4]
+    assert offsets == [0, 2, 2, 3]
+
+
+def test_tokens_of_one_text_are_all_told_the_sampled_one_first(gateway: RunningGateway, client: openai.OpenAI) -> None:
+    top = ((4, -0.5), (6, -0.75), (5, -1.0), (8, -1.25))
+    twins = TokenLogprob(5, -1.0, top, b"a", (b"a", b"b", b"a", b"a"))
+    gateway.pipeline.script = lambda request: request.send(request.row("a", [5], logprobs=[twins], finish=STOP))
+    logprobs = client.completions.create(model="tiny", prompt="x", logprobs=4).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert list(logprobs.top_logprobs[0].items()) == [
+        ("a", -1.0), ("token_id:4", -0.5), ("b", -0.75), ("token_id:8", -1.25),
+    ]  # fmt: skip
 
 
 def test_tokens_can_be_named_by_their_ids(gateway: RunningGateway, client: openai.OpenAI) -> None:

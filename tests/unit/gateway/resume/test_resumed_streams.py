@@ -52,6 +52,20 @@ def test_it_goes_on_in_the_shape_and_with_the_usage_that_was_asked_for(
     assert heard.usage["completion_tokens"] == 4
 
 
+def test_continuous_usage_goes_on_where_it_was(gateway: RunningGateway, second: RunningGateway) -> None:
+    first = begun(gateway, "a", "b", stream_options={"continuous_usage_stats": True})
+    (request,) = gateway.pipeline.wait_for()
+    request.afterwards.append(lambda: request.say("c", "d"))
+    counts = []
+    with events(second, first) as (heard, lines):
+        for line in lines:
+            heard.take(line)
+            if heard.usage and line.startswith("data: {"):
+                counts.append((heard.usage["prompt_tokens"], heard.usage["completion_tokens"]))
+    assert heard.texts == ["cd"]
+    assert counts == [(7, 3), (7, 4), (7, 4)]
+
+
 def test_a_sample_that_had_ended_is_not_told_again(gateway: RunningGateway, other: RunningGateway) -> None:
     def script(request: Incoming) -> None:
         request.send(request.row("a", finish=STOP), request.row("x", sequence=1))
