@@ -1,6 +1,7 @@
 """OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.call import Call, Sink
+from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.auth import Door
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
@@ -158,12 +160,12 @@ class HttpApi:
     async def health(self, _request: Request) -> Response:
         """GET /health: whether the gateway makes progress, not only whether its process lives."""
         trouble = self.vitals.trouble()
-        return _json({"status": "stalled" if trouble else "ok", "reason": trouble}, 503 if trouble else 200)
+        return _state({"status": "stalled" if trouble else "ok", "reason": trouble}, is_good=not trouble)
 
     async def ready(self, _request: Request) -> Response:
         """GET /ready: whether the gateway takes new requests."""
         ready = self.vitals.is_ready()
-        return _json({"ready": ready}, 200 if ready else 503)
+        return _state({"ready": ready}, is_good=ready)
 
     async def metrics(self, _request: Request) -> Response:
         """GET /metrics, for Prometheus."""
@@ -360,6 +362,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _json(fields: dict[str, Any], status: int = 200) -> Response:
     return Response(encode(fields), status_code=status, media_type="application/json")
+
+
+def _state(fields: dict[str, Any], *, is_good: bool) -> Response:
+    response = _json(fields, 200 if is_good else 503)
+    if not is_good:
+        response.headers["retry-after"] = str(math.ceil(RETRY_AFTER_S))
+    return response
 
 
 def _model_fields(model: ServedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from gateway_svc.core.replies import Reply, encode, error_fields
 from gateway_svc.core.sse import SseFormat, error_event
 from gateway_svc.outlet import Outlet, Send
 from penstock.domain import chain as chains
-from penstock.domain.errors import PenstockError
+from penstock.domain.errors import Fault, PenstockError
 from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
 
@@ -24,6 +24,9 @@ def error_headers(error: PenstockError) -> Headers:
     headers: Headers = [(b"content-type", b"application/json")]
     if error.kind.http_status == _UNAUTHENTICATED:
         headers.append((b"www-authenticate", b"Bearer"))
+    if error.fault is not Fault.NOBODY:
+        # Clients go by the status and would send 409 and 500 again, some of them 400 too.
+        headers.append((b"x-should-retry", b"false"))
     if error.kind.http_status in _RETRY_STATUSES:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s or RETRY_AFTER_S)))
     return headers

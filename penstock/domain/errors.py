@@ -60,7 +60,7 @@ ERROR_KINDS: dict[ErrorCode, ErrorKind] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: ErrorKind(409, "ALREADY_EXISTS", "invalid_request_error", Fault.CALLER),
     ErrorCode.STREAM_DIVERGED: ErrorKind(500, "DATA_LOSS", "server_error", Fault.NOBODY),
     ErrorCode.PERMISSION_DENIED: ErrorKind(403, "PERMISSION_DENIED", "permission_error", Fault.CALLER),
-    ErrorCode.UNIMPLEMENTED: ErrorKind(501, "UNIMPLEMENTED", "invalid_request_error", Fault.CALLER),
+    ErrorCode.UNIMPLEMENTED: ErrorKind(400, "UNIMPLEMENTED", "invalid_request_error", Fault.CALLER),
     ErrorCode.SUPERSEDED: ErrorKind(409, "ABORTED", "invalid_request_error", Fault.CALLER),
 }
 

@@ -10,8 +10,10 @@ import pytest
 from running_gateway import RunningGateway
 from scripted_pipeline import CANCELLED, ERROR, Incoming
 
+from gateway_svc.core.admission import Limits
 from gateway_svc.core.openai import parse_chat, parse_completion
-from penstock.domain.errors import ErrorCode, PenstockError
+from gateway_svc.sinks import error_headers
+from penstock.domain.errors import ErrorCode, Fault, PenstockError
 from penstock.v1 import common_pb2
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -175,13 +177,63 @@ def test_errors_have_openais_shape(http: httpx.Client) -> None:
     reply = http.post("/v1/chat/completions", content=chat(model="gpt-5"))
     assert (reply.status_code, error_of(reply)["code"]) == (404, "model_not_found")
     reply = http.post("/v1/chat/completions", content=chat(tools=[{"type": "function"}]))
-    assert (reply.status_code, error_of(reply)["param"]) == (501, "tools")
+    assert (reply.status_code, error_of(reply)["param"], error_of(reply)["code"]) == (400, "tools", "unimplemented")
     reply = http.post("/v1/embeddings", content=b"{}")
     assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
     reply = http.get("/v1/completions")
     assert (reply.status_code, error_of(reply)["code"]) == (405, "invalid_argument")
     reply = http.post("/v1/completions", content=completion(), headers={"x-request-timeout-s": "-3"})
     assert (reply.status_code, error_of(reply)["param"]) == (400, "x-request-timeout-s")
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code is not ErrorCode.UNSPECIFIED])
+def test_what_must_not_be_sent_again_says_so_and_what_may_says_when(code: ErrorCode) -> None:
+    error = PenstockError(code, "why", retry_after_s=2.5)
+    headers = dict(error_headers(error))
+    assert (headers.get(b"x-should-retry") == b"false") == (error.fault is not Fault.NOBODY)
+    status = error.kind.http_status
+    assert headers.get(b"retry-after") == (b"3" if status in (429, 503) else None)
+    assert status != 501  # which clients send again
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "error"),
+    [
+        ({"tools": [{"type": "function"}]}, {}, openai.BadRequestError),
+        ({}, {"idempotency-key": "taken"}, openai.ConflictError),
+    ],
+)
+def test_openais_client_does_not_send_again_what_is_the_callers_fault(
+    gateway: RunningGateway, fields: dict[str, Any], headers: dict[str, str], error: type[openai.APIStatusError]
+) -> None:
+    sent: list[httpx.Request] = []
+    with (
+        httpx.Client(event_hooks={"request": [sent.append]}) as http,
+        openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=2, http_client=http) as client,
+    ):
+        taken = {"extra_headers": {"idempotency-key": "taken"}}
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **taken)
+        sent.clear()
+        with pytest.raises(error) as caught:
+            client.chat.completions.create(**CHAT, **fields, extra_headers=headers)
+    assert len(sent) == 1
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+def test_openais_client_comes_again_when_it_is_told_to(gateway: RunningGateway) -> None:
+    sent: list[httpx.Request] = []
+
+    def let_in(request: httpx.Request) -> None:
+        sent.append(request)
+        limits = Limits(max_streams=1 if len(sent) == 1 else 0)
+        gateway.service._reception._limits = limits
+
+    with (
+        httpx.Client(event_hooks={"request": [let_in]}) as http,
+        openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=1, http_client=http) as client,
+    ):
+        assert len(client.completions.create(model="tiny", prompt=["a", "b"]).choices) == 2
+    assert len(sent) == 2
 
 
 def test_an_oversized_body_is_refused_while_it_is_read(launch: Callable[..., RunningGateway]) -> None:
