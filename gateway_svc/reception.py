@@ -67,7 +67,7 @@ class Reception:
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
         try:
-            self._admit(len(requests), call.tenant)
+            self._admit(len(new), call.tenant)
             delivery.register(new)
             submitted = await self._outbox.submit(requests, form)
         except BaseException as error:
@@ -79,15 +79,21 @@ class Reception:
             served.submission = submission
         if submitted.refusal is not None:
             self._stats.outcomes[Outcome.REJECTED] += len(requests)
-            if is_idempotent and submitted.refusal.code is not ErrorCode.IDEMPOTENCY_CONFLICT:
+            waits = is_idempotent and submitted.refusal.code is not ErrorCode.IDEMPOTENCY_CONFLICT
+            if waits and submitted.created:  # for its client, which asks again; of nothing else is there anything here
                 delivery.detach(call)
             else:
                 for prompt in submitted.created:
                     self._outbox.cancel_later(call.served[prompt], CancelReason.CLIENT)
                 delivery.forget(call)
             raise submitted.refusal
-        if submitted.existing and is_idempotent:  # else it was this submit, sent again after an outage
-            await self._take_over(call, submitted.existing)
+        if call.is_over:  # who followed with the same key meanwhile has it now; this one was told
+            return call
+        if is_idempotent:  # else what exists was this submit, sent again after an outage
+            # An earlier call with this key is registered for what is not new, though it may have been refused.
+            mine = {each.prompt for each in new}.difference(submitted.existing)
+            if others := [prompt for prompt in range(len(requests)) if prompt not in mine]:
+                await self._take_over(call, others)
         self._begin(call)
         return call
 
@@ -97,7 +103,7 @@ class Reception:
         Raises:
             PenstockError: UNAVAILABLE, OVERLOADED: not now.
         """
-        self._admit(len(form.request_ids), tenant)
+        self._admit(sum(self._delivery.find(each) is None for each in form.request_ids), tenant)
         call = self._call(replace(form, is_resumable=True), tenant, sink, have)
         if form.continuous_usage:
             # The row that says it may have come to another connection.

@@ -33,6 +33,8 @@ def admit(
 ) -> None:
     """Lets `num_new` requests in beside the `num_streams` that are being served, each for `mean_stream_s` of late.
 
+    Nothing new is let in where a client comes back to what is being served.
+
     Raises:
         PenstockError: UNAVAILABLE while draining or without the bus, OVERLOADED beyond a bound.
     """
@@ -42,13 +44,13 @@ def admit(
         raise PenstockError(
             ErrorCode.UNAVAILABLE, "the gateway cannot reach its Redis server at the moment; send the request again"
         )
-    if limits.max_streams and num_streams + num_new > limits.max_streams:
+    if num_new and limits.max_streams and num_streams + num_new > limits.max_streams:
         raise PenstockError(
             ErrorCode.OVERLOADED,
             f"this gateway serves {num_streams} requests and takes at most {limits.max_streams}; send it again later",
             retry_after_s=retry_after_s(mean_stream_s * num_new / max(num_streams, 1)),
         )
-    if limits.max_tenants and num_other_tenants >= limits.max_tenants:
+    if num_new and limits.max_tenants and num_other_tenants >= limits.max_tenants:
         raise PenstockError(
             ErrorCode.OVERLOADED,
             f"this gateway serves {num_other_tenants} other tenants and takes at most {limits.max_tenants}; send it "

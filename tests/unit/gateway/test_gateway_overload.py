@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,25 @@ def test_a_gateway_with_all_its_streams_says_when_one_may_end() -> None:
     assert caught.value.retry_after_s == 5.0
     assert retry_after_s(0.0) == 1.0
     assert retry_after_s(1e9) == MAX_RETRY_AFTER_S
+
+
+@pytest.mark.parametrize(
+    ("num_streams", "num_new", "is_let_in"), [(0, 2, True), (1, 1, True), (2, 0, True), (1, 2, False), (2, 1, False)]
+)
+def test_a_gateway_serves_as_many_streams_as_it_may_and_no_more(
+    num_streams: int, num_new: int, is_let_in: bool
+) -> None:
+    with nullcontext() if is_let_in else pytest.raises(PenstockError, match="at most 2"):
+        admit(Limits(2), num_streams=num_streams, num_new=num_new, draining=False, connected=True)
+
+
+def test_the_last_stream_that_fits_is_served_and_the_next_one_refused(launch: Launch) -> None:
+    gateway = launch(max_streams=2)
+    gateway.pipeline.script = lambda request: None
+    with gateway.post(BODY), gateway.post(BODY):
+        gateway.pipeline.wait_for(2)
+        assert httpx.post(f"{gateway.url}/v1/completions", json=BODY).status_code == 429
+    assert len(gateway.pipeline.incoming) == 2
 
 
 def test_a_message_beyond_what_grpc_takes_is_too_large_to_our_client(launch: Launch) -> None:

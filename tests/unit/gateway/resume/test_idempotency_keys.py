@@ -1,10 +1,18 @@
 """Requests that are sent again with their idempotency key."""
 
+from collections.abc import Sequence
+
 import httpx
 import pytest
-from returning_clients import BODY, KEY, begun, hear, streaming
+from returning_clients import BODY, KEY, Launch, begun, events, hear, silent, streaming
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import STOP
+
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.outbox import Submitted
+from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.domain.request import Request
+from servicekit.bus.calls import Bounds
 
 
 def test_a_retried_stream_is_the_same_request(gateway: RunningGateway, second: RunningGateway) -> None:
@@ -60,6 +68,63 @@ def test_another_body_with_the_same_key_is_a_conflict_and_disturbs_nobody(
         gateway.pipeline.wait_for()[0].say("b")
         hear(first, lines)
     assert (first.texts, first.is_done) == (["ab"], True)
+
+
+@pytest.mark.parametrize("prompts", [["x"], ["x", "y"]], ids=["nothing was taken", "one of two was taken"])
+def test_a_refused_call_can_be_sent_again(launch: Launch, prompts: list[str]) -> None:
+    gateway = launch(max_waiting=len(prompts))
+    gateway.pipeline.script = silent
+    with gateway.post(BODY):
+        gateway.pipeline.wait_for()
+        with streaming(gateway, headers=KEY, prompt=prompts) as (refused, _):
+            assert (refused.status, refused.error) == (429, "overloaded")
+        for request in gateway.pipeline.wait_for(len(prompts))[1:]:  # it was taken before the other was refused
+            request.afterwards.append(lambda request=request: request.say("a"))
+        gateway.pipeline.script = lambda request: request.say("a")
+        gateway.service._delivery.outbox._bounds_of_nobody = Bounds()
+        with streaming(gateway, headers=KEY, prompt=prompts) as (heard, lines):
+            hear(heard, lines)
+    assert (heard.status, heard.texts, heard.is_done) == (200, ["a"] * len(prompts), True)
+    assert len(gateway.pipeline.incoming) == 1 + len(prompts)
+
+
+@pytest.mark.parametrize("was_taken", [False, True])
+def test_a_call_whose_submit_was_not_answered_can_be_sent_again(
+    gateway: RunningGateway, second: RunningGateway, was_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = gateway.service._delivery.outbox
+    submit = outbox.submit
+    gateway.pipeline.script = silent
+
+    async def unanswered(requests: Sequence[Request], form: ReplyForm) -> Submitted:
+        if was_taken:
+            await submit(requests, form)
+        monkeypatch.undo()
+        raise PenstockError(ErrorCode.UNAVAILABLE, "no answer came")
+
+    monkeypatch.setattr(outbox, "submit", unanswered)
+    with streaming(gateway, headers=KEY) as (refused, _):
+        assert (refused.status, refused.error) == (503, "unavailable")
+    gateway.pipeline.script = lambda request: request.say("a", "b")
+    for request in gateway.pipeline.wait_for() if was_taken else ():
+        request.afterwards.append(lambda request=request: request.say("a", "b"))
+    with streaming(second, headers=KEY) as (heard, lines):
+        hear(heard, lines)
+    assert (heard.status, heard.texts, heard.is_done) == (200, ["ab"], True)
+    assert len(gateway.pipeline.incoming) == 1
+
+
+def test_who_is_served_already_comes_back_to_a_full_gateway(launch: Launch) -> None:
+    gateway = launch(max_streams=1)
+    first = begun(gateway, "a", headers=KEY)
+    (request,) = gateway.pipeline.wait_for()
+    request.afterwards.append(lambda: request.send(request.row("b")))
+    with streaming(gateway, headers=KEY) as (heard, lines):
+        hear(heard, lines, lambda: heard.texts == ["ab"])
+        request.afterwards.append(lambda: request.say("c"))
+        with events(gateway, first) as (again, rest):
+            hear(again, rest)
+    assert (again.texts, again.is_done) == (["bc"], True)
 
 
 def test_a_request_with_a_key_waits_for_its_client(gateway: RunningGateway) -> None:
