@@ -86,6 +86,7 @@ class HttpApi:
     registry: CollectorRegistry
     max_body_bytes: int
     max_backlog_bytes: int
+    sse_keep_alive_s: float
     all_resumable: bool
     turnstile: Turnstile = field(default_factory=Turnstile)
 
@@ -147,7 +148,7 @@ class HttpApi:
         def begin(sink: Sink) -> Awaitable[Call]:
             return self.reception.resume(form, caller.tenant, sink, have)
 
-        return _CallReply(self.delivery, form, begin, _Stream(have, self.max_backlog_bytes, with_ids=True))
+        return _CallReply(self.delivery, form, begin, self._stream(have, with_ids=True))
 
     async def cancel(self, request: Request) -> Response:
         """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
@@ -220,8 +221,11 @@ class HttpApi:
         stream = None
         if ask.stream:
             with_ids = with_ids or form.is_resumable
-            stream = _Stream(_nothing(form), self.max_backlog_bytes, with_ids=with_ids)
+            stream = self._stream(_nothing(form), with_ids=with_ids)
         return _CallReply(self.delivery, form, begin, stream)
+
+    def _stream(self, have: Sequence[SequenceState], *, with_ids: bool) -> "_Stream":
+        return _Stream(have, self.max_backlog_bytes, self.sse_keep_alive_s, with_ids)
 
 
 def _direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:
@@ -252,6 +256,7 @@ class _Stream:
 
     have: Sequence[SequenceState]  # what the client has of each choice
     max_backlog_bytes: int
+    keep_alive_s: float
     with_ids: bool  # of events
 
 
@@ -285,11 +290,14 @@ class _CallReply:
         except PenstockError as error:
             await error_response(error, headers)(scope, receive, send)
             return
-        if isinstance(sink, SseSink):
+        if isinstance(sink, SseSink) and stream is not None:
             sink.refill = lambda: self._delivery.refill(call)
+            sink.keep_alive(stream.keep_alive_s)
         # Comes when the client has left, and when the reply is complete.
         while (await receive())["type"] != "http.disconnect":
             pass
+        if isinstance(sink, SseSink):
+            sink.close()
         self._delivery.close(call, CancelReason.CLIENT)
 
 

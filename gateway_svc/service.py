@@ -154,6 +154,7 @@ class GatewayService:
             registry=registry,
             max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
+            sse_keep_alive_s=self._settings.sse_keep_alive_s,
             all_resumable=self._settings.resumable,
         )
 

@@ -80,6 +80,13 @@ class GatewaySettings(ServiceSettings):
         default=256 * 1024,
         metadata={"help": "text kept for one slow client; what goes beyond it is fetched again later"},
     )
+    sse_keep_alive_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = field(
+        default=15.0,
+        metadata={
+            "help": "seconds of silence after which an event stream gets a comment, so that no proxy cuts it; a stream "
+            " without a token so far begins with it, and an error is an event from then on; 0: never"
+        },
+    )
 
     @property
     def bounds(self) -> Bounds:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.backlog import Backlog
 from gateway_svc.core.replies import Reply, encode, error_fields
-from gateway_svc.core.sse import SseFormat, error_event
+from gateway_svc.core.sse import KEEP_ALIVE, SseFormat, error_event
 from gateway_svc.outlet import Outlet, Send
 from penstock.domain import chain as chains
 from penstock.domain.errors import Fault, PenstockError
@@ -39,7 +39,11 @@ def _write_whole(outlet: Outlet, status: int, headers: Headers, body: bytes) -> 
 
 
 class SseSink:
-    """A streamed HTTP reply. Its status line waits for the first row: an early error has a status of its own."""
+    """A streamed HTTP reply.
+
+    Its status line waits for the first row, so that an early error has a status of its own, or for the first comment
+    that keeps a silent connection alive.
+    """
 
     def __init__(self, send: Send, form: SseFormat, n: int, headers: Headers, max_backlog_bytes: int) -> None:
         self._outlet = Outlet(send, self._drained)
@@ -48,13 +52,30 @@ class SseSink:
         self._headers = headers
         self._backlog = Backlog(max_backlog_bytes)
         self._started = False
+        self._is_over = False
         self._last: bytes | None = None  # what stands behind the backlog: the call is over
+        self._keep_alive_s = 0.0
+        self._written_s = 0.0  # when something was, by the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
         self.refill: Callable[[], None] = lambda: None
 
     @property
     def has_room(self) -> bool:
         """See `call.Sink`."""
         return not self._backlog.is_full
+
+    def keep_alive(self, seconds: float) -> None:
+        """Writes a comment where nothing was written for so long, until the reply ends or `close`; 0: never."""
+        if seconds and not self._is_over:
+            self._keep_alive_s = seconds
+            self._written_s = asyncio.get_running_loop().time()
+            self._look_again(seconds)
+
+    def close(self) -> None:
+        """No comments any more."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
         """See `call.Sink`."""
@@ -76,6 +97,7 @@ class SseSink:
 
     def fail(self, error: PenstockError) -> None:
         """An error status if nothing was sent yet, else an error event."""
+        self.close()
         if not self._started:
             headers = [*error_headers(error), *self._headers]
             _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
@@ -83,6 +105,7 @@ class SseSink:
         self._finish(lambda: error_event(error))
 
     def _finish(self, last: Callable[[], bytes]) -> None:
+        self.close()
         if self._outlet.blocked:
             self._last = self._rest() + last()
         else:
@@ -111,6 +134,21 @@ class SseSink:
             ]
             self._outlet.write({"type": "http.response.start", "status": 200, "headers": [*kind, *self._headers]})
         self._outlet.write({"type": "http.response.body", "body": data, "more_body": more})
+        if self._keep_alive_s:
+            self._written_s = asyncio.get_running_loop().time()
+
+    def _look_again(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """One timer for many events: to set it anew with each would take longer than to write down when it came."""
+        left_s = self._written_s + self._keep_alive_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            self._look_again(left_s)
+            return
+        if not self._outlet.blocked:  # else it is the client that is slow
+            self._write(KEEP_ALIVE, more=True)
+        self._look_again(self._keep_alive_s)
 
 
 class ReplySink:

@@ -13,6 +13,7 @@ from penstock.domain.finish import Usage
 from penstock.domain.rows import TextRow
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients pass over it
 _ROLE = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
 
 
