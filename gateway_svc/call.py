@@ -85,7 +85,18 @@ class Call:
     """What one client asked for: one request, or one for each of its prompts."""
 
     __slots__ = (
-        *("accepted_s", "deadline", "form", "grace", "is_over", "is_submitted", "num_open", "served", "sink"),
+        *(
+            "accepted_s",
+            "client_id",
+            "deadline",
+            "form",
+            "grace",
+            "is_over",
+            "is_submitted",
+            "num_open",
+            "served",
+            "sink",
+        ),
         "tenant",
     )
 
@@ -109,6 +120,7 @@ class Call:
         ]
         self.num_open = len(self.served)
         self.accepted_s = now_s
+        self.client_id = ""  # what the client calls it
         self.is_submitted = False
         self.is_over = False
         self.deadline: asyncio.TimerHandle | None = None

@@ -341,6 +341,7 @@ class Delivery:
                 _logger.debug(
                     "served",
                     request_id=format_request_id(served.request_id),
+                    client_request_id=served.call.client_id,
                     num_tokens=[sequence.num_tokens for sequence in served.stream.sequences],
                     finish=[sequence.finish.name for sequence in served.stream.sequences],
                 )

@@ -1,8 +1,7 @@
 """OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -11,41 +10,58 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gateway_svc.call import Call, Sink
-from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.auth import Door
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
-from gateway_svc.core.models import Catalogue, ServedModel
-from gateway_svc.core.openai import Ask, parse_chat, parse_completion
+from gateway_svc.core.models import Catalogue
+from gateway_svc.core.openai import Ask, parse_chat, parse_completion, refused_field
 from gateway_svc.core.recollection import request_fields
-from gateway_svc.core.replies import Reply, encode, error_fields
-from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import SequenceState
 from gateway_svc.delivery import Delivery
+from gateway_svc.http_calls import (
+    CallReply,
+    Stream,
+    check_content_type,
+    direct,
+    form_of,
+    id_headers,
+    nothing,
+    read_body,
+)
+from gateway_svc.http_replies import (
+    IGNORED_FIELDS_HEADER,
+    HttpError,
+    ignored_fields_header,
+    json_response,
+    model_fields,
+    on_error,
+    on_http_exception,
+    state_response,
+)
+from gateway_svc.ignored_fields import IgnoredFields
 from gateway_svc.intake import (
+    CLIENT_ID_HEADER,
     EVENT_IDS_HEADER,
     RESUMABLE_HEADER,
     TIMEOUT_HEADER,
     Intake,
+    parse_client_id,
     parse_switch,
     parse_timeout,
-    too_large_error,
 )
 from gateway_svc.reception import Reception
-from gateway_svc.sinks import ReplySink, SseSink, error_headers
 from gateway_svc.turnstile import Turnstile
 from penstock import __version__
 from penstock.domain import request as domain
 from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import CancelReason
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
 
@@ -56,8 +72,11 @@ _STATES = {
     RequestState.RUNNING: "running",
     RequestState.ENDED: "ended",
 }
-_SEND = "penstock.send"  # in a request's scope
-_STATUS_CODES = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.INVALID_ARGUMENT}
+# Of replies, for pages of other origins.
+_EXPOSED = (
+    *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
+    *("retry-after", "x-should-retry"),
+)
 
 
 class Vitals(Protocol):
@@ -87,13 +106,25 @@ class HttpApi:
     max_body_bytes: int
     max_backlog_bytes: int
     sse_keep_alive_s: float
+    strict_fields: bool
+    cors_origins: Sequence[str]
     all_resumable: bool
     turnstile: Turnstile = field(default_factory=Turnstile)
+    ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        return _direct(
-            self._starlette(), {"/v1/completions": self.completions, "/v1/chat/completions": self.chat_completions}
+        posted = {"/v1/completions": self.completions, "/v1/chat/completions": self.chat_completions}
+        app = direct(self._starlette(), posted)
+        if not self.cors_origins:
+            return app
+        # Around all of it; only what browsers send from pages of other origins passes through it.
+        return CORSMiddleware(
+            app,
+            allow_origins=self.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
         )
 
     def _starlette(self) -> Starlette:
@@ -102,15 +133,15 @@ class HttpApi:
             Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-            Route("/v1/requests/{request_id}", self.request, methods=["GET"]),
-            Route("/v1/requests/{request_id}", self.cancel, methods=["DELETE"]),
+            # One route of two methods: where neither is meant, `Allow` names both.
+            Route("/v1/requests/{request_id}", self.request, methods=["GET", "DELETE"]),
             Route("/v1/requests/{request_id}/events", self.events, methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
         ]
-        handlers: dict[Any, Any] = {PenstockError: _on_error, HTTPException: _on_http_exception}
+        handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, request: Request) -> ASGIApp:
@@ -124,49 +155,54 @@ class HttpApi:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         self.auth.authenticate(request.headers)
-        return _json({"object": "list", "data": [_model_fields(model) for model in self.catalogue().models]})
+        return json_response({"object": "list", "data": [model_fields(model) for model in self.catalogue().models]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
         self.auth.authenticate(request.headers)
-        return _json(_model_fields(self.catalogue().find(request.path_params["name"])))
+        return json_response(model_fields(self.catalogue().find(request.path_params["name"])))
 
     async def request(self, request: Request) -> Response:
-        """GET /v1/requests/{id}: where the request is and, for a while after its end, its reply or error."""
+        """GET /v1/requests/{id}: where the request is and, for a while after its end, its reply or error.
+
+        DELETE: it ends soon, and its client gets an error that says so, unless it has ended already.
+        """
         caller = self.auth.authenticate(request.headers)
-        found = await self.reception.recall(_request_id(request), caller.tenant)
-        return _json(request_fields(found.form, _STATES[found.state], found.rows))
+        request_id = _request_id(request)
+        if request.method == "DELETE":
+            return await self._cancel(request.path_params["request_id"], request_id, caller.tenant)
+        found = await self.reception.recall(request_id, caller.tenant)
+        return json_response(request_fields(found.form, _STATES[found.state], found.rows))
 
     async def events(self, request: Request) -> ASGIApp:
-        """GET /v1/requests/{id}/events: the stream of a request behind `Last-Event-ID`, without it from its start."""
+        """GET /v1/requests/{id}/events: the stream of a request after `Last-Event-ID`, without it from its start."""
+        if request.method == "HEAD":  # a look must not take the stream from who follows it
+            raise HttpError(405, "an event stream cannot be asked for its head alone", headers={"allow": "GET"})
         caller = self.auth.authenticate(request.headers)
+        client_id = parse_client_id(request.headers.get(CLIENT_ID_HEADER))
         form = await self.reception.form_of(_request_id(request), caller.tenant)
-        last, have = request.headers.get(LAST_EVENT_ID), _nothing(form)
+        last, have = request.headers.get(LAST_EVENT_ID), nothing(form)
         if last is not None:
             have = parse_event_id(last, form.request_ids[0], form.num_choices)
+        if is_debugging():
+            request_id = domain.format_request_id(form.request_ids[0])
+            _logger.debug("resumed", request_id=request_id, client_request_id=client_id)
 
         def begin(sink: Sink) -> Awaitable[Call]:
-            return self.reception.resume(form, caller.tenant, sink, have)
+            return self.reception.resume(form, caller.tenant, sink, have, client_id=client_id)
 
-        return _CallReply(self.delivery, form, begin, self._stream(have, with_ids=True))
-
-    async def cancel(self, request: Request) -> Response:
-        """DELETE /v1/requests/{id}: the request ends soon; its client gets an error that says so."""
-        caller = self.auth.authenticate(request.headers)
-        text = request.path_params["request_id"]
-        if not await self.reception.cancel(_request_id(request), caller.tenant):
-            raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
-        return _json({"id": text, "object": "request", "cancelled": True})
+        headers = id_headers(form.request_ids[0], client_id)
+        return CallReply(self.delivery, form, begin, self._stream(have, with_ids=True), headers)
 
     async def health(self, _request: Request) -> Response:
         """GET /health: whether the gateway makes progress, not only whether its process lives."""
         trouble = self.vitals.trouble()
-        return _state({"status": "stalled" if trouble else "ok", "reason": trouble}, is_good=not trouble)
+        return state_response({"status": "stalled" if trouble else "ok", "reason": trouble}, is_good=not trouble)
 
     async def ready(self, _request: Request) -> Response:
         """GET /ready: whether the gateway takes new requests."""
         ready = self.vitals.is_ready()
-        return _state({"ready": ready}, is_good=ready)
+        return state_response({"ready": ready}, is_good=ready)
 
     async def metrics(self, _request: Request) -> Response:
         """GET /metrics, for Prometheus."""
@@ -174,12 +210,21 @@ class HttpApi:
 
     async def version(self, _request: Request) -> Response:
         """GET /version."""
-        return _json({"version": __version__})
+        return json_response({"version": __version__})
+
+    async def _cancel(self, text: str, request_id: bytes, tenant: str) -> Response:
+        if await self.reception.has_ended(request_id, tenant):
+            return json_response({"id": text, "object": "request", "cancelled": False, "state": "ended"})
+        if not await self.reception.cancel(request_id, tenant):
+            raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
+        return json_response({"id": text, "object": "request", "cancelled": True})
 
     async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> ASGIApp:
         try:
             caller = self.auth.authenticate(request.headers)
+            check_content_type(request.headers)
             self.reception.expect()
+            client_id = parse_client_id(request.headers.get(CLIENT_ID_HEADER))
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
             resumable = parse_switch(RESUMABLE_HEADER, request.headers.get(RESUMABLE_HEADER))
             with_ids = parse_switch(EVENT_IDS_HEADER, request.headers.get(EVENT_IDS_HEADER))
@@ -188,6 +233,8 @@ class HttpApi:
             body = await read_body(request, self.max_body_bytes)
             await self.turnstile.enter()
             ask = parse(body)
+            if self.strict_fields and (refusal := refused_field(ask)) is not None:
+                raise refusal
             requests = self.intake.requests(
                 ask.prompts,
                 ask.params,
@@ -198,7 +245,7 @@ class HttpApi:
                 timeout_s=timeout_s,
                 idempotency_key=key,
             )
-            form = _form_of(ask, requests)
+            form = form_of(ask, requests)
             if key is not None:
                 form = await self.reception.agreed(form, caller.tenant)
             if resumable or ask.is_resumable or key is not None or self.all_resumable:
@@ -210,180 +257,25 @@ class HttpApi:
             _logger.debug(
                 "request",
                 request_id=domain.format_request_id(requests[0].header.request_id),
-                client_request_id=request.headers.get("x-request-id", "")[:64],
+                client_request_id=client_id,
                 num_requests=len(requests),
-                ignored_fields=ask.ignored_fields,
             )
+        headers = id_headers(requests[0].header.request_id, client_id)
+        if ask.ignored_fields:
+            headers.append(ignored_fields_header(ask.ignored_fields))
+            self.ignored_fields.note(ask.ignored_fields)
 
         def begin(sink: Sink) -> Awaitable[Call]:
-            return self.reception.open(requests, form, sink, is_idempotent=key is not None)
+            return self.reception.open(requests, form, sink, is_idempotent=key is not None, client_id=client_id)
 
         stream = None
         if ask.stream:
-            with_ids = with_ids or form.is_resumable
-            stream = self._stream(_nothing(form), with_ids=with_ids)
-        return _CallReply(self.delivery, form, begin, stream)
+            stream = self._stream(nothing(form), with_ids=with_ids or form.is_resumable)
+        return CallReply(self.delivery, form, begin, stream, headers)
 
-    def _stream(self, have: Sequence[SequenceState], *, with_ids: bool) -> "_Stream":
-        return _Stream(have, self.max_backlog_bytes, self.sse_keep_alive_s, with_ids)
-
-
-def _direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:
-    """Calls who answers a POST to some paths at once: Starlette's way there takes longer than most of what they do.
-
-    The server's own `send` is kept for event streams: to pass through what Starlette puts around it takes each event
-    longer than to be made.
-    """
-
-    async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_SEND] = send
-        answer = posted.get(scope["path"]) if scope.get("method") == "POST" else None
-        if answer is None:
-            await app(scope, receive, send)
-            return
-        try:
-            reply = await answer(Request(scope, receive))
-        except PenstockError as error:
-            reply = error_response(error)
-        await reply(scope, receive, send)
-
-    return called
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """How a call is streamed."""
-
-    have: Sequence[SequenceState]  # what the client has of each choice
-    max_backlog_bytes: int
-    keep_alive_s: float
-    with_ids: bool  # of events
-
-
-class _CallReply:
-    """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        form: ReplyForm,
-        begin: Callable[[Sink], Awaitable[Call]],
-        stream: _Stream | None,
-    ) -> None:
-        """A reply that is not begun; without a stream it is a plain one."""
-        self._delivery = delivery
-        self._form = form
-        self._begin = begin
-        self._stream = stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        form, stream = self._form, self._stream
-        headers = [(b"x-request-id", domain.format_request_id(form.request_ids[0]).encode())]
-        sink: SseSink | ReplySink
-        if stream is None:
-            sink = ReplySink(send, Reply(form.head), form.n, headers)
-        else:
-            sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
-            sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)
-        try:
-            call = await self._begin(sink)
-        except PenstockError as error:
-            await error_response(error, headers)(scope, receive, send)
-            return
-        if isinstance(sink, SseSink) and stream is not None:
-            sink.refill = lambda: self._delivery.refill(call)
-            sink.keep_alive(stream.keep_alive_s)
-        # Comes when the client has left, and when the reply is complete.
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if isinstance(sink, SseSink):
-            sink.close()
-        self._delivery.close(call, CancelReason.CLIENT)
-
-
-def _form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
-    first = requests[0]
-    return ReplyForm(
-        request_ids=tuple(each.header.request_id for each in requests),
-        n=ask.params.n,
-        form=ask.form,
-        model=first.model,
-        arrival_ns=first.header.arrival_ns,
-        deadline_ns=first.header.deadline_ns,
-        seed=first.header.seed,
-        wants_logprobs=ask.params.logprobs is not None,
-        tokens_as_ids=ask.tokens_as_ids,
-        include_usage=ask.include_usage,
-        continuous_usage=ask.continuous_usage,
-    )
-
-
-def _nothing(form: ReplyForm) -> list[SequenceState]:
-    return [SequenceState() for _ in range(form.num_choices)]
+    def _stream(self, have: Sequence[SequenceState], *, with_ids: bool) -> Stream:
+        return Stream(have, self.max_backlog_bytes, self.sse_keep_alive_s, with_ids)
 
 
 def _request_id(request: Request) -> bytes:
     return domain.parse_request_id(request.path_params["request_id"])
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body.
-
-    Raises:
-        PenstockError: REQUEST_TOO_LARGE, before more than that was read.
-    """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise too_large_error(max_bytes)
-    parts: list[bytes] = []
-    num_bytes = 0
-    async for part in request.stream():
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise too_large_error(max_bytes)
-        parts.append(part)
-    return b"".join(parts)
-
-
-def error_response(error: PenstockError, headers: list[tuple[bytes, bytes]] | None = None) -> Response:
-    """An error with its status and OpenAI's body."""
-    response = Response(encode(error_fields(error)), status_code=error.kind.http_status)
-    response.raw_headers = [*response.raw_headers, *error_headers(error), *(headers or [])]
-    if error.code is ErrorCode.REQUEST_TOO_LARGE:
-        # The rest of the body is not read.
-        response.raw_headers.append((b"connection", b"close"))
-    return response
-
-
-async def _on_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, PenstockError)
-    return error_response(error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = _STATUS_CODES.get(error.status_code, ErrorCode.INVALID_ARGUMENT)
-    response = error_response(PenstockError(code, f"{request.method} {request.url.path}: {error.detail}"))
-    response.status_code = error.status_code
-    return response
-
-
-def _json(fields: dict[str, Any], status: int = 200) -> Response:
-    return Response(encode(fields), status_code=status, media_type="application/json")
-
-
-def _state(fields: dict[str, Any], *, is_good: bool) -> Response:
-    response = _json(fields, 200 if is_good else 503)
-    if not is_good:
-        response.headers["retry-after"] = str(math.ceil(RETRY_AFTER_S))
-    return response
-
-
-def _model_fields(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created_s,
-        "owned_by": "penstock",
-        "max_model_len": model.max_model_len or None,
-    }

@@ -15,6 +15,8 @@ from penstock.domain.request import Header, Prompt, Request
 TIMEOUT_HEADER = "x-request-timeout-s"
 RESUMABLE_HEADER = "x-penstock-resumable"
 EVENT_IDS_HEADER = "x-penstock-event-ids"
+CLIENT_ID_HEADER = "x-request-id"
+MAX_CLIENT_ID_CHARS = 255
 MAX_TIMEOUT_S = 7 * 86400.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _U64 = 2**64
@@ -92,6 +94,21 @@ def parse_switch(name: str, text: str | None) -> bool:
     if text.lower() != "true":
         raise invalid(f"{name} must be true or false, got {text!r:.40}", name)
     return True
+
+
+def parse_client_id(text: str | None) -> str:
+    """The id that a client gives its call, told with the reply and logged; empty: it gave none.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it cannot be told or logged as it is.
+    """
+    if text is None:
+        return ""
+    if not 1 <= len(text) <= MAX_CLIENT_ID_CHARS or not all("!" <= character <= "~" for character in text):
+        raise invalid(
+            f"{CLIENT_ID_HEADER} must be 1 to {MAX_CLIENT_ID_CHARS} visible ASCII characters", CLIENT_ID_HEADER
+        )
+    return text
 
 
 def too_large_error(max_bytes: int) -> PenstockError:

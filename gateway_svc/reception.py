@@ -47,7 +47,9 @@ class Reception:
         if not self._stats.num_streams:
             self._link.ring()
 
-    async def open(self, requests: Sequence[Request], form: ReplyForm, sink: Sink, *, is_idempotent: bool) -> Call:
+    async def open(
+        self, requests: Sequence[Request], form: ReplyForm, sink: Sink, *, is_idempotent: bool, client_id: str = ""
+    ) -> Call:
         """Submits the requests of one call; from now on `sink` gets their text.
 
         Args:
@@ -56,6 +58,7 @@ class Reception:
             sink: gets their text.
             is_idempotent: their ids follow from a key: they may be there already, then they are told from the start.
                 What may have been submitted before an error is not cancelled, for the client asks again.
+            client_id: what the client calls it, for the log.
 
         Raises:
             PenstockError: not accepted; nothing will come.
@@ -64,6 +67,7 @@ class Reception:
         self.expect()  # again: who has just turned its loop turns it faster when the request comes
         await self._link.back_within(self._outage_patience_s)
         call = self._call(form, requests[0].header.tenant, sink)
+        call.client_id = client_id
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
         try:
@@ -97,7 +101,9 @@ class Reception:
         self._begin(call)
         return call
 
-    async def resume(self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState]) -> Call:
+    async def resume(
+        self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState], *, client_id: str = ""
+    ) -> Call:
         """Goes on with a call behind what its client has of each choice; who followed it until now is let go.
 
         Raises:
@@ -105,6 +111,7 @@ class Reception:
         """
         self._admit(sum(self._delivery.find(each) is None for each in form.request_ids), tenant)
         call = self._call(replace(form, is_resumable=True), tenant, sink, have)
+        call.client_id = client_id
         if form.continuous_usage:
             # The row that says it may have come to another connection.
             for served, num_tokens in zip(call.served, await self._outbox.count_prompts(form.request_ids), strict=True):
@@ -151,6 +158,21 @@ class Reception:
             if found.result is not None:
                 rows.append(_rows(each, found.result))
         return Recollection(form, min(states, key=list(RequestState).index), rows)
+
+    async def has_ended(self, request_id: bytes, tenant: str) -> bool:
+        """Whether the call of a request is over, and its result still kept.
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer.
+        """
+        try:
+            form = await self.form_of(request_id, tenant)
+        except PenstockError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                raise
+            return False
+        found = await self._outbox.recall(form.request_ids, tenant)
+        return all(each is not None and each.state is RequestState.ENDED for each in found)
 
     async def cancel(self, request_id: bytes, tenant: str) -> bool:
         """A client asks for the end of a request, and of those submitted with it; whether there is such a request.

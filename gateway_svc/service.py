@@ -155,6 +155,8 @@ class GatewayService:
             max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
             sse_keep_alive_s=self._settings.sse_keep_alive_s,
+            strict_fields=self._settings.strict_fields,
+            cors_origins=self._settings.cors_origins,
             all_resumable=self._settings.resumable,
         )
 

@@ -39,6 +39,20 @@ class GatewaySettings(ServiceSettings):
         default=1000,
         metadata={"help": "tenants named by headers for which this gateway serves at once, 429 beyond; 0: no bound"},
     )
+    cors_origins: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "origins whose web pages may call over HTTP, separated by commas, e.g. https://chat.example.org; "
+            "*: all; none: browsers keep pages of other origins away"
+        },
+    )
+    strict_fields: bool = field(
+        default=False,
+        metadata={
+            "help": "refuse a body with a field that nobody knows; else its reply names it in the header "
+            "x-penstock-ignored-fields and a warning in the log"
+        },
+    )
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
         default=8 * 1024 * 1024, metadata={"help": "largest request body, of HTTP and of gRPC"}
     )
@@ -84,7 +98,7 @@ class GatewaySettings(ServiceSettings):
         default=15.0,
         metadata={
             "help": "seconds of silence after which an event stream gets a comment, so that no proxy cuts it; a stream "
-            " without a token so far begins with it, and an error is an event from then on; 0: never"
+            "without a token so far begins with it, and an error is an event from then on; 0: never"
         },
     )
 

@@ -118,8 +118,8 @@ class Clients:
             {"prompt": prompt, "max_tokens": self._load.tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         ).encode()
         key = f"Authorization: Bearer {self._load.key}\r\n" if self._load.key else ""
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\n{key}Content-Length: {len(body)}\r\n\r\n"
-        return head.encode() + body
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\n{key}Content-Length: {len(body)}\r\n"
+        return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
 def main() -> None:

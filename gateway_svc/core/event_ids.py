@@ -53,6 +53,8 @@ def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[Seque
         packed = a2b_base64(text[len(_VERSION) :].encode("ascii"), strict_mode=True)
     except (Error, UnicodeEncodeError) as error:
         raise _wrong("is damaged") from error
+    if b2a_base64(packed, newline=False).decode() != text[len(_VERSION) :]:  # bits that stand for nothing
+        raise _wrong("is damaged")
     have = packed[_SUM.size :]
     if len(packed) < _SUM.size or _SUM.unpack_from(packed)[0] != crc32(have, crc32(request_id)):
         raise _wrong("is damaged, or of another request")

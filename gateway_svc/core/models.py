@@ -13,6 +13,7 @@ class ServedModel:
     name: str
     max_model_len: int  # tokens of prompt and output together; 0: no worker has said it yet
     created_s: int  # Unix time, seconds
+    root: str | None = None  # the directory or hub id that workers load; None: no worker has said it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,17 @@ class Catalogue:
 def catalogue(names: tuple[str, ...], workers: list[tuple[str, int]], started_s: int) -> Catalogue:
     """`workers` are (model, max_model_len) of those that registered; several that serve one model: the least length."""
     lengths: dict[str, int] = {}
+    roots: dict[str, str] = {}
     for model, length in workers:
         name = served_name(model)
         lengths[name] = min(length, lengths.get(name, length))
-    shortest = min(lengths.values(), default=0)
-    if names:
-        return Catalogue(tuple(ServedModel(name, lengths.get(name, shortest), started_s) for name in names))
-    return Catalogue(tuple(ServedModel(name, length, started_s) for name, length in sorted(lengths.items())))
+        roots.setdefault(name, model)
+    shortest, any_root = min(lengths.values(), default=0), next(iter(roots.values()), None)
+    if not names:
+        return Catalogue(tuple(ServedModel(each, lengths[each], started_s, roots[each]) for each in sorted(lengths)))
+    return Catalogue(
+        tuple(ServedModel(each, lengths.get(each, shortest), started_s, roots.get(each, any_root)) for each in names)
+    )
 
 
 def served_name(model: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gateway_svc.core.messages import check_depth, parse_messages
-from gateway_svc.core.unsupported import check_fields
-from penstock.domain.errors import invalid
+from gateway_svc.core.unsupported import check_fields, unknown_field
+from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.params import MAX_LOGPROBS, SamplingParams
 from penstock.domain.request import Prompt
 
@@ -111,8 +111,9 @@ _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the sa
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _completion = msgspec.json.Decoder(_CompletionBody)
 _chat = msgspec.json.Decoder(_ChatBody)
-_COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__)
-_CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__)
+_OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
+COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__) | _OPTIONS
+CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__) | _OPTIONS
 
 
 def parse_completion(body: bytes) -> Ask:
@@ -121,7 +122,7 @@ def parse_completion(body: bytes) -> Ask:
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
     """
-    ignored = check_fields("completion", _top_level(body), _COMPLETION_FIELDS)
+    ignored = check_fields("completion", _names(body), COMPLETION_FIELDS)
     raw = _decode(_completion, body)
     if raw.add_special_tokens is False:
         raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
@@ -136,7 +137,7 @@ def parse_chat(body: bytes) -> Ask:
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
     """
-    ignored = check_fields("chat", _top_level(body), _CHAT_FIELDS)
+    ignored = check_fields("chat", _names(body), CHAT_FIELDS)
     raw = _decode(_chat, body)
     if raw.messages is None:
         raise invalid("messages is missing", "messages")
@@ -148,11 +149,23 @@ def parse_chat(body: bytes) -> Ask:
     return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
 
 
-def _top_level(body: bytes) -> dict[str, msgspec.Raw]:
+def refused_field(ask: Ask) -> PenstockError | None:
+    """What is said of a call with fields that nobody knows, where such are refused; None: it has none."""
+    if not ask.ignored_fields:
+        return None
+    known = CHAT_FIELDS if ask.form is Form.CHAT else COMPLETION_FIELDS
+    return unknown_field("chat" if ask.form is Form.CHAT else "completion", ask.ignored_fields[0], known)
+
+
+def _names(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a body, and those of its stream options."""
     try:
-        return _fields.decode(body)
+        fields = _fields.decode(body)
+        options = bytes(fields.get("stream_options", b""))
+        nested = _fields.decode(options) if options.startswith(b"{") else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body must be a JSON object: {error}") from error
+    return fields | {f"stream_options.{name}": raw for name, raw in nested.items()}
 
 
 def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:

@@ -57,6 +57,8 @@ class Reply:
             "model": head.model,
             "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
             "usage": usage_fields(usages),
+            # vLLM's clients read these where it has them: of a chat here, of a completion in its choices.
+            **({"prompt_logprobs": None} if chat else {}),
         }
 
     def _choice(self, index: int, row: TextRow) -> dict[str, Any]:
@@ -74,6 +76,8 @@ class Reply:
         choice["logprobs"] = logprobs
         choice["finish_reason"] = FINISH_REASONS[row.finish]
         choice["stop_reason"] = row.stop_reason
+        if head.form is not Form.CHAT:
+            choice["prompt_logprobs"] = None
         return choice
 
 

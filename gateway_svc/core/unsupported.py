@@ -1,27 +1,38 @@
-"""Fields that OpenAI and vLLM clients send and that are not here: they fail by name unless they ask for nothing."""
+"""Fields that OpenAI's, vLLM's, SGLang's, TGI's and llama.cpp's clients send and that are not here.
 
-from collections.abc import Mapping
+What some engine gives a meaning fails by name unless its value asks for nothing; what nobody knows is told.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
-from penstock.domain.errors import invalid, unimplemented
+from penstock.domain.errors import PenstockError, invalid, unimplemented
 
 # Field → the values that ask for nothing beyond what is done anyway; null always does.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # OpenAI
     "best_of": (1,),
     "suffix": ("",),
     "echo": (False,),
     "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "moderation": (),
     "web_search_options": (),
+    "verbosity": ("medium",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "stream_options.include_obfuscation": (False,),
+    # vLLM
     "prompt_logprobs": (),
     "prompt_embeds": (),
     "allowed_token_ids": (),
@@ -34,65 +45,195 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
     "chat_template": (),
     "documents": ([],),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "mm_processor_kwargs": (),
+    "truncation_side": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
     "logits_processors": ([],),
+    "logprob_token_ids": ([],),
     "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "detokenize": (True,),
+    "include_reasoning": (True,),
     "cache_salt": (),
     "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
     "thinking_token_budget": (),
     "repetition_detection": (),
+    "lora_request": (),
+    # SGLang
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "structural_tag": (),
+    "stop_regex": ("", []),
+    "lora_path": (),
+    "session_params": (),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "extra_key": (),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_meta_info": (False,),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "data_parallel_rank": (),
+    "routed_dp_rank": (),
+    # TGI, transformers
+    "adapter_id": (),
+    "decoder_input_details": (False,),
+    "details": (False,),
+    "do_sample": (True,),
+    "grammar": ("",),
+    "guideline": (),
+    "num_beams": (1,),
+    "beam_width": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1, 1.0),
+    "diversity_penalty": (0, 0.0),
+    "return_full_text": (False,),
+    "tool_prompt": (),
+    "top_n_tokens": (0,),
+    "truncate": (),
+    "typical_p": (1, 1.0),
+    "epsilon_cutoff": (0, 0.0),
+    "eta_cutoff": (0, 0.0),
+    "watermark": (False,),
+    # llama.cpp, Ollama and their front ends
+    "dry_multiplier": (0, 0.0),
+    "dynatemp_range": (0, 0.0),
+    "format": ("",),
+    "id_slot": (-1,),
+    "images": ([],),
+    "keep_alive": (),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "n_probs": (0,),
+    "samplers": (),
+    "smoothing_factor": (0, 0.0),
+    "tfs": (1, 1.0),
+    "tfs_z": (1, 1.0),
+    "top_a": (0, 0.0),
+    "top_n_sigma": (-1, -1.0, 0, 0.0),
+    "xtc_probability": (0, 0.0),
+    # Routers
+    "enable_search": (False,),
+    "models": ([],),
+    "plugins": ([],),
+    "provider": ({},),
+    "route": (),
+    "transforms": ([],),
 }
 
-# Fields of a neighbouring call: answering without them would answer something else than was asked.
-_MISPLACED: dict[str, dict[str, str]] = {
+_THINKING = "whether a model thinks is its chat template's: give what the template knows in `chat_template_kwargs`"
+_OWN_ID = "ids are made here: send the header X-Request-Id, which is told with the reply and logged"
+_IN_BODY = "parameters stand in the body itself, under OpenAI's names"
+_LENGTH = "`max_tokens` is the name here"
+
+# What has another name or place here; null asks for nothing. First for both calls, then for each.
+MISPLACED: dict[str, dict[str, str]] = {
+    "": {
+        "enable_thinking": _THINKING,
+        "reasoning": _THINKING,
+        "reasoning_effort": _THINKING,
+        "think": _THINKING,
+        "thinking": _THINKING,
+        "thinking_budget": _THINKING,
+        "request_id": _OWN_ID,
+        "rid": _OWN_ID,
+        "max_length": _LENGTH,
+        "max_new_tokens": _LENGTH,
+        "max_output_tokens": _LENGTH,
+        "n_predict": _LENGTH,
+        "num_predict": _LENGTH,
+        "min_length": "`min_tokens` is the name here",
+        "min_new_tokens": "`min_tokens` is the name here",
+        "no_stop_trim": "`include_stop_str_in_output` is the name here",
+        "num_return_sequences": "`n` is the name here",
+        "random_seed": "`seed` is the name here",
+        "sampling_seed": "`seed` is the name here",
+        "repeat_penalty": "`repetition_penalty` is the name here",
+        "stop_sequences": "`stop` is the name here",
+        "return_logprob": "`logprobs` is the name here",
+        "token_ids_logprob": "`logprobs` tells the most likely tokens; those of chosen ids are not implemented yet",
+        "top_logprobs_num": "`logprobs` of a completion and `top_logprobs` of a chat are the names here",
+        "logprob_start_len": "logprobs of prompts are not implemented yet",
+        "ignore_eos_token": "`ignore_eos` is the name here",
+        "options": _IN_BODY,
+        "parameters": _IN_BODY,
+        "sampling_params": _IN_BODY,
+        "input_ids": "give token ids as `prompt` of /v1/completions, a list of integers",
+    },
     "completion": {
         "messages": "a completion takes `prompt`; chats go to /v1/chat/completions",
         "prompt_token_ids": "give token ids as `prompt`, a list of integers",
         "input": "a completion takes `prompt`",
+        "inputs": "a completion takes `prompt`",
+        "text": "a completion takes `prompt`",
         "max_completion_tokens": "a completion takes `max_tokens`",
         "top_logprobs": "a completion takes `logprobs`, an integer",
+        "chat_template_kwargs": "a completion has no template; chats go to /v1/chat/completions",
     },
     "chat": {
         "prompt": "a chat takes `messages`; texts and token ids go to /v1/completions",
         "prompt_token_ids": "a chat takes `messages`; token ids go to /v1/completions as `prompt`",
         "input": "a chat takes `messages`",
+        "inputs": "a chat takes `messages`",
+        "text": "a chat takes `messages`",
+        "instructions": "give a message with the role system",
+        "system": "give a message with the role system",
     },
 }
 
-# What changes no output here (accounting, storage, caching): taken and not even reported.
-_HARMLESS = frozenset(
-    {"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-    | {"parallel_tool_calls", "request_id", "detokenize"}
+# What changes no output whatever its value: names for accounting, hints for caches, and what counts only beside
+# fields that are refused.
+HARMLESS = frozenset(
+    {"metadata", "safety_identifier", "prompt_cache_key", "cache_prompt", "parallel_tool_calls"}
+    | {"mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "smoothing_curve"}
+    | {"dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"}
 )
 
 
-def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> tuple[str, ...]:
+def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection[str]) -> tuple[str, ...]:
     """Looks at the names of a body's fields; `form` is completion or chat.
 
-    Returns the names that nobody knows: like vLLM, and unlike OpenAI itself, the gateway ignores them, because clients
-    are newer than servers; the caller of this function reports them.
+    Returns the names that nobody knows: like vLLM, and unlike OpenAI itself, the gateway goes on without them, because
+    clients are newer than servers; the caller of this function tells its client, or refuses them (`unknown_field`).
 
     Raises:
         PenstockError: UNIMPLEMENTED or INVALID_ARGUMENT naming the field.
     """
     unknown = []
-    misplaced = _MISPLACED[form]
     for name, raw in fields.items():
-        if name in known or name in _HARMLESS:
+        if name in known or name in HARMLESS:
             continue
-        if name in misplaced:
-            if bytes(raw) != b"null":
-                raise invalid(misplaced[name], name)
-        elif name in _NEUTRAL:
-            value = msgspec.json.decode(raw)
-            if value is not None and value not in _NEUTRAL[name]:
-                raise unimplemented(name)
-        else:
+        hint = MISPLACED[form].get(name) or MISPLACED[""].get(name)
+        if hint is None and name not in NEUTRAL:
             unknown.append(name)
+        elif bytes(raw) == b"null":
+            continue
+        elif hint is not None:
+            raise invalid(f"{name} is not taken here: {hint}", name)
+        elif msgspec.json.decode(raw) not in NEUTRAL[name]:
+            raise unimplemented(name)
     return tuple(unknown)
+
+
+def unknown_field(form: str, name: str, known: Collection[str]) -> PenstockError:
+    """What is said of a field that nobody knows where such are refused, with the name that it is nearest to."""
+    names = {*known, *HARMLESS, *NEUTRAL, *MISPLACED[""], *MISPLACED[form]}
+    nearest = difflib.get_close_matches(name[:64], sorted(names), 1)
+    question = f": did you mean {nearest[0]!r}?" if nearest else ""
+    return invalid(f"there is no field {name!r:.66}{question}", name[:64])

@@ -80,7 +80,7 @@ class Heard:
 
     def read(self, reply: httpx.Response, stop: Callable[[], bool] = lambda: False) -> None:
         assert reply.status_code == 200, reply.read()
-        self.request_id = reply.headers["x-request-id"]
+        self.request_id = reply.headers["x-penstock-request-id"]
         event_id = ""
         for line in reply.iter_lines():
             name, _, value = line.partition(": ")
@@ -192,7 +192,7 @@ def test_a_retried_post_with_its_key_is_the_same_request(
     else:
         plain = {key: value for key, value in body.items() if not key.startswith("stream")}
         reply = httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers, timeout=60)
-        assert reply.headers["x-request-id"] == first.request_id
+        assert reply.headers["x-penstock-request-id"] == first.request_id
         texts = {each["index"]: each["text"] for each in reply.json()["choices"]}
         assert httpx.post(f"{second_url}/v1/completions", json=plain, headers=headers).json() == reply.json()
     assert all(texts[index].startswith(text) for index, text in first.texts.items())

@@ -88,7 +88,7 @@ def test_the_documented_user_is_enough_for_everything(server: EmbeddedServer, se
             "POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 3000, "stream": True, "ignore_eos": True}
         ) as stream:
             next(stream.iter_lines())
-            request_id = stream.headers["x-request-id"]
+            request_id = stream.headers["x-penstock-request-id"]
             assert http.delete(f"/v1/requests/{request_id}").status_code == 200
         assert http.get("/v1/models").status_code == 200
         wait_until(lambda: "penstock_queue_depth" in http.get("/metrics").text, 10.0, "the metrics")

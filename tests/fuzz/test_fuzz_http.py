@@ -34,7 +34,8 @@ ROUTES = (
     ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"),
 )  # fmt: skip
 HEADERS = ("x-request-timeout-s", "last-event-id", "idempotency-key", "traceparent", "authorization", "x-request-id",
-           "content-type", "content-encoding", "expect", "x-resumable", "accept")  # fmt: skip
+           "content-type", "content-encoding", "expect", "x-penstock-resumable", "accept", "x-penstock-event-ids",
+           "origin", "access-control-request-method")  # fmt: skip
 STRANGE = (None, True, -1, 0, 1e308, "", "x", [], {}, [None], [[]], {"a": {}}, [1, "x"], *EXTREMES, *TEXTS)
 
 
@@ -50,7 +51,8 @@ def strange_json(dice: random.Random, valid: dict[str, Any]) -> bytes:
 def headers(dice: random.Random) -> dict[str, bytes]:
     values = ("1", "0", "-1", "nan", "1e999", "x" * 300, "é".encode("latin-1").decode("latin-1"), "Bearer x", "0-0")
     names = dice.sample(HEADERS, dice.randrange(3))
-    return {name: dice.choice(values).encode("latin-1") for name in names}
+    usual = {"content-type": b"application/json"}
+    return usual | {name: dice.choice(values).encode("latin-1") for name in names}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -78,7 +80,10 @@ def test_every_route_answers_or_says_what_is_wrong(pipeline: FiredAt, method: st
 
 def test_bytes_that_are_no_http_break_one_connection(pipeline: FiredAt) -> None:
     dice = random.Random(SEED)
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20\r\n\r\n" + b'{"prompt": [1, 2]}   '
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+        + b'{"prompt": [1, 2]}   '
+    )
     for _ in range(ROUNDS):
         with socket.create_connection(("127.0.0.1", pipeline.gateway.http_port), timeout=20.0) as connection:
             connection.sendall(mutated(dice, request) if dice.random() < 0.8 else random_bytes(dice))

@@ -51,6 +51,7 @@ class Reader:
         }  # fmt: skip
         content = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+        head += "Content-Type: application/json\r\n"
         self._socket.sendall(head.encode() + b"Connection: close\r\n\r\n" + content)
 
     def read(self) -> list[tuple[str, list[str]]]:

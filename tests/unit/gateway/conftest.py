@@ -1,13 +1,17 @@
+import io
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 from running_gateway import RunningGateway
 from scripted_pipeline import ScriptedPipeline
 
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
+from servicekit import logs
 from servicekit.bus import MemoryBus
 
 
@@ -39,5 +43,21 @@ def gateway(launch: Callable[..., RunningGateway]) -> RunningGateway:
 
 @pytest.fixture
 def http(gateway: RunningGateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=20) as client:
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=gateway.url, timeout=20, headers=headers) as client:
         yield client
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """All that is logged, at the level that says most."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    logs.configure("debug", "json", stream=stream)
+    for name in ("httpx", "httpcore", "grpc"):  # of this test's clients, which may log what they send
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

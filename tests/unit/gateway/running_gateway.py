@@ -49,7 +49,8 @@ class RunningGateway:
         client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=20)
         content = json.dumps(body).encode()
         lines = [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{''.join(lines)}content-length: {len(content)}\r\n\r\n"
+        lines += ["content-type: application/json\r\n", f"content-length: {len(content)}\r\n"]
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{''.join(lines)}\r\n"
         client.sendall(head.encode() + content)
         return client
 

@@ -1,6 +1,7 @@
 """Event ids say what a client has, fit one request only, and never lead to a splice."""
 
 from dataclasses import replace
+from string import ascii_letters
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,16 @@ def test_an_id_with_another_character_is_refused(have: list[SequenceState], at: 
     with pytest.raises(PenstockError) as raised:
         parse_event_id(changed, REQUEST, len(have))
     assert (raised.value.code, raised.value.param) == (ErrorCode.INVALID_ARGUMENT, "last-event-id")
+
+
+@given(st.lists(states, min_size=1, max_size=3), st.sampled_from(ascii_letters))
+def test_bits_that_stand_for_nothing_must_be_as_they_were_written(have: list[SequenceState], other: str) -> None:
+    text = event_id(have)
+    last = len(text.rstrip("=")) - 1
+    if other == text[last]:
+        return
+    with pytest.raises(PenstockError):
+        parse_event_id(text[:last] + other + text[last + 1 :], REQUEST, len(have))
 
 
 @given(st.text())

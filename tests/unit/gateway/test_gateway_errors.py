@@ -238,7 +238,7 @@ def test_openais_client_comes_again_when_it_is_told_to(gateway: RunningGateway) 
 
 def test_an_oversized_body_is_refused_while_it_is_read(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(max_body_bytes=2000)
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}) as http:
         reply = http.post("/v1/completions", content=completion(prompt="x" * 3000))
         assert (reply.status_code, error_of(reply)["code"]) == (413, "request_too_large")
         # Chunked: its length is not told before.
@@ -249,7 +249,7 @@ def test_an_oversized_body_is_refused_while_it_is_read(launch: Callable[..., Run
 
 def test_too_many_requests_are_told_to_come_back(launch: Callable[..., RunningGateway]) -> None:
     gateway = launch(max_streams=1)
-    with httpx.Client(base_url=gateway.url) as http:
+    with httpx.Client(base_url=gateway.url, headers={"content-type": "application/json"}) as http:
         reply = http.post("/v1/completions", content=completion(prompt=["a", "b"]))
         assert (reply.status_code, error_of(reply)["type"]) == (429, "rate_limit_error")
         assert reply.headers["retry-after"] == "1"
@@ -274,7 +274,7 @@ def test_an_error_before_the_first_text_has_a_status(gateway: RunningGateway, ht
         "param": "prompt",
         "code": "context_length_exceeded",
     }
-    assert reply.headers["x-request-id"] == gateway.pipeline.wait_for()[0].request_id.hex()
+    assert reply.headers["x-penstock-request-id"] == gateway.pipeline.wait_for()[0].request_id.hex()
 
 
 def test_an_error_in_a_stream_is_an_event_that_openais_client_raises(gateway: RunningGateway) -> None:

@@ -202,7 +202,8 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGate
     gateway.pipeline.script = script
     client = socket.create_connection(("127.0.0.1", gateway.service.http_port))
     body = json.dumps({**BODY, "stream": True}).encode()
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    client.sendall(head % len(body) + body)
     eventually(lambda: gateway.service.stats.num_lagging > 0, 30)
     began_s = time.monotonic()
     gateway.stop.end()

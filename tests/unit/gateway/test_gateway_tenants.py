@@ -84,7 +84,7 @@ def test_a_client_does_not_send_what_cannot_be_a_name() -> None:
 
 def test_another_tenants_request_is_not_known(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.retire(request.row("a", finish=1)) and None
-    request_id = post(gateway, headers=of("one")).headers["x-request-id"]
+    request_id = post(gateway, headers=of("one")).headers["x-penstock-request-id"]
     path = f"{gateway.url}/v1/requests/{request_id}"
     for headers, status in ((of("two"), 404), ({}, 404), (of("one"), 200)):
         assert httpx.get(path, headers=headers).status_code == status
@@ -96,7 +96,10 @@ def test_another_tenants_request_is_not_known(gateway: RunningGateway) -> None:
 
 
 def test_the_same_idempotency_key_of_another_tenant_is_another_request(gateway: RunningGateway) -> None:
-    ids = {post(gateway, headers=of(name) | {"idempotency-key": "k"}).headers["x-request-id"] for name in ("a", "b")}
+    ids = {
+        post(gateway, headers=of(name) | {"idempotency-key": "k"}).headers["x-penstock-request-id"]
+        for name in ("a", "b")
+    }
     assert len(ids) == 2
 
 

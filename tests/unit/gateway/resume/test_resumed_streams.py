@@ -40,7 +40,7 @@ def test_it_goes_on_in_the_shape_and_with_the_usage_that_was_asked_for(
     with httpx.Client(base_url=gateway.url, timeout=20) as http:
         first = Heard()
         with http.stream("POST", "/v1/chat/completions", json=body, headers=RESUMABLE) as reply:
-            first.request_id = reply.headers["x-request-id"]
+            first.request_id = reply.headers["x-penstock-request-id"]
             hear(first, reply.iter_lines(), lambda: first.texts == ["a", "x"])
     (request,) = gateway.pipeline.wait_for()
     request.send(request.row("y", sequence=1, finish=LENGTH))

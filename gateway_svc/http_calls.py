@@ -1,0 +1,180 @@
+"""Calls over HTTP: their bodies, and one reply each, plain or streamed."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway_svc.call import Call, Sink
+from gateway_svc.core.openai import Ask
+from gateway_svc.core.replies import Reply
+from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.core.sse import SseFormat
+from gateway_svc.core.streams import SequenceState
+from gateway_svc.delivery import Delivery
+from gateway_svc.http_replies import HttpError, error_response
+from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
+from gateway_svc.sinks import Headers, ReplySink, SseSink
+from penstock.domain import request as domain
+from penstock.domain.errors import PenstockError
+from penstock.domain.finish import CancelReason
+
+REQUEST_ID_HEADER = b"x-penstock-request-id"
+_CLIENT_ID_HEADER = CLIENT_ID_HEADER.encode()
+_SEND = "penstock.send"  # in a request's scope
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How a call is streamed."""
+
+    have: Sequence[SequenceState]  # what the client has of each choice
+    max_backlog_bytes: int
+    keep_alive_s: float
+    with_ids: bool  # of events
+
+
+class CallReply:
+    """Serves one call. All of its bytes are written by who reads the text stream; here only the client is watched."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        form: ReplyForm,
+        begin: Callable[[Sink], Awaitable[Call]],
+        stream: Stream | None,
+        headers: Headers,
+    ) -> None:
+        """A reply that is not begun; without a stream it is a plain one."""
+        self._delivery = delivery
+        self._form = form
+        self._begin = begin
+        self._stream = stream
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers, as an ASGI application."""
+        form, stream, headers = self._form, self._stream, self._headers
+        sink: SseSink | ReplySink
+        if stream is None:
+            sink = ReplySink(send, Reply(form.head), form.n, headers)
+        else:
+            sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
+            sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)
+        try:
+            call = await self._begin(sink)
+        except PenstockError as error:
+            await error_response(error, headers)(scope, receive, send)
+            return
+        if isinstance(sink, SseSink) and stream is not None:
+            sink.refill = lambda: self._delivery.refill(call)
+            sink.keep_alive(stream.keep_alive_s)
+        # Comes when the client has left, and when the reply is complete.
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if isinstance(sink, SseSink):
+            sink.close()
+        self._delivery.close(call, CancelReason.CLIENT)
+
+
+def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:
+    """Calls who answers a POST to some paths at once: Starlette's way there takes longer than most of what they do.
+
+    The server's own `send` is kept for event streams: to pass through what Starlette puts around it takes each event
+    longer than to be made.
+    """
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_SEND] = send
+        answer = posted.get(scope["path"]) if scope.get("method") == "POST" else None
+        if answer is None:
+            await app(scope, receive, _told(scope, send))
+            return
+        try:
+            reply = await answer(Request(scope, receive))
+        except PenstockError as error:
+            await error_response(error)(scope, receive, _told(scope, send))
+            return
+        await reply(scope, receive, send)
+
+    return called
+
+
+def id_headers(request_id: bytes, client_id: str) -> Headers:
+    """Our id of a call, and its client's if it gave one."""
+    ours = domain.format_request_id(request_id).encode()
+    return [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
+
+
+def _told(scope: Scope, send: Send) -> Send:
+    """Where a client gave its call an id, it is told with the reply."""
+    given = next((value for name, value in scope.get("headers", ()) if name == _CLIENT_ID_HEADER), None)
+    if given is None:
+        return send
+    try:
+        parse_client_id(given.decode("latin-1"))
+    except PenstockError:
+        return send
+
+    async def tell(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (_CLIENT_ID_HEADER, given)]
+        await send(message)
+
+    return tell
+
+
+def form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
+    """How a new call is answered."""
+    first = requests[0]
+    return ReplyForm(
+        request_ids=tuple(each.header.request_id for each in requests),
+        n=ask.params.n,
+        form=ask.form,
+        model=first.model,
+        arrival_ns=first.header.arrival_ns,
+        deadline_ns=first.header.deadline_ns,
+        seed=first.header.seed,
+        wants_logprobs=ask.params.logprobs is not None,
+        tokens_as_ids=ask.tokens_as_ids,
+        include_usage=ask.include_usage,
+        continuous_usage=ask.continuous_usage,
+    )
+
+
+def nothing(form: ReplyForm) -> list[SequenceState]:
+    """What a new client has of each choice."""
+    return [SequenceState() for _ in range(form.num_choices)]
+
+
+def check_content_type(headers: Mapping[str, str]) -> None:
+    """Makes sure that a body says it is JSON: a browser sends whatever else to any server without asking it first.
+
+    Raises:
+        HttpError: 415.
+    """
+    given = headers.get("content-type", "")
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        said = f"is {given!r:.80}" if given else "is missing"
+        raise HttpError(415, f"Content-Type {said}: send the body as application/json", param="content-type")
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        PenstockError: REQUEST_TOO_LARGE, before more than that was read.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise too_large_error(max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise too_large_error(max_bytes)
+        parts.append(part)
+    return b"".join(parts)

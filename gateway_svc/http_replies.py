@@ -1,0 +1,88 @@
+"""HTTP replies that are no text of a model: errors and what is asked about."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway_svc.core.admission import RETRY_AFTER_S
+from gateway_svc.core.models import ServedModel
+from gateway_svc.core.replies import encode, error_fields
+from gateway_svc.ignored_fields import MAX_CHARS, MAX_NAMES
+from gateway_svc.sinks import Headers, error_headers
+from penstock.domain.errors import ErrorCode, PenstockError
+
+IGNORED_FIELDS_HEADER = b"x-penstock-ignored-fields"
+_CODES = {404: ErrorCode.NOT_FOUND}
+
+
+class HttpError(PenstockError):
+    """An INVALID_ARGUMENT that has a status of its own in HTTP."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(_CODES.get(status, ErrorCode.INVALID_ARGUMENT), message, param=param)
+        self.status = status
+        self.headers = headers or {}
+
+
+def error_response(error: PenstockError, headers: Headers | None = None) -> Response:
+    """An error with its status and OpenAI's body."""
+    response = Response(encode(error_fields(error)), status_code=error.kind.http_status)
+    response.raw_headers = [*response.raw_headers, *error_headers(error), *(headers or [])]
+    if isinstance(error, HttpError):
+        response.status_code = error.status
+        response.headers.update(error.headers)
+    if error.code is ErrorCode.REQUEST_TOO_LARGE:
+        # The rest of the body is not read.
+        response.raw_headers.append((b"connection", b"close"))
+    return response
+
+
+async def on_error(_request: Request, error: Exception) -> Response:
+    """Starlette's handler of our errors."""
+    assert isinstance(error, PenstockError)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's handler of its own: no such route, or not by this method; then `Allow` says by which."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return error_response(HttpError(error.status_code, message, headers=error.headers))
+
+
+def json_response(fields: dict[str, Any], status: int = 200) -> Response:
+    """A JSON object."""
+    return Response(encode(fields), status_code=status, media_type="application/json")
+
+
+def state_response(fields: dict[str, Any], *, is_good: bool) -> Response:
+    """What a probe is told: 200, or 503 and when to ask again."""
+    response = json_response(fields, 200 if is_good else 503)
+    if not is_good:
+        response.headers["retry-after"] = str(math.ceil(RETRY_AFTER_S))
+    return response
+
+
+def model_fields(model: ServedModel) -> dict[str, Any]:
+    """An entry of the list of models; vLLM's clients look for the tokenizer where `root` says."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "penstock",
+        "root": model.root,
+        "max_model_len": model.max_model_len or None,
+    }
+
+
+def ignored_fields_header(names: Sequence[str]) -> tuple[bytes, bytes]:
+    """Which fields of a body nobody knows; whatever a header cannot have is escaped as in URLs."""
+    told = ", ".join(quote(name[:MAX_CHARS], safe="!#$&'*+-.^_`|~:/[]{}()@") for name in names[:MAX_NAMES])
+    return IGNORED_FIELDS_HEADER, told.encode()

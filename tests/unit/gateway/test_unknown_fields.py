@@ -1,0 +1,165 @@
+"""Fields that are not here: refused by name where some engine knows them, told where nobody does."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from running_gateway import RunningGateway
+
+from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
+from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
+from gateway_svc.ignored_fields import IgnoredFields
+from penstock.domain.errors import ErrorCode, PenstockError
+
+BODIES: dict[str, dict[str, Any]] = {
+    "completion": {"model": "tiny", "prompt": "x"},
+    "chat": {"model": "tiny", "messages": [{"role": "user", "content": "x"}]},
+}
+PARSERS = {"completion": parse_completion, "chat": parse_chat}
+PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions"}
+FORMS = list(BODIES)
+SOMETHING = {"something": ["else"]}
+
+
+def body(form: str, name: str, value: object) -> bytes:
+    fields = dict(BODIES[form])
+    outer, _, inner = name.partition(".")
+    fields |= {outer: {inner: value}, "stream": True} if inner else {name: value}
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_what_is_not_there_is_refused_by_name_unless_it_asks_for_nothing(form: str, name: str) -> None:
+    for value in (None, *NEUTRAL[name]):
+        assert PARSERS[form](body(form, name, value)).ignored_fields == ()
+    with pytest.raises(PenstockError) as caught:
+        PARSERS[form](body(form, name, SOMETHING))
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNIMPLEMENTED, name)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_has_another_name_here_is_told_by_which(form: str) -> None:
+    for name, hint in (MISPLACED[""] | MISPLACED[form]).items():
+        assert PARSERS[form](body(form, name, None)).ignored_fields == ()
+        with pytest.raises(PenstockError) as caught:
+            PARSERS[form](body(form, name, SOMETHING))
+        assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, name)
+        assert hint in caught.value.message
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_changes_nothing_is_taken_whatever_it_says(form: str) -> None:
+    for name in HARMLESS:
+        assert PARSERS[form](body(form, name, SOMETHING)).ignored_fields == ()
+
+
+@pytest.mark.parametrize(("form", "known"), [("completion", COMPLETION_FIELDS), ("chat", CHAT_FIELDS)])
+def test_a_name_is_in_one_list(form: str, known: frozenset[str]) -> None:
+    lists = [set(known), set(NEUTRAL), set(MISPLACED[""]), set(MISPLACED[form]), set(HARMLESS)]
+    assert sum(map(len, lists)) == len(set.union(*lists))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("regex", "[a-z]+"),
+        ("ebnf", "root ::= 'a'"),
+        ("json_schema", "{}"),
+        ("structural_tag", "{}"),
+        ("request_id", "mine"),
+        ("reasoning_effort", "high"),
+        ("include_reasoning", False),
+        ("enable_thinking", False),
+        ("logprob_token_ids", [1]),
+        ("truncation_side", "left"),
+        ("vllm_xargs", {"a": 1}),
+        ("lora_path", "adapter"),
+        ("max_new_tokens", 5),
+        ("stop_sequences", ["x"]),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("stream_options.include_obfuscation", True),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_other_engines_do_is_not_left_out_in_silence(
+    gateway: RunningGateway, form: str, name: str, value: object
+) -> None:
+    headers = {"content-type": "application/json"}
+    reply = httpx.post(gateway.url + PATHS[form], content=body(form, name, value), headers=headers, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert reply.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_name_that_nobody_knows_is_told_in_a_header(gateway: RunningGateway, form: str, stream: bool) -> None:
+    asked = BODIES[form] | {"stream": stream, "temprature": 1, "n\r\nö,": 2}
+    reply = httpx.post(gateway.url + PATHS[form], json=asked, timeout=60)
+    assert reply.status_code == 200
+    assert reply.headers["x-penstock-ignored-fields"] == "temprature, n%0D%0A%C3%B6%2C"
+    plain = httpx.post(gateway.url + PATHS[form], json=BODIES[form], timeout=60)
+    assert "x-penstock-ignored-fields" not in plain.headers
+
+
+def test_many_long_names_do_not_fill_a_header(gateway: RunningGateway) -> None:
+    asked = BODIES["completion"] | {f"{number}{'x' * 1000}": 1 for number in range(1000)}
+    told = httpx.post(f"{gateway.url}/v1/completions", json=asked, timeout=60).headers["x-penstock-ignored-fields"]
+    assert len(told) < 1500
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("stop_token_id", "stop_token_ids"), ("zzz", None)],
+)
+def test_where_fields_are_strict_such_a_name_is_refused_with_the_nearest(
+    launch: Callable[..., RunningGateway], name: str, nearest: str | None
+) -> None:
+    gateway = launch(strict_fields=True)
+    for form in FORMS:
+        reply = httpx.post(gateway.url + PATHS[form], json=BODIES[form] | {name: 1}, timeout=60)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        message = reply.json()["error"]["message"]
+        assert message == f"there is no field {name!r}" + (f": did you mean {nearest!r}?" if nearest else "")
+        assert httpx.post(gateway.url + PATHS[form], json=BODIES[form], timeout=60).status_code == 200
+    assert (
+        httpx.post(
+            f"{gateway.url}/v1/completions",
+            json=BODIES["completion"] | {"stream": True, "stream_options": {"usage": 1}},
+        ).json()["error"]["param"]
+        == "stream_options.usage"
+    )
+
+
+def test_the_log_tells_at_once_and_then_once_a_minute() -> None:
+    class Loop:
+        """A clock that is turned by hand."""
+
+        def __init__(self) -> None:
+            self.due: list[Callable[[], object]] = []
+
+        def call_later(self, seconds: float, call: Callable[[], object]) -> object:
+            assert seconds == 60.0
+            self.due.append(call)
+            return object()
+
+    loop = Loop()
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as lines:
+        patch.setattr(asyncio, "get_running_loop", lambda: loop)
+        fields = IgnoredFields()
+        for number in range(100):
+            fields.note([f"field{number}", "again"])
+        assert [(line["log_level"], line["fields"]) for line in lines] == [("warning", ["field0", "again"])]
+        loop.due.pop()()
+        assert (len(lines), lines[1]["num_bodies"], lines[1]["fields"][:3]) == (2, 99, ["field1", "again", "field2"])
+        assert len(lines[1]["fields"]) == 20
+        loop.due.pop()()
+        assert len(lines) == 2
+        assert not loop.due
+        fields.note(["later"])
+        assert lines[2]["fields"] == ["later"]
