@@ -21,6 +21,7 @@ from worker_svc.core.simulated import expected_tokens
 
 MAX_BACKLOG_BYTES = 16 * 1024
 NUM_CHOICES, NUM_TOKENS = 4, 1200
+NUM_LOGPROBS = 20  # so that it is more than the sockets of the system hold
 WORKER = {"runner": "simulated", "step_ms": 0.5, "num_blocks": 2000, "max_num_seqs": 128}
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -47,7 +48,7 @@ class Reader:
         self._socket.connect(("127.0.0.1", port))
         body = {
             "prompt": [9, 8, 7], "n": NUM_CHOICES, "max_tokens": NUM_TOKENS, "temperature": 0.7, "seed": 5,
-            "ignore_eos": True, "stream": True, "logprobs": 10, "return_tokens_as_token_ids": True,
+            "ignore_eos": True, "stream": True, "logprobs": NUM_LOGPROBS, "return_tokens_as_token_ids": True,
         }  # fmt: skip
         content = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
@@ -56,6 +57,8 @@ class Reader:
 
     def read(self) -> list[tuple[str, list[str]]]:
         """All there is: text and tokens of each choice."""
+        # With what little it held so far, each packet would wait for a timer of the system.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
         received = b""
         while part := self._socket.recv(1 << 16):
             received += part
@@ -96,7 +99,7 @@ def test_a_client_that_does_not_read_costs_nobody_anything_and_gets_all_of_it_la
             assert generation.outputs[0].token_ids == expected(prompt, 12)
         # Meanwhile the request goes on to its end, and what is kept for its client stays small.
         wait_until(lambda: not pipeline.scheduler.list_requests())
-        row_bytes = ROW_BYTES + 11 * LOGPROB_BYTES + 100
+        row_bytes = ROW_BYTES + (1 + NUM_LOGPROBS) * LOGPROB_BYTES + 100
         assert sink._backlog.num_bytes < MAX_BACKLOG_BYTES + row_bytes
         assert len(sink._outlet._queue) <= 1
         read = slow.read()
