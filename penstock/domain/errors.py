@@ -97,6 +97,12 @@ def invalid(message: str, param: str | None = None) -> PenstockError:
     return PenstockError(ErrorCode.INVALID_ARGUMENT, message, param=param)
 
 
+def context_exceeded(context_length: int, why: str, param: str) -> PenstockError:
+    """A CONTEXT_LENGTH_EXCEEDED error, in the words by which clients of OpenAI's API tell it from others."""
+    message = f"This model's maximum context length is {context_length} tokens; {why}"
+    return PenstockError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+
+
 def stream_diverged() -> PenstockError:
     """A STREAM_DIVERGED error: the Redis server lost writes, and nobody remembers what would have come next."""
     return PenstockError(

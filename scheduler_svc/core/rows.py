@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
+from penstock.domain.errors import ErrorCode, context_exceeded
 from penstock.domain.finish import CancelReason, FinishReason, RequestError
 from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
 from penstock.domain.rows import U8, TokenRows
@@ -85,8 +85,10 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> E
     if sequence.output:
         return End(sequence, FinishReason.LENGTH)
     capacity = max(worker.limits.capacity for worker in workers.values())
-    message = f"the prompt has {sequence.num_tokens} tokens, prompt and output together may have {capacity}"
-    return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, "prompt"))
+    error = context_exceeded(
+        capacity, f"the prompt has {sequence.num_tokens} and must leave room for one of output", "prompt"
+    )
+    return End(sequence, FinishReason.ERROR, RequestError.of(error))
 
 
 def end_rows(ends: list[End]) -> TokenRows:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.domain.errors import context_exceeded, invalid
 from penstock.domain.params import Stopping
 from penstock.domain.plan import U32
 from penstock.domain.request import Prompt, Request
@@ -80,11 +80,11 @@ class PromptTokenizer:
         """Refuses a text that cannot fit whatever its tokens are: to find them would take long, for nothing."""
         context, token_bytes = self.vocabulary.context_length, self.vocabulary.max_token_bytes
         if token_bytes and len(text) > context * token_bytes:  # a character has a byte at least
-            raise PenstockError(
-                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            raise context_exceeded(
+                context,
                 f"the prompt has {len(text)} characters, which are {-(-len(text) // token_bytes)} tokens at the very "
-                f"least; the model's context has {context}",
-                param=param,
+                "least",
+                param,
             )
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -135,19 +135,15 @@ class PromptTokenizer:
         context = self.vocabulary.context_length
         left = context - num_prompt_tokens
         if left < 1:
-            raise PenstockError(
-                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {num_prompt_tokens} tokens; with at least one token of output it must fit the "
-                f"model's context of {context}",
-                param="messages" if request.prompt.messages is not None else "prompt",
+            raise context_exceeded(
+                context,
+                f"the prompt has {num_prompt_tokens} tokens and must leave room for one of output",
+                "messages" if request.prompt.messages is not None else "prompt",
             )
         stopping = request.params.stopping
         for name, wanted in (("max_tokens", stopping.max_tokens or 1), ("min_tokens", stopping.min_tokens)):
             if wanted > left:
-                raise PenstockError(
-                    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                    f"{name} is {wanted}, but the prompt's {num_prompt_tokens} tokens leave {left} of the model's "
-                    f"context of {context}",
-                    param=name,
+                raise context_exceeded(
+                    context, f"{name} is {wanted}, but the prompt's {num_prompt_tokens} tokens leave {left}", name
                 )
         return stopping if stopping.max_tokens is not None else replace(stopping, max_tokens=left)

@@ -288,5 +288,5 @@ def test_parameters_that_the_model_cannot_follow_are_refused(params: SamplingPar
 
 def test_a_prompt_that_the_blocks_cannot_hold_is_refused() -> None:
     engine = make_engine(limits=make_limits(num_blocks=4))
-    with pytest.raises(PenstockError, match="context of 16"):
+    with pytest.raises(PenstockError, match="maximum context length is 16 tokens"):
         engine.add_request("a", [1] * 16, SamplingParams(max_tokens=1))

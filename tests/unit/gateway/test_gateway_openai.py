@@ -9,7 +9,13 @@ from naive_client import naive_events
 from running_gateway import RunningGateway
 from scripted_pipeline import LENGTH, STOP, Incoming, with_logprobs
 
-from penstock.domain.rows import TokenLogprob
+from gateway_svc.core.openai import Form
+from gateway_svc.core.replies import ReplyHead
+from gateway_svc.core.sse import SseFormat
+from gateway_svc.core.streams import SequenceState
+from penstock.domain.chain import CHAIN_START
+from penstock.domain.finish import FinishReason
+from penstock.domain.rows import TextRow, TokenLogprob
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -139,6 +145,33 @@ def test_the_last_event_carries_what_ended_it(gateway: RunningGateway, client: o
     assert last.choices[0].model_dump(exclude_unset=True)["delta"] == {}
     assert last.choices[0].stop_reason == "END"
     assert list(gateway.pipeline.wait_for()[0].body.text_options.stop) == ["END"]
+
+
+def test_a_chat_choice_that_ends_without_text_has_its_role_and_its_end(
+    gateway: RunningGateway, client: openai.OpenAI
+) -> None:
+    def script(request: Incoming) -> None:
+        request.send(request.row("", [], sequence=1, finish=STOP))
+        request.send(request.row("", finish=LENGTH))
+
+    gateway.pipeline.script = script
+    asked = {"model": "tiny", "messages": MESSAGES, "n": 2}
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    told = [(chunk.index, chunk.delta.model_dump(exclude_unset=True), chunk.finish_reason) for chunk in chunks]
+    role = {"role": "assistant", "content": ""}
+    assert told == [(1, role, None), (1, {}, "stop"), (0, role, None), (0, {}, "length")]
+    reply = client.chat.completions.create(**asked)
+    assert [choice.message.content for choice in reply.choices] == ["", ""]
+    assert [choice.finish_reason for choice in reply.choices] == ["length", "stop"]
+
+
+def test_a_chat_choice_that_ended_without_text_is_not_opened_again(gateway: RunningGateway) -> None:
+    have = [SequenceState(finish=FinishReason.STOP), SequenceState()]
+    head = ReplyHead(Form.CHAT, "chatcmpl-1", "tiny", 1, num_choices=2)
+    sse = SseFormat(head, b"r" * 16, have)
+    again, first = (TextRow(b"r" * 16, index, 0, 0, CHAIN_START, (), "", finish=FinishReason.STOP) for index in (0, 1))
+    assert b'"role"' not in sse.chunk(0, again, CHAIN_START)
+    assert b'"role"' in sse.chunk(1, first, CHAIN_START)
 
 
 def test_several_prompts_with_several_samples_are_indexed(gateway: RunningGateway, client: openai.OpenAI) -> None:

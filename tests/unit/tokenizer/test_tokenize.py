@@ -13,6 +13,7 @@ from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.core.vocabulary import load_vocabulary
 
 CONTEXT = 64
+TOO_LONG = "This model's maximum context length is"  # what clients look for
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,20 @@ def test_max_tokens_is_resolved_to_what_the_context_leaves(prompts: PromptTokeni
             "chat_template_kwargs",
             ["messages"],
         ),
-        (Prompt(token_ids=(5,) * 64), {}, "CONTEXT_LENGTH_EXCEEDED", "prompt", ["64 tokens", "context of 64"]),
-        (Prompt(token_ids=(5,) * 60), {}, "CONTEXT_LENGTH_EXCEEDED", "max_tokens", ["16", "60", "leave 4", "64"]),
+        (
+            Prompt(token_ids=(5,) * 64),
+            {},
+            "CONTEXT_LENGTH_EXCEEDED",
+            "prompt",
+            [f"{TOO_LONG} 64 ", "has 64 tokens"],
+        ),
+        (
+            Prompt(token_ids=(5,) * 60),
+            {},
+            "CONTEXT_LENGTH_EXCEEDED",
+            "max_tokens",
+            [f"{TOO_LONG} 64", "16", "leave 4"],
+        ),
         (
             Prompt(token_ids=(5,) * 60),
             {"max_tokens": None, "min_tokens": 5},
