@@ -72,6 +72,19 @@ _STATES = {
     RequestState.RUNNING: "running",
     RequestState.ENDED: "ended",
 }
+# Path, handler and methods. What two methods are for is one route: where neither is meant, `Allow` names both.
+ROUTES = (
+    ("/v1/completions", "completions", ["POST"]),
+    ("/v1/chat/completions", "chat_completions", ["POST"]),
+    ("/v1/models", "models", ["GET"]),
+    ("/v1/models/{name:path}", "model", ["GET"]),
+    ("/v1/requests/{request_id}", "request", ["GET", "DELETE"]),
+    ("/v1/requests/{request_id}/events", "events", ["GET"]),
+    ("/health", "health", ["GET"]),
+    ("/ready", "ready", ["GET"]),
+    ("/metrics", "metrics", ["GET"]),
+    ("/version", "version", ["GET"]),
+)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
@@ -128,19 +141,7 @@ class HttpApi:
         )
 
     def _starlette(self) -> Starlette:
-        routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
-            # One route of two methods: where neither is meant, `Allow` names both.
-            Route("/v1/requests/{request_id}", self.request, methods=["GET", "DELETE"]),
-            Route("/v1/requests/{request_id}/events", self.events, methods=["GET"]),
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/version", self.version, methods=["GET"]),
-        ]
+        routes = [Route(path, getattr(self, handler), methods=methods) for path, handler, methods in ROUTES]
         handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
 
