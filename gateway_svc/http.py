@@ -236,6 +236,7 @@ class HttpApi:
             ask = parse(body)
             if self.strict_fields and (refusal := refused_field(ask)) is not None:
                 raise refusal
+            self.intake.check_priority(ask.priority)
             requests = self.intake.requests(
                 ask.prompts,
                 ask.params,

@@ -28,6 +28,20 @@ class Intake:
     def __init__(self, catalogue: Callable[[], Catalogue], default_timeout_s: float) -> None:
         self._catalogue = catalogue
         self._default_timeout_s = default_timeout_s
+        self.takes_priorities: bool | None = None  # whether schedulers serve by priority; None: nobody has said it yet
+
+    def check_priority(self, asked: int) -> None:
+        """Makes sure that a priority that was asked for counts.
+
+        Raises:
+            PenstockError: INVALID_ARGUMENT: every scheduler serves who came first.
+        """
+        if asked and self.takes_priorities is False:
+            raise invalid(
+                f"priority is {asked}, but this pipeline serves who came first: leave it out, or have its operator "
+                "set --policy priority or fair",
+                "priority",
+            )
 
     def requests(
         self,

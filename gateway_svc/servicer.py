@@ -113,6 +113,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if request.ByteSize() > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
         ask = wire.decode_generate(request)
+        self._intake.check_priority(ask.priority)
         (checked,) = self._intake.requests(
             [ask.prompt],
             ask.params,

@@ -121,6 +121,7 @@ class SchedulerService:
                 "prompt_tokens_total": stats.counters.num_prompt_tokens,
                 "generated_tokens_total": stats.counters.num_generated_tokens,
                 "cached_tokens_total": stats.counters.num_cached_tokens,
+                "takes_priorities": float(self._settings.policy != "fcfs"),  # read by gateways
             },
             hops=self.meters.hops,
         )

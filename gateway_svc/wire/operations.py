@@ -1,11 +1,16 @@
 """What workers and sessions say of themselves."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+
 from google.protobuf.message import DecodeError
 
 from gateway_svc.pipeline import PipelineReading
 from penstock.domain.errors import PoisonMessageError
 from penstock.v1 import results_pb2, status_pb2
-from servicekit.bus.calls import SessionInfo
+from servicekit.bus.calls import SessionInfo, SessionKind
+
+_PRIORITIES = "takes_priorities"  # a figure of schedulers
 
 
 def decode_worker(info: bytes) -> tuple[str, int]:
@@ -19,6 +24,18 @@ def decode_worker(info: bytes) -> tuple[str, int]:
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
     return message.model, message.max_model_len
+
+
+def takes_priorities(sessions: Iterable[SessionInfo]) -> bool | None:
+    """Whether a living scheduler serves by priority; None: none has said so far what it does."""
+    told = []
+    for session in sessions:
+        if session.kind is SessionKind.SCHEDULER and session.alive:
+            with suppress(DecodeError):
+                figures = status_pb2.ServiceStatus.FromString(session.status).figures
+                if _PRIORITIES in figures:
+                    told.append(bool(figures[_PRIORITIES]))
+    return any(told) if told else None
 
 
 def pipeline_status(reading: PipelineReading) -> status_pb2.PipelineStatus:

@@ -25,7 +25,7 @@ class FiredAt(Pipeline):
     """A pipeline that must survive; the services behind the gateway are at `control_port`."""
 
     def __init__(self, model: Path) -> None:
-        super().__init__(model, worker=WORKER)
+        super().__init__(model, worker=WORKER, scheduler={"policy": "priority"})
         self.control_port = 0
         self._over = threading.Event()
         self._control = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

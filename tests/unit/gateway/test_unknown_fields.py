@@ -3,17 +3,26 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Literal
 
+import grpc
 import httpx
 import pytest
 import structlog
-from running_gateway import RunningGateway
+from running_gateway import RunningGateway, eventually
+from scripted_pipeline import TTL_MS
 
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
 from gateway_svc.ignored_fields import IgnoredFields
+from gateway_svc.wire import takes_priorities
 from penstock.domain.errors import ErrorCode, PenstockError
+from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2, status_pb2
+from scheduler_svc.service import SchedulerService
+from scheduler_svc.settings import SchedulerSettings
+from servicekit.bus import MemoryBus
+from servicekit.bus.calls import Hello, ListSessions, Renew, SessionKind
 
 BODIES: dict[str, dict[str, Any]] = {
     "completion": {"model": "tiny", "prompt": "x"},
@@ -134,6 +143,36 @@ def test_where_fields_are_strict_such_a_name_is_refused_with_the_nearest(
         ).json()["error"]["param"]
         == "stream_options.usage"
     )
+
+
+@pytest.mark.parametrize("takes", [True, False, None])
+def test_a_priority_is_refused_where_nobody_serves_by_it(gateway: RunningGateway, takes: bool | None) -> None:
+    figures = {} if takes is None else {"takes_priorities": float(takes)}
+    status = status_pb2.ServiceStatus(figures=figures).SerializeToString()
+    assert gateway.pipeline.call(Renew(gateway.pipeline.sid, TTL_MS, status))
+    eventually(lambda: gateway.service._intake.takes_priorities is takes)
+    for form in FORMS:
+        for priority, is_refused in ((0, False), (None, False), (-1, takes is False)):
+            reply = httpx.post(gateway.url + PATHS[form], json=BODIES[form] | {"priority": priority}, timeout=60)
+            assert reply.status_code == (400 if is_refused else 200)
+            assert not is_refused or reply.json()["error"]["param"] == "priority"
+    call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest(text="x", priority=3))
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT") if takes is False else nullcontext():
+            assert list(stub.Generate(call))
+
+
+def test_a_scheduler_says_whether_it_serves_by_priority() -> None:
+    def takes(policy: Literal["fcfs", "priority", "fair"]) -> bool | None:
+        status = SchedulerService(SchedulerSettings(policy=policy), MemoryBus()).status().SerializeToString()
+        bus = MemoryBus().connect()
+        bus.call(Hello(b"s" * 16, SessionKind.SCHEDULER, "s", "", TTL_MS))
+        bus.call(Renew(b"s" * 16, TTL_MS, status))
+        return takes_priorities(bus.call(ListSessions()))
+
+    assert [takes("fcfs"), takes("priority"), takes("fair")] == [False, True, True]
+    assert takes_priorities([]) is None
 
 
 def test_the_log_tells_at_once_and_then_once_a_minute() -> None:
