@@ -85,10 +85,8 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> E
     if sequence.output:
         return End(sequence, FinishReason.LENGTH)
     capacity = max(worker.limits.capacity for worker in workers.values())
-    error = context_exceeded(
-        capacity, f"the prompt has {sequence.num_tokens} and must leave room for one of output", "prompt"
-    )
-    return End(sequence, FinishReason.ERROR, RequestError.of(error))
+    why = f"the prompt has {sequence.num_tokens} and must leave room for one of output"
+    return End(sequence, FinishReason.ERROR, RequestError.of(context_exceeded(capacity, why, "prompt")))
 
 
 def end_rows(ends: list[End]) -> TokenRows:
