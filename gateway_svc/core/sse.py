@@ -55,8 +55,8 @@ class SseFormat:
         if not head.continuous_usage:
             self._without_end += self._suffix()
         self._num_prompt_tokens = [0] * head.num_choices
-        # A chat begins each choice with its role; a completion has no such chunk.
-        self._has_opened = [not self._chat or bool(each.num_chars or each.finish) for each in have]
+        # A chat begins each choice with its role. Each choice is heard of with its first token, though it has no text.
+        self._has_opened = [bool(each.num_tokens or each.finish) for each in have]
 
     def learn(self, choices: Iterable[int], num_prompt_tokens: int) -> None:
         """Choices of one request have so many prompt tokens."""
@@ -72,8 +72,8 @@ class SseFormat:
             chain: hash over the sample's tokens, those of the row included.
         """
         if not row.finish and not row.logprobs:
-            if not row.text:
-                return b""
+            if not row.text and (self._chat or self._has_opened[choice]):
+                return self._opening(choice)
             event = self._before_text[choice] + encode(row.text) + self._without_end
             if self._head.continuous_usage:
                 event += self._suffix(choice, row)
@@ -82,16 +82,19 @@ class SseFormat:
         if self._ids is not None:
             num_tokens, num_chars = row.token_offset + len(row.token_ids), row.text_offset + len(row.text)
             event = self._ids.after(choice, num_tokens, num_chars, chain, row.finish) + event
-        if self._has_opened[choice]:
-            return event
-        self._has_opened[choice] = True
-        return self._choice_prefix(choice) + _ROLE + self._suffix(choice) + event
+        return self._opening(choice) + event
 
     def end(self, usages: Sequence[Usage]) -> bytes:
         """What stands behind the last chunk: the usage if it was asked for, and the end mark."""
         if not self._head.include_usage:
             return DONE
         return self._prefix + b'"choices":[],"usage":' + encode(usage_fields(usages)) + b"}\n\n" + DONE
+
+    def _opening(self, choice: int) -> bytes:
+        if self._has_opened[choice]:
+            return b""
+        self._has_opened[choice] = True
+        return self._choice_prefix(choice) + _ROLE + self._suffix(choice) if self._chat else b""
 
     def _choice_prefix(self, index: int) -> bytes:
         return self._prefix + b'"choices":[{"index":%d' % index
