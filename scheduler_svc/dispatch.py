@@ -142,9 +142,8 @@ class Dispatcher:
                 if (plan := self.scheduler.schedule(name, now_ns)) is None:
                     break
                 self._gathering.has_planned(name)
-                chunks = plan.num_tokens[plan.num_tokens > 1]
                 planned_ns = time.monotonic_ns()
-                link.pacing.issue(plan.step, int(chunks.sum()), len(plan.slots) - len(chunks), planned_ns)
+                link.pacing.issue(plan.step, plan.num_tokens, planned_ns)
                 self._meters.note_plan(plan, planned_ns)
                 for admission in plan.admissions if is_debugging() else ():
                     admitted_id = format_request_id(admission.request_id)
@@ -222,7 +221,7 @@ class Dispatcher:
             self._end_epoch(link.worker)
             return False
         link.heard_ns = time.monotonic_ns()
-        link.pacing.answer(received.result.step, received.result.step_ns, received.result.slack_ns, link.heard_ns)
+        link.pacing.answer(received.result.step, received.result.step_ns, received.slack_ns, link.heard_ns)
         self._shards.log(rows, link.incarnation, received.result.step)
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True

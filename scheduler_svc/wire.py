@@ -159,6 +159,7 @@ class ReceivedResult:
     incarnation: bytes
     sent_ns: int
     error: RequestError | None  # the worker has ended the epoch
+    slack_ns: int  # for so long the plan had been ready for the device when the step before it ended; see the contract
 
 
 def decode_result(payload: bytes) -> ReceivedResult:
@@ -180,7 +181,6 @@ def decode_result(payload: bytes) -> ReceivedResult:
             logprobs=logprobs,
             step_ns=message.step_ns,
             idle_ns=message.idle_ns,
-            slack_ns=message.slack_ns,
         )
     except (DecodeError, ValueError) as error:
         raise PoisonMessageError(f"not a StepResult: {error}") from error
@@ -190,6 +190,7 @@ def decode_result(payload: bytes) -> ReceivedResult:
         message.origin.session,
         message.origin.sent_unix_ns,
         tokens.decode_error(message.error) if message.HasField("error") else None,
+        message.slack_ns,
     )
 
 

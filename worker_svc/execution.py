@@ -4,7 +4,6 @@ Where a launch only starts the step, the reader launches: a thread of its own wo
 CPU a launch is the whole step; there a second thread launches, so that the reader can keep the session meanwhile.
 """
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -218,13 +217,13 @@ class Execution:
                 self.failure = item
                 continue
             self._waiting_since_ns = item.at_ns
-            result = dataclasses.replace(item.pending.result(), slack_ns=ended_ns - item.ready_ns)
-            ended_ns = time.monotonic_ns()
+            result = item.pending.result()
+            slack_ns, ended_ns = ended_ns - item.ready_ns, time.monotonic_ns()
             self._waiting_since_ns = 0
             self._stats.observe(result)
             if not item.epoch.is_superseded:
                 session, incarnation = item.epoch.session, item.epoch.incarnation
-                self._publish(wire.encode_result(result, session, incarnation, time.time_ns()))
+                self._publish(wire.encode_result(result, session, incarnation, time.time_ns(), slack_ns))
         self._settle()
 
 

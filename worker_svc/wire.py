@@ -65,15 +65,15 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
     return ReceivedPlan(session, incarnation, message.origin.sent_unix_ns, plan)
 
 
-def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
-    """A penstock.v1.StepResult that answers a plan of the scheduler's `session`."""
+def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_unix_ns: int, slack_ns: int = 0) -> bytes:
+    """A penstock.v1.StepResult that answers a plan of the scheduler's `session`; see there for `slack_ns`."""
     message = _answer(result.step, session, incarnation, now_unix_ns)
     message.slots = _bytes(result.slots)
     message.counts = _bytes(result.counts)
     message.token_ids = _bytes(result.token_ids)
     message.step_ns = result.step_ns
     message.idle_ns = result.idle_ns
-    message.slack_ns = result.slack_ns
+    message.slack_ns = slack_ns
     if result.logprobs is not None:
         message.logprobs.CopyFrom(encode_logprobs(result.logprobs))
     return message.SerializeToString()

@@ -81,5 +81,3 @@ class StepResult:
     logprobs: Logprobs | None = None  # None: no slot asked
     step_ns: int = 0  # device time of the step, nanoseconds
     idle_ns: int = 0  # device time between the end of the step before and the start of this one, nanoseconds
-    # How long its plan had been ready for the device when the step before ended, nanoseconds; below 0: that waited.
-    slack_ns: int = 0

@@ -8,6 +8,8 @@ how long steps take, and how long each plan had been waiting for the device when
 from collections import deque
 from dataclasses import dataclass, field
 
+from penstock.domain.plan import U32
+
 _LEAST_WAIT_NS = 1_000_000  # a shorter wait is not worth what it may cost
 _LEAST_STEP_NS = 3_000_000  # shorter steps leave no time to wait: they are not even looked at
 _MARGIN_NS = 250_000
@@ -21,11 +23,12 @@ class _InFlight:
     """A plan whose result has not come."""
 
     step: int
-    num_prompt_tokens: int
-    num_decodes: int
     issued_ns: int
-    expected_ns: int  # end of the steps before it, as predicted when it was made; 0: there was none, or nobody knew
-    is_plain: bool  # the steps before it only decode
+    num_prompt_tokens: int = 0
+    num_decodes: int = 0
+    expected_ns: int = 0  # end of the steps before it, as predicted when it was made; 0: there was none, or nobody knew
+    is_plain: bool = False  # the steps before it only decode
+    is_looked_at: bool = True  # else nothing but its number and its time is known
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class _Durations:
     def predict(self, step: _InFlight) -> int | None:
         """Nanoseconds; None: no such step is known."""
         plain_ns = min(self.plain_ns, default=None)
-        if not step.num_prompt_tokens:
+        if not step.is_looked_at or not step.num_prompt_tokens:
             return plain_ns
         if not self.per_token_ns:
             return None
@@ -80,11 +83,15 @@ class Pacing:
         self._answered_ns = 0  # when the last result came
         self._is_short = True  # the last step
 
-    def issue(self, step: int, num_prompt_tokens: int, num_decodes: int, now_ns: int) -> None:
-        """A plan was made: so many tokens in chunks of prompts beside so many sequences that decode."""
-        expected_ns = 0 if self._is_short else self._expected_ns() or 0
-        in_flight = _InFlight(step, num_prompt_tokens, num_decodes, now_ns, expected_ns, self._only_decodes())
-        self._in_flight.append(in_flight)
+    def issue(self, step: int, num_tokens: U32, now_ns: int) -> None:
+        """A plan was made; `num_tokens` u32[sequences]: by so many each advances."""
+        if self._is_short:
+            self._in_flight.append(_InFlight(step, now_ns, is_looked_at=False))
+            return
+        chunks = num_tokens[num_tokens > 1]
+        expected_ns, is_plain = self._expected_ns() or 0, self._only_decodes()
+        num_prompt_tokens, num_decodes = int(chunks.sum()), len(num_tokens) - len(chunks)
+        self._in_flight.append(_InFlight(step, now_ns, num_prompt_tokens, num_decodes, expected_ns, is_plain))
 
     def answer(self, step: int, step_ns: int, slack_ns: int, now_ns: int) -> None:
         """A result came.
@@ -100,7 +107,7 @@ class Pacing:
             return
         answered = self._in_flight.popleft()
         self._answered_ns, self._is_short = now_ns, step_ns < _LEAST_STEP_NS
-        if self._is_short:
+        if self._is_short or not answered.is_looked_at:
             return
         self._durations.observe(answered, step_ns)
         if answered.expected_ns:

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from scheduler_svc.core.pacing import Pacing
@@ -33,7 +34,8 @@ class Device:
             else:
                 self.now_ns = due_ns
         self.step += 1
-        self.pacing.issue(self.step, num_prompt_tokens, 4, self.now_ns)
+        num_tokens = np.array([1] * 4 + [num_prompt_tokens] * bool(num_prompt_tokens), np.uint32)
+        self.pacing.issue(self.step, num_tokens, self.now_ns)
         ready_ns = self.now_ns + self.way_ns
         slack_ns = self.free_ns - ready_ns
         if self.step > 1:
