@@ -158,7 +158,12 @@ class TritonCompute:
         def make_chunks(slots: DeviceSlots, *, with_flash: bool) -> ChunkGraphs | None:
             if not self._chunk_graphs:
                 return None
-            shapes = make_shapes(limits, model.config.num_layer_weights, with_flash=with_flash)
+            shapes = make_shapes(
+                limits,
+                model.config.num_layer_weights,
+                with_flash=with_flash,
+                takes_finished=attention.decode.takes_finished,
+            )
             return ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
 
         def make_decoder(slots: DeviceSlots) -> StepDecoder:

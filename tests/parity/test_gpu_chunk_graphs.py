@@ -50,6 +50,17 @@ def test_tokens_in_bf16_are_near_the_likeliest(
     assert {shape.decodes for shape in replayed} == {16, NUM_PROMPTS}
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_so_they_are_where_tokens_have_the_rows_of_decodes_that_are_not_there(
+    variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_graphs, "_MOST_APART", 64)
+    monkeypatch.setattr(chunk_graphs, "_FLEXIBLE_ROWS", range(128, 577, 64))
+    replayed = {shape for shape in replayed_shapes(variant, tmp_path, monkeypatch) if shape.is_flexible}
+    assert len(replayed) > 2
+    assert {shape.decodes for shape in replayed} == {NUM_PROMPTS}
+
+
 @pytest.mark.parametrize("variant", VARIANTS[:2], ids=lambda variant: variant.name)
 def test_so_they_are_where_flash_attention_attends(
     variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,9 @@ A graph reads what the host says of the step by itself, and writes what sequence
 is launched before it, unless sequences bring more than it has room for, or get further blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -31,7 +32,9 @@ from worker_svc.core.slots import I64
 from worker_svc.core.staging import Staging
 
 _TOKENS = (64, 128, 192, 256, *range(384, 1537, 128), 1792, 2048, 3072, 4096, 6144, 8192)
-_MOST_APART = 512  # tokens beside which decodes are more rows; among more they are, which fills the products' tiles
+_MOST_APART = 512  # tokens of shapes that keep rows for as many decodes as they have room for
+_FLEXIBLE_ROWS, _FLEXIBLE_DECODES = range(576, 1601, 64), 64  # of those that do not, up to what a package may attend to
+_FULL_PADS = 16  # rows beside a full step's, for decodes that are not there
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
@@ -54,6 +57,7 @@ class Shape:
     decodes: int  # sequences that advance by one token
     tokens: int  # of the sequences that advance by more
     by_flash: bool = False  # who attends for these: a FlashAttention package, or the prefill kernel
+    is_flexible: bool = False  # these may have the rows of decodes that are not there, all but one
 
     @property
     def rows(self) -> int:
@@ -77,29 +81,42 @@ class Shape:
 
     def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
         """For so many, the tokens in chunks."""
+        if self.is_flexible:
+            tokens -= max(0, self.decodes - decodes - 1)
         return self.decodes >= decodes and self.tokens >= tokens and self.chunks >= chunks
 
 
-def make_shapes(limits: Limits, num_weights: int, *, with_flash: bool) -> list[Shape]:
-    """The shapes for a model with so many weights in its layers, ascending; none where contexts are shorter than a tile
-    of the prefill kernel: what pads a step is up to that long. `with_flash`: a package is there that can be recorded.
+def make_shapes(
+    limits: Limits, num_weights: int, *, with_flash: bool, takes_finished: Callable[[int], bool] = lambda _: False
+) -> list[Shape]:
+    """The shapes for a model with so many weights in its layers; none where contexts are shorter than a tile of the
+    prefill kernel: what pads a step is up to that long.
+
+    Args:
+        limits: of the worker.
+        num_weights: a token is multiplied with.
+        with_flash: a package is there that can be recorded.
+        takes_finished: see `DecodeAttention`: for so many decodes a shape may be flexible.
     """
     if limits.max_model_len < QUERY_TILE:
         return []
     budget = limits.max_num_batched_tokens
     most = min(budget, int(_MOST_FLOPS / (2 * num_weights)))
+    flexible = [
+        Shape(count, rows - count, is_flexible=True)
+        for count in {min(_FLEXIBLE_DECODES, limits.max_num_seqs), limits.max_num_seqs}
+        for rows in sorted({*_FLEXIBLE_ROWS, budget + _FULL_PADS})
+        if takes_finished(count) and max(count, _MOST_APART) < rows <= min(most + _FULL_PADS, _FLEXIBLE_ROWS[-1])
+    ]
     # Beside few decodes a full step has almost as many tokens in chunks.
     sizes = [size for size in {*_TOKENS, min(budget, _TOKENS[-1])} if size <= most]
+    if flexible:
+        sizes = [size for size in sizes if size <= _MOST_APART or size > _FLEXIBLE_ROWS[-1]]
     counts = [*(count for count in _DECODES if count < limits.max_num_seqs), limits.max_num_seqs]
-    rooms = [
-        (count, size - count if _MOST_APART < size < budget and count < limits.max_num_seqs else size)
-        for count in counts
-        for size in sizes
-        if not count or size >= _FEWEST_BESIDE_DECODES
-    ]
+    rooms = [(count, size) for count in counts for size in sizes if not count or size >= _FEWEST_BESIDE_DECODES]
     own = [Shape(count, size) for count, size in rooms]
     flash = [Shape(count, size, by_flash=True) for count, size in rooms if with_flash and size >= _FEWEST_BY_FLASH]
-    return sorted(own + flash)
+    return sorted(own + flash + flexible)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +131,12 @@ class _Columns:
     slots: Tensor  # of all sequences, decodes first, as in the next two
     contexts: Tensor  # tokens with KV once the step is done
     ends: Tensor  # where each one's tokens end among the rows
+    decode_rows: (
+        Tensor  # of those that advance by one token, as the next two; a flexible shape's others are the dummy's
+    )
+    decode_slots: Tensor
+    decode_contexts: Tensor
+    num_decodes: Tensor  # [1]: how many of these stand before all others
     work: PrefillTiles | Spans  # of the sequences that advance by chunks
     last_tokens: Tensor  # of the sequences that sample, as the next two
     sample_slots: Tensor
@@ -130,7 +153,6 @@ class ChunkStep:
         self.limits = limits
         self.attention = attention
         self._model = model
-        self._rows = torch.arange(limits.max_num_batched_tokens + limits.max_num_seqs, device=state.num_computed.device)
 
     def outline(self) -> "ChunkStep":
         """See `LlamaForCausalLM.outline`."""
@@ -144,11 +166,11 @@ class ChunkStep:
         receive(staging, columns.packed)
         enter(columns.runs, columns.cells, state)
         table, block_size = self._model.embedding_table, self.limits.block_size
-        num_decodes, num_rows = columns.shape.decodes, columns.shape.rows
+        num_rows = columns.shape.rows
         inputs = chunk_inputs(num_rows, columns.slots, columns.contexts, columns.ends, state, block_size, table)
-        rows = self._rows[:num_rows]
         attention = self.attention.prepare_chunks(
-            DecodeRows(rows[:num_decodes], columns.slots[:num_decodes], columns.contexts[:num_decodes]),
+            DecodeRows(columns.decode_rows, columns.decode_slots, columns.decode_contexts),
+            columns.num_decodes,
             columns.work,
             positions=inputs.positions,
             slot_mapping=inputs.cells,
@@ -171,7 +193,7 @@ class ChunkGraphs:
         """Nothing is recorded yet."""
         self._step = step
         self._device = step.state.num_computed.device
-        self.shapes = sorted(shapes)
+        self.shapes = sorted(shapes, key=lambda shape: (shape.rows, shape))
         self._columns = {shape: self._make_columns(shape) for shape in self.shapes}
         most = max((len(each.packed) for each in self._columns.values()), default=0)
         self._staging = Staging(self._device, most)
@@ -236,9 +258,10 @@ class ChunkGraphs:
     def _make_columns(self, shape: Shape) -> _Columns:
         places = self._places(shape)
         packed = torch.zeros(_aligned(places[-1].stop), dtype=torch.int64, device=self._device)
-        slots, contexts, ends, *work, last_tokens, sample_slots, sample_positions, runs, cells = (
-            packed[place] for place in places
-        )
+        columns = iter([packed[place] for place in places])
+        slots, contexts, ends = islice(columns, 3)
+        decode_rows, decode_slots, decode_contexts, num_decodes = islice(columns, 4)
+        *work, last_tokens, sample_slots, sample_positions, runs, cells = columns
         return _Columns(
             shape=shape,
             packed=packed,
@@ -246,6 +269,10 @@ class ChunkGraphs:
             slots=slots,
             contexts=contexts,
             ends=ends,
+            decode_rows=decode_rows,
+            decode_slots=decode_slots,
+            decode_contexts=decode_contexts,
+            num_decodes=num_decodes[:1],
             work=Spans(shape.tokens, self._step.limits.max_model_len, *work) if shape.by_flash else PrefillTiles(*work),
             last_tokens=last_tokens,
             sample_slots=sample_slots,
@@ -256,12 +283,14 @@ class ChunkGraphs:
 
     def _places(self, shape: Shape) -> list[slice]:
         """See `_Columns.places`."""
-        num_chunks = shape.chunks + -(-shape.tokens // self._longest_pad(shape))
+        most_tokens = shape.rows if shape.is_flexible else shape.tokens
+        num_chunks = shape.chunks + -(-most_tokens // self._longest_pad(shape))
         if shape.by_flash:
             work = [num_chunks + 1, num_chunks, num_chunks]
         else:
-            work = [-(-shape.tokens // QUERY_TILE) + shape.chunks + 2] * 4
-        lengths = [shape.decodes + num_chunks] * 3 + work + [shape.decodes + shape.chunks] * 3
+            work = [-(-most_tokens // QUERY_TILE) + shape.chunks + 2] * 4
+        lengths = [shape.decodes + num_chunks] * 3 + [shape.decodes] * 3 + [1]
+        lengths += work + [shape.decodes + shape.chunks] * 3
         lengths += [3 * shape.runs, shape.cells // 2]
         starts = np.cumsum([0, *map(_aligned, lengths)]).tolist()
         return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
@@ -270,16 +299,21 @@ class ChunkGraphs:
         """Write the columns of a batch, of which what is left is the dummy's, and what enters the tables."""
         words, places = self._staging.next(), self._columns[shape].places
         dummy_slot = self._step.state.dummy_slot
-        padded = self._padded(shape, batch)
+        num_decodes = batch.num_decodes if shape.is_flexible else shape.decodes
+        padded = self._padded(shape, batch, num_decodes)
         if shape.by_flash:
             # Those behind the end are empty.
-            work = [(column, int(column[-1])) for column in chunk_spans(padded, shape.decodes)]
+            work = [(column, int(column[-1])) for column in chunk_spans(padded, num_decodes)]
         else:
-            work = [(column, 0) for column in chunk_tiles(padded, shape.decodes)]
+            work = [(column, 0) for column in chunk_tiles(padded, num_decodes)]
         parts = [  # what each begins with, and what the rest is
             (padded.slots, dummy_slot),
             (padded.context_lens, 0),
             (padded.query_starts[1:], shape.rows),
+            (np.arange(num_decodes), shape.rows - 1),
+            (padded.slots[:num_decodes], dummy_slot),
+            (padded.context_lens[:num_decodes], 1),
+            (np.array([num_decodes]), 0),
             *work,
             (padded.query_starts[padded.samples + 1] - 1, 0),
             (padded.slots[padded.samples], dummy_slot),
@@ -292,11 +326,11 @@ class ChunkGraphs:
         runs, cells = (words[place] for place in places[-2:])
         entering.write(runs.reshape(-1, 3), cells.view(np.int32))
 
-    def _padded(self, shape: Shape, batch: Batch) -> Batch:
-        """A batch with as many decodes and tokens as the shape has: what it lacks is the dummy's."""
+    def _padded(self, shape: Shape, batch: Batch, most_decodes: int) -> Batch:
+        """A batch with so many decodes, and as many tokens as the shape has: what it lacks is the dummy's."""
         dummy_slot = self._step.state.dummy_slot
         num_decodes = batch.num_decodes
-        idle = shape.decodes - num_decodes
+        idle = most_decodes - num_decodes
         num_tokens = shape.rows - idle - batch.num_tokens
         if not idle and not num_tokens:
             return batch

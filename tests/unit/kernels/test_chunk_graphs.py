@@ -19,6 +19,8 @@ from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_sha
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels import decode_attention
+from worker_svc.core.kernels.decode_cut import Shares
 from worker_svc.core.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
@@ -66,6 +68,19 @@ def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.Monkey
     drive(runner, padded, chunk=16, stagger=1)
     assert decoder.taken
     assert [each.output for each in padded] == [each.output for each in expected]
+
+
+def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
+    expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
+    drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
+    runner = make_runner(CONFIG, TritonCompute(""))
+    decoder = runner._decoder = Unrecorded(runner, Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True))
+    drive(runner, padded, chunk=16, stagger=1)
+    assert set(decoder.taken) == {Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True)}
+    assert [each.output for each in padded] == [each.output for each in expected]
+    assert int(runner._slots.num_computed[-1]) == 0
+    assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())
 
 
 @pytest.mark.usefixtures("always")
@@ -138,16 +153,40 @@ def test_shapes_end_where_products_outlast_their_launches() -> None:
     assert {shape.decodes for shape in small} == {0, 16, 64, 256}
     assert max(shape.tokens for shape in large) == 1536
     assert set(large) < set(small)
-    # Decodes fill up the products' tiles, but where all of a step's tokens must find room.
-    assert {shape.rows % 128 for shape in large if shape.rows > 512} == {0, 64, 16}
-    assert {(shape.decodes, shape.rows) for shape in large if shape.rows % 128} >= {(64, 576), (16, 528)}
-    assert all(shape.rows % 128 == 0 for shape in large if shape.rows > 576)
-    full = make_shapes(replace(limits, max_num_batched_tokens=1536), 7_000_000_000, with_flash=False)
-    assert {shape.decodes for shape in full if shape.tokens == 1536} == {0, 16, 64, 256}
     # However few decodes are in a step, its budget of tokens fits.
     fewer = replace(limits, max_num_batched_tokens=2304)
     assert Shape(0, 2304) in make_shapes(fewer, 440_000_000, with_flash=False)
     assert Shape(0, 2304, by_flash=True) in make_shapes(fewer, 440_000_000, with_flash=True)
+
+
+def test_shapes_of_many_rows_keep_none_for_decodes_that_are_not_there() -> None:
+    def shapes(budget: int, num_weights: int) -> list[Shape]:
+        limits = replace(LIMITS, max_num_batched_tokens=budget)
+        return make_shapes(limits, num_weights, with_flash=False, takes_finished=lambda count: count > 32)
+
+    found = shapes(1536, 7_000_000_000)
+    flexible = [shape for shape in found if shape.is_flexible]
+    assert {shape.decodes for shape in flexible} == {64, 256}
+    assert sorted({shape.rows for shape in flexible}) == [*range(576, 1537, 64), 1552]
+    assert max(shape.tokens for shape in found if not shape.is_flexible) == 512
+    # A full step beside any number of decodes has room.
+    assert all(any(shape.has_room(count, 4, 1536 - count) for shape in found) for count in range(257))
+    # A budget that would keep a device busy for longer than launches take is left to these.
+    assert max(shape.rows for shape in shapes(2048, 7_000_000_000) if shape.is_flexible) == 1536
+    tokens = {shape.tokens for shape in shapes(8192, 440_000_000) if not shape.is_flexible}
+    assert tokens == {64, 128, 192, 256, 384, 512, 1792, 2048, 3072, 4096, 6144, 8192}
+
+
+def test_a_flexible_shape_has_room_for_more_tokens_beside_fewer_decodes() -> None:
+    shape = Shape(4, 12, is_flexible=True)
+    assert shape.has_room(4, 1, 12)
+    assert not shape.has_room(4, 1, 13)
+    # One row is left for decodes that are not there.
+    assert shape.has_room(3, 1, 12)
+    assert not shape.has_room(3, 1, 13)
+    assert shape.has_room(0, 1, 15)
+    assert not shape.has_room(0, 1, 16)
+    assert not shape.has_room(5, 1, 3)
 
 
 def test_a_package_that_can_be_recorded_has_shapes_of_its_own() -> None:

@@ -140,7 +140,7 @@ def test_rows_before_the_first_are_left_alone_and_some_queries_are_scaled() -> N
     positions = torch.arange(4, device=DEVICE)
     cells = cells_of(cache.tables, 1, positions, 16)
     work = None, 0.0, rotary_table(4, 64), positions, cells, cache.keys, cache.values
-    rope_write(qkv, *work, first=1, num_scaled=2, scale=2.0)
+    rope_write(qkv, *work, first=1, num_scaled=torch.tensor([2], device=DEVICE), scale=2.0)
     assert torch.equal(qkv[:1], before[:1])
     assert torch.isnan(cache.keys.flatten(0, 1)[cells[:1]]).all()
     assert not torch.isnan(cache.keys.flatten(0, 1)[cells[1:]]).any()

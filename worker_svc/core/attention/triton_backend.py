@@ -71,9 +71,10 @@ class TritonAttention:
             np.arange(num_decodes),
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
+            np.array([num_decodes]),
             *(chunk_spans if by_flash else chunk_tiles)(batch, num_decodes),
         )
-        decode_rows, columns = DecodeRows(*columns[:3]), columns[3:]
+        decode_rows, count, columns = DecodeRows(*columns[:3]), columns[3], columns[4:]
         if num_decodes == len(batch.slots):
             return self.prepare_decode(decode_rows, block_tables)
         work: PrefillTiles | Spans
@@ -83,7 +84,7 @@ class TritonAttention:
         else:
             work = PrefillTiles(*columns)
         return self.prepare_chunks(
-            decode_rows, work, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
+            decode_rows, count, work, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
         )
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
@@ -93,17 +94,20 @@ class TritonAttention:
     def prepare_chunks(
         self,
         decode_rows: DecodeRows,
+        num_decodes: Tensor,
         work: "PrefillTiles | Spans",
         *,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
     ) -> "TritonStepAttention":
-        """The attention of a step whose tokens are `decode_rows`, the first of the flat columns, and all behind, as
-        `work` says: tiles are the prefill kernel's, spans the FlashAttention package's.
+        """The attention of a step whose tokens are those of `decode_rows`, `num_decodes` i64[1] of which are the first
+        of the flat columns, and all after these, as `work` says: tiles are the prefill kernel's, spans the
+        FlashAttention package's. Further decode rows must stand where nobody's tokens do, and only where
+        `DecodeAttention.takes_finished`.
         """
         chunks = self._flash_chunks(work, block_tables) if isinstance(work, Spans) else work
-        chunked = _Chunked(chunks, positions, slot_mapping)
+        chunked = _Chunked(chunks, positions, slot_mapping, num_decodes)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
     def gains_by_flash(self, batch: Batch, first: int) -> bool:
@@ -167,6 +171,7 @@ class _Chunked:
     work: Chunks | PrefillTiles
     positions: Tensor  # i64[tokens] of the step, as the next
     slot_mapping: Tensor
+    num_decodes: Tensor  # i64[1]: tokens of the step that stand before them
 
 
 def chunk_spans(batch: Batch, first: int) -> tuple[I64, I64, I64]:
@@ -228,7 +233,7 @@ class TritonStepAttention:
                 values,
                 unscaled,
                 first=0 if is_finished else num_decodes,
-                num_scaled=num_decodes,
+                num_scaled=chunked.num_decodes if is_finished else None,
                 scale=backend.decode.query_scale,
             )
         out = self._attend_chunks(qkv, keys, values)

@@ -35,7 +35,7 @@ def _turn(left, right, norm_ptr, cos, sin, eps, D: tl.constexpr, NORM: tl.conste
 
 
 # Not compiled again for numbers that divide by 16: steps that are no graphs have any.
-@triton.jit(do_not_specialize=["first", "num_scaled"])
+@triton.jit(do_not_specialize=["first"])
 def _rope_write(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
@@ -50,7 +50,7 @@ def _rope_write(
     hidden_eps,
     hidden_size,  # 0: they are scaled already
     first,  # row
-    num_scaled,  # rows, the first, whose queries are multiplied by `scale`
+    num_scaled_ptr,  # i64[1]: rows, the first, whose queries are multiplied by `scale`
     scale,
     block_stride,
     token_stride,
@@ -62,6 +62,7 @@ def _rope_write(
     KV_HEADS: tl.constexpr,  # power of two from HK
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    SCALES: tl.constexpr,  # whether there are such rows
     DEPENDENT: tl.constexpr,
 ):
     """One program a token, all heads; everything is read before anything is written, so that it is read at once."""
@@ -90,7 +91,9 @@ def _rope_write(
     from_hidden = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
     q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_ptr, cos, sin, eps, D, NORM)
     k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_ptr, cos, sin, eps, D, NORM)
-    of_query = tl.where(row < num_scaled, scale, 1.0)
+    of_query = 1.0
+    if SCALES:
+        of_query = tl.where(row < tl.load(num_scaled_ptr), scale, 1.0)
     dtype = qkv_ptr.dtype.element_ty
     store(queries, (q1 * of_query).to(dtype), half, HALF, head < H)
     store(queries + HALF, (q2 * of_query).to(dtype), half, HALF, head < H)
@@ -111,11 +114,11 @@ def rope_write(
     unscaled: Unscaled | None = None,
     *,
     first: int = 0,
-    num_scaled: int = 0,
+    num_scaled: Tensor | None = None,
     scale: float = 1.0,
 ) -> None:
     """Normalise and rotate the queries of the rows from `first` on in place; their keys, treated alike, and values go
-    to the cache. Queries of the first `num_scaled` rows are multiplied by `scale`, too.
+    to the cache. Queries of the first `num_scaled` i64[1] rows are multiplied by `scale`, too.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], rotary f32[positions, head_dim],
     positions and slot_mapping i64[tokens], keys and values [num_blocks, block_size, num_kv_heads, head_dim];
@@ -139,7 +142,7 @@ def rope_write(
         unscaled.eps if unscaled is not None else 0.0,
         unscaled.hidden.shape[1] if unscaled is not None else 0,
         first,
-        num_scaled,
+        num_scaled if num_scaled is not None else positions,
         scale,
         keys.stride(0),
         keys.stride(1),
@@ -151,6 +154,7 @@ def rope_write(
         KV_HEADS=triton.next_power_of_2(num_kv_heads),
         BLOCK_SIZE=block_size,
         NORM=norms is not None,
+        SCALES=num_scaled is not None,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
