@@ -39,7 +39,8 @@ class Replica:
             mourn: told of each death before the next life begins.
         """
         self.child = child
-        self.was_ready = False
+        self._was_ever_ready = False  # in any of its lives: it can start
+        self._is_up = False  # was ready in its present life, so that silence is no slow start any more
         self._output = output
         self._mourn = mourn
         self._first_pause_s, self._max_pause_s = min(FIRST_PAUSE_S, max_pause_s), max_pause_s
@@ -60,7 +61,7 @@ class Replica:
             if self._stopping.is_set():
                 return
             deaths += 1
-            if not self.was_ready and (status == CANNOT_START or deaths >= MAX_FIRST_TRIES):
+            if not self._was_ever_ready and (status == CANNOT_START or deaths >= MAX_FIRST_TRIES):
                 raise PenstockError(
                     ErrorCode.INTERNAL, f"{self.child.name} cannot start ({_cause(status)}): its last lines say why"
                 )
@@ -76,7 +77,8 @@ class Replica:
     async def is_ready(self) -> bool:
         """Asks whether it takes new work."""
         ready = await self._ask("/ready") is True
-        self.was_ready |= ready
+        self._is_up |= ready
+        self._was_ever_ready |= ready
         return ready
 
     async def _ask(self, path: str) -> bool | None:
@@ -100,18 +102,22 @@ class Replica:
         return words[1] == b"200" if len(words) > 1 else None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kills a process that makes no progress any more. One that has not been ready yet may take its time."""
+        """Kills a process that makes no progress any more. One that has not been ready yet may take its time.
+
+        In each of its lives: to import and load takes as long as it does, most of all after the host has lost its caches.
+        """
         heard_s = time.monotonic()
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
             is_alive = await self._ask("/health")
-            if is_alive or not self.was_ready or self._stopping.is_set():
+            if is_alive and not self._is_up:
+                await self.is_ready()
+            if is_alive or not self._is_up or self._stopping.is_set():
                 heard_s = time.monotonic()
             elif is_alive is False or time.monotonic() - heard_s > SILENT_AFTER_S:
                 why = "it makes no progress" if is_alive is False else "it does not answer"
                 self._output.say(f"{self.child.name} hangs, {why}: killing it")
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill_group(process.pid)
                 return
 
     async def stop(self, drain_timeout_s: float) -> None:
@@ -120,7 +126,8 @@ class Replica:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), drain_timeout_s + KILL_AFTER_S)
         except TimeoutError:
@@ -132,10 +139,11 @@ class Replica:
         """Ends it and what it started at once."""
         self._stopping.set()
         if self._process is not None and self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            _kill_group(self._process.pid)
 
     async def _live(self) -> int:
         """One life of the process; its exit status."""
+        self._is_up = False
         environ = os.environ | {"PYTHONUNBUFFERED": "1", "PENSTOCK_REDIS_URL": self.child.redis_url}
         if self._output.colored:
             environ["FORCE_COLOR"] = "1"
@@ -161,8 +169,7 @@ class Replica:
         status = await self._process.wait()
         watching.cancel()
         # What it started itself must not outlive it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        _kill_group(self._process.pid)
         await relaying
         return status
 
@@ -182,6 +189,12 @@ class Replica:
         if rest:
             self._output.relay(self.child.name, rest.decode(errors="replace"))
         transport.close()
+
+
+def _kill_group(pid: int) -> None:
+    """Ends a process and what it started. It may have ended already, and been waited for, before the loop has heard."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _cause(status: int) -> str:

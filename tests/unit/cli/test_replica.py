@@ -40,7 +40,7 @@ class Fixture:
         return self.stream.getvalue()
 
     async def until(self, text: str, times: int = 1) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.said.count(text) < times:
                 await asyncio.sleep(0.01)
 
@@ -77,7 +77,7 @@ def test_a_child_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert "died (signal SIGKILL): starting it again in 0.02 s" in fixture.said
         assert fixture.mourned == ["worker-0 after 1"]
         await fixture.replica.stop(5.0)
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
 
     run(test())
 
@@ -87,21 +87,24 @@ def test_a_child_that_hangs_is_killed_and_started_again(monkeypatch: pytest.Monk
     fixture = Fixture(SLEEP, monkeypatch)
     monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
     monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.1)
-    answers: list[bool | None] = [True, True]
+    hangs = False
 
     async def ask(path: str) -> bool | None:
-        return answers.pop() if answers else answer
+        return answer if hangs else True
 
     monkeypatch.setattr(fixture.replica, "_ask", ask)
 
     async def test() -> None:
+        nonlocal hangs
         life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
         assert await fixture.replica.is_ready()
+        hangs = True
         await fixture.until("| up", times=2)
         why = "it does not answer" if answer is None else "it makes no progress"
         assert f"worker-0 hangs, {why}: killing it" in fixture.said
         fixture.replica.kill()
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
 
     run(test())
 
@@ -119,12 +122,90 @@ def test_a_child_that_was_never_ready_may_take_its_time(monkeypatch: pytest.Monk
 
     async def test() -> None:
         life = asyncio.create_task(fixture.replica.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(asked) < 5:
                 await asyncio.sleep(0.01)
         assert "hangs" not in fixture.said
         fixture.replica.kill()
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
+def test_a_child_may_take_its_time_in_its_second_life_as_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.05)
+    num_unanswered = 0
+
+    async def ask(path: str) -> bool | None:
+        nonlocal num_unanswered
+        if len(fixture.pids()) == 1 or num_unanswered > 50:
+            return True
+        num_unanswered += 1
+        return None if num_unanswered % 2 else False  # imports hold the lock, then nothing has turned yet
+
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        assert await fixture.replica.is_ready()
+        os.kill(fixture.pids()[0], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while num_unanswered <= 50:
+                await asyncio.sleep(0.01)
+        assert "hangs" not in fixture.said
+        assert len(fixture.pids()) == 2
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
+def test_a_second_life_that_hangs_after_it_was_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = Fixture(SLEEP, monkeypatch)
+    monkeypatch.setattr(replicas, "PROBE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(replicas, "SILENT_AFTER_S", 0.05)
+    answers: list[bool | None] = [None] * 5 + [True, True]  # of the second life, which nobody else asks
+
+    async def ask(path: str) -> bool | None:
+        if len(fixture.pids()) == 1:
+            return True
+        return answers.pop(0) if answers else None
+
+    monkeypatch.setattr(fixture.replica, "_ask", ask)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        os.kill(fixture.pids()[0], signal.SIGKILL)
+        await fixture.until("| up", times=2)
+        await fixture.until("worker-0 hangs, it does not answer: killing it")
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
+def test_killing_a_child_that_has_just_ended_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its end and the loop's notice of it."""
+    fixture = Fixture(SLEEP, monkeypatch)
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| up")
+        killpg, asked = os.killpg, []
+
+        def kill_one_that_is_gone(pid: int, number: int) -> None:
+            asked.append(pid)
+            killpg(pid, number)
+            raise ProcessLookupError
+
+        monkeypatch.setattr(os, "killpg", kill_one_that_is_gone)
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+        assert asked[0] == fixture.pids()[0]
 
     run(test())
 
@@ -149,7 +230,7 @@ def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) ->
         await fixture.until("| up")
         await fixture.replica.stop(0.0)
         assert "does not end: killing it" in fixture.said
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
         assert len(fixture.pids()) == 1
 
     run(test())
@@ -170,11 +251,11 @@ def test_what_a_child_started_does_not_outlive_it(monkeypatch: pytest.MonkeyPatc
         other = int(fixture.said.split("other ")[1].split()[0])
         os.kill(fixture.pids()[0], signal.SIGKILL)
         await fixture.until("died")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while is_running(other):
                 await asyncio.sleep(0.01)
         fixture.replica.kill()
-        await asyncio.wait_for(life, 20)
+        await asyncio.wait_for(life, 60)
 
     run(test())
 
