@@ -80,6 +80,7 @@ class DetokenizerService:
         self._ahead = Ahead()
         self._started_ns = time.time_ns()
         self._progress_ns = 0
+        self._session: Session | None = None  # for other threads
         self._ready = False
         self._draining = False
         self._has_successor = False  # another detokenizer that stays
@@ -94,8 +95,9 @@ class DetokenizerService:
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
-        """Of the loop's last turn."""
-        return self._progress_ns
+        """Of the loop's last turn, or of now, while it waits for the bus."""
+        session = self._session
+        return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
     def stats(self) -> ServiceStats:
         """Counts of now."""
@@ -127,7 +129,7 @@ class DetokenizerService:
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
-        session = Session(
+        session = self._session = Session(
             self._bus,
             self.kind,
             self.name,
@@ -170,16 +172,16 @@ class DetokenizerService:
             for follower in self.followers.take_new():
                 self._welcome(follower)
             self._exchange(session, stop)
-        except BusUnavailable:
-            self._recover(session)
+        except BusUnavailable as error:
+            self._recover(session, error)
         except BusFull:
             self._outbox.drop_text()
             _logger.error("the Redis server is out of memory: text is held up")  # noqa: TRY400  no trace needed
             time.sleep(FULL_PAUSE_S)
 
-    def _recover(self, session: Session) -> None:
+    def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
         self._outbox.calls[:0] = self._ahead.take_back()
-        recovery = session.recover()
+        recovery = session.recover(reason)
         self._keep_at_s = 0.0
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.

@@ -10,12 +10,14 @@ import structlog
 from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
 from servicekit.doorbell import Doorbell
+from servicekit.reminder import Reminder
 from servicekit.session import RENEWALS
 
 R = TypeVar("R")
 
 ANSWER_S = 3.0  # after which a server that is connected and silent counts as gone
 RETRY_S = (0.05, 0.1, 0.2, 0.3)  # waits between attempts, the last one repeated: a restarted server waits a second
+SOON_S = 5.0  # lost again within that time: coming back at once does not mend it
 TESTIMONY_CALLS = 64  # in one write
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -33,6 +35,10 @@ class Link:
         self._ttl_ms = int(ttl_s * 1000)
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
+        self._num_losses = 0
+        self._back_s = float("-inf")  # when the server last came back
+        self._relapses = 0  # losses in a row, each soon after the server had come back
+        self._reminder = Reminder()
         self._calls: AsyncConnection | None = None
         self._reads: AsyncConnection | None = None
         self.bell = Doorbell(bus.keys, awake_s, is_for_all=False)
@@ -77,15 +83,33 @@ class Link:
     ) -> list[Any]:
         if connection is None:
             raise BusUnavailable("the server was not reached yet")
+        known_losses = self._num_losses
         try:
             async with asyncio.timeout(patience_s):
                 return await connection.execute(calls)
         except TimeoutError as error:
-            self.lose()
-            raise BusUnavailable(f"the server has not answered for {patience_s:g} s") from error
-        except BusUnavailable:
-            self.lose()
+            reason = BusUnavailable(f"the server has not answered for {patience_s:g} s")
+            self._lose(reason, known_losses)
+            raise reason from error
+        except BusUnavailable as error:
+            self._lose(error, known_losses)
             raise
+
+    def _lose(self, reason: BusUnavailable, known_losses: int) -> None:
+        """A call found the server gone: nothing is sent until it said hello again, on connections made anew.
+
+        Both may be to a server that is silent, or is not the primary any more. Losses of connections that were given up
+        since the call began are known already.
+        """
+        if known_losses != self._num_losses:
+            return
+        self._num_losses += 1
+        if self._reminder.is_due():
+            _logger.warning("lost the Redis server: %s", reason)
+        for connection in (self._calls, self._reads):
+            if connection is not None:
+                connection.drop()
+        self.suspend()
 
     @property
     def text_stream(self) -> bytes:
@@ -108,8 +132,8 @@ class Link:
                 self._up.set()
                 return
 
-    def lose(self) -> None:
-        """A call found the server gone: nothing is sent until it said hello again."""
+    def suspend(self) -> None:
+        """Nothing is sent until the session is active again."""
         self._up.clear()
         self._lost.set()
 
@@ -136,7 +160,7 @@ class Link:
                     await self._lost.wait()
             except TimeoutError:
                 if not await self._renew(status()):
-                    self.lose()
+                    self.suspend()
                     await self._recover()
             else:
                 await self._recover()
@@ -156,12 +180,14 @@ class Link:
     async def _renew(self, status: bytes) -> bool:
         try:
             return await self.call(Renew(self.sid, self._ttl_ms, status))
-        except (BusUnavailable, BusFull) as error:
-            _logger.warning("the bus does not answer: %s", error)
+        except (BusUnavailable, BusFull):
             return False
 
     async def _recover(self) -> None:
-        attempt = 0
+        loop = asyncio.get_running_loop()
+        attempt = self._relapses = self._relapses + 1 if loop.time() - self._back_s < SOON_S else 0
+        if attempt:
+            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S)) - 1])
         while True:
             try:
                 greeting = await self.call(self._hello(create=False))
@@ -176,6 +202,7 @@ class Link:
                 attempt += 1
             else:
                 break
+        self._back_s = loop.time()
         self._lost.clear()
         self._up.set()
         _logger.info("the bus is back", new_run=greeting.new_run, new_session=not active)
@@ -191,7 +218,7 @@ class Link:
             await self.execute((self._hello(create=False), *calls[start : start + TESTIMONY_CALLS]))
 
     async def _wait(self, attempt: int, error: Exception) -> None:
-        if attempt in (0, len(RETRY_S)) or attempt % 60 == 0:
+        if self._reminder.is_due():
             _logger.warning("waiting for the Redis server: %s", error)
         await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
 

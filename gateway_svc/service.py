@@ -238,6 +238,7 @@ class GatewayService:
             try:
                 if self._rerouted:
                     await self._begin_reading()
+                    self._progress_ns = time.monotonic_ns()
                 bell = self._link.bell
                 streams = {self._stream: self._position} | bell.listen(is_idle=not self.stats.num_streams)
                 # An event loop that waits for this read alone would sleep.

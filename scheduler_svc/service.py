@@ -72,8 +72,10 @@ class SchedulerService:
         return self._is_connected and not self._is_draining
 
     def last_progress_ns(self) -> int:
-        """`time.monotonic_ns()` of the last turn; now, while it waits for an absent bus."""
-        return self._progress_ns if self._is_connected else time.monotonic_ns()
+        """`time.monotonic_ns()` of the last turn; now, while it waits for the bus."""
+        if not self._is_connected:
+            return time.monotonic_ns()
+        return max(self._progress_ns, self._session.waited_ns)
 
     def drain(self) -> int:
         """Take no new requests and end when those that are held have ended; returns how many these are."""
@@ -185,8 +187,7 @@ class SchedulerService:
         try:
             *answers, entries = self._session.connection.execute([*(each.call for each in pending), read])
         except BusUnavailable as error:
-            _log.warning("lost the bus", reason=str(error))
-            self._recover()
+            self._recover(error)
             return
         except BusFull:
             _log.error("the bus is out of memory: sending again")
@@ -217,14 +218,14 @@ class SchedulerService:
             return max(GATHER_S, min(MAX_PAUSE_S, (left_ns - CLAIM_NS) / 2e9))
         return GATHER_S if dispatcher.is_gathering else 0.0
 
-    def _recover(self) -> None:
+    def _recover(self, reason: BusUnavailable | None = None) -> None:
         """The bus was away, or the session is fenced. What was not acknowledged is sent again, which is harmless.
 
         After a restart of the server everything begins anew: it may have lost its last writes, and clients may have
         more than the log. A sibling or this scheduler takes what the old session owned, and loads log and witness.
         """
         self._is_connected = False
-        recovery = self._session.recover()
+        recovery = self._session.recover(reason)
         self._is_connected = True
         if recovery.lost:
             _log.warning("starting over with a new session", server_restarted=recovery.new_run)

@@ -11,6 +11,7 @@ import structlog
 from servicekit.bus import Bus, BusUnavailable, Connection
 from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionKind
 from servicekit.keeper import Keeper
+from servicekit.reminder import Reminder
 
 _log = structlog.get_logger(__name__)
 
@@ -18,6 +19,7 @@ RENEWALS = 6  # in the time of a lease: all but the last may come late
 PATIENCE_S = 8.0  # for which a busy loop keeps its session
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_SOON_S = 1.0  # lost again within that time: whatever it is, coming back at once does not mend it
 
 
 class Stopped(Exception):  # noqa: N818  (not a mistake: the service was asked to end)
@@ -76,6 +78,20 @@ class Session:
         self._is_known = False  # whether the pool has ever greeted this session
         self._is_lost = False  # what the next `Recovery` says
         self._is_new_run = False
+        self._is_reaching = False
+        self._reached_s = float("-inf")  # when the session last came back
+        self._reminder = Reminder()
+
+    @property
+    def waited_ns(self) -> int:
+        """Until when its thread waited for the server last, monotonic; now, while it does; 0: never. From any thread.
+
+        Waiting is not hanging: each wait has an end, or goes on until the server is back.
+        """
+        connection = self._connection
+        if self._is_reaching:
+            return time.monotonic_ns()
+        return connection.waited_ns if connection is not None else 0
 
     @property
     def sid(self) -> bytes:
@@ -120,20 +136,33 @@ class Session:
         self._renew_at_s = now_s + self._ttl_ms / 1000 / RENEWALS
         return Renew(self._sid, self._ttl_ms, status)
 
-    def recover(self) -> Recovery:
+    def recover(self, reason: BusUnavailable | None = None) -> Recovery:
         """After BusUnavailable, or after an answer that means fenced: a new connection, and the session on it.
 
         Waits for the bus as long as it takes. A session that was taken over gets a new id.
 
+        Args:
+            reason: what was raised, for the log.
+
         Raises:
             Stopped: the stop event was set meanwhile.
         """
+        if reason is not None and self._reminder.is_due():
+            _log.warning("lost the bus", reason=str(reason))
         return self._reach(self._stop)
 
     def _reach(self, stop: threading.Event) -> Recovery:
-        pause_s = _FIRST_PAUSE_S
-        logged_s = float("-inf")
-        waiting_since_s = time.monotonic()
+        self._is_reaching = True
+        try:
+            if time.monotonic() - self._reached_s < _SOON_S:
+                stop.wait(_FIRST_PAUSE_S)
+            return self._reach_patiently(stop)
+        finally:
+            self._reached_s = time.monotonic()
+            self._is_reaching = False
+
+    def _reach_patiently(self, stop: threading.Event) -> Recovery:
+        waiting_since_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while not stop.is_set():
             try:
                 if self._connection is None:
@@ -142,10 +171,9 @@ class Session:
                     self._connection.reconnect()
                 self._greet(self._connection)
             except BusUnavailable as error:
-                now_s = time.monotonic()
-                if now_s - logged_s >= 1.0:
-                    logged_s = now_s
-                    _log.warning("waiting for the bus", waited_s=round(now_s - waiting_since_s, 1), reason=str(error))
+                if self._reminder.is_due():
+                    waited_s = round(time.monotonic() - waiting_since_s, 1)
+                    _log.warning("waiting for the bus", waited_s=waited_s, reason=str(error))
                 stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:

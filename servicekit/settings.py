@@ -55,10 +55,13 @@ class ServiceSettings:
     redis_url: str = field(
         default="redis://127.0.0.1:6379/0",
         repr=False,
-        metadata={"help": "Redis or Valkey server: redis://, rediss:// or unix://; best in the environment"},
+        metadata={
+            "help": "Redis or Valkey server: redis://, rediss://, unix:// or sentinel://; best in the environment"
+        },
     )
     redis_password_file: Path | None = field(
-        default=None, metadata={"help": "file that holds the password for the server, instead of the URL"}
+        default=None,
+        metadata={"help": "file that holds the password for the server, instead of the URL; read for each connection"},
     )
     pool: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = field(
         default="penstock", metadata={"help": "name of the pool of services that serve one model together"}
@@ -95,20 +98,21 @@ class ServiceSettings:
 
     @property
     def bus_url(self) -> str:
-        """The server's URL, with the password from its file if there is one.
+        """The server's URL; it names the file of its password, if there is one, which is read before each connection.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): the file cannot be read.
         """
         if self.redis_password_file is None:
             return self.redis_url
+        path = self.redis_password_file.absolute()
         try:
-            password = self.redis_password_file.read_text("utf-8").strip()
+            path.read_text("utf-8")
         except (OSError, ValueError) as error:
             raise PenstockError(ErrorCode.INTERNAL, f"redis_password_file cannot be read: {error}") from error
         url = urlsplit(self.redis_url)
-        host = url.netloc.rpartition("@")[2]
-        return urlunsplit(url._replace(netloc=f"{url.username or ''}:{quote(password, safe='')}@{host}"))
+        query = "&".join(part for part in (url.query, f"password_file={quote(str(path))}") if part)
+        return urlunsplit(url._replace(query=query))
 
 
 @dataclass(frozen=True, slots=True)

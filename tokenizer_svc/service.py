@@ -91,6 +91,7 @@ class TokenizerService:
         self._recoveries = Recoveries("prompt")
         self._started_ns = time.time_ns()
         self._progress_ns = 0
+        self._session: Session | None = None  # for other threads
         self._ready = False
         self._draining = False
         self._pool = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="long-prompt")
@@ -122,8 +123,9 @@ class TokenizerService:
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
-        """Of the loop's last turn."""
-        return self._progress_ns
+        """Of the loop's last turn, or of now, while it waits for the bus."""
+        session = self._session
+        return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
     def status(self) -> ServiceStatus:
         """What it says of itself."""
@@ -145,7 +147,7 @@ class TokenizerService:
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: what it has read is finished, new hints are left to others."""
-        session = Session(
+        session = self._session = Session(
             self._bus,
             self.kind,
             self.name,
@@ -173,16 +175,16 @@ class TokenizerService:
             jobs = self._exchange(session, may_read=may_read)
             self._take(session, jobs)
             self._settle(session)
-        except BusUnavailable:
-            self._recover(session)
+        except BusUnavailable as error:
+            self._recover(session, error)
         except BusFull:
             # What was refused is sent again; the server has to get room first.
             _logger.error("the Redis server is out of memory: prompts wait")  # noqa: TRY400  no trace needed
             time.sleep(FULL_PAUSE_S)
 
-    def _recover(self, session: Session) -> None:
+    def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
         self._unsent[:0] = self._ahead.take_back()
-        session.recover()
+        session.recover(reason)
         self._renew_at_s = self._survey_at_s = 0.0
         self._leftover_names = [self.name]  # an answer may have been lost
 

@@ -8,6 +8,7 @@ import structlog
 from servicekit.bus import Bus, BusFull, BusUnavailable, Connection
 from servicekit.bus.calls import Append
 from servicekit.bus.keys import PAYLOAD, RESULTS_CAP
+from servicekit.reminder import Reminder
 
 _log = structlog.get_logger(__name__)
 
@@ -28,6 +29,7 @@ class ResultStream:
         self._stop = stop
         self._connection: Connection | None = None
         self._unanswered: bytes | None = None  # the result that was sent last
+        self._reminder = Reminder()
 
     def append(self, payload: bytes) -> None:
         """Append a penstock.v1.StepResult; waits for the bus. Once stopped, what cannot be appended is given up.
@@ -63,7 +65,8 @@ class ResultStream:
                     self._connection = self._bus.connect()
                 exchange(self._connection)
             except (BusUnavailable, BusFull) as error:
-                _log.warning("result not appended yet", reason=str(error))
+                if self._reminder.is_due():
+                    _log.warning("result not appended yet", reason=str(error))
                 if self._stop.wait(_PAUSE_S):
                     _log.error("result given up", reason=str(error))
                     self._unanswered = None

@@ -96,10 +96,16 @@ class WorkerService:
         return self._is_ready and not self._is_draining()
 
     def last_progress_ns(self) -> int:
-        """See `Service`. A launch that compiles kernels takes long and is progress; a hung device ends the process."""
+        """See `Service`. A launch that compiles kernels takes long and is progress; a hung device ends the process.
+
+        To wait for the bus is no hang either.
+        """
         now_ns = time.monotonic_ns()
         launching_ns = self._execution.launching_since_ns if self._execution is not None else 0
-        return now_ns if launching_ns and now_ns - launching_ns < _LAUNCH_PATIENCE_S * 1e9 else self._progress_ns
+        if launching_ns and now_ns - launching_ns < _LAUNCH_PATIENCE_S * 1e9:
+            return now_ns
+        session = self._session
+        return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
     def status(self) -> ServiceStatus:
         """What it says of itself."""
@@ -267,8 +273,7 @@ class WorkerService:
                 call = RegisterWorker(session.sid, self._settings.name, self._info.SerializeToString())
                 position = session.connection.call(call)
             except (BusUnavailable, BusFull) as error:
-                _log.warning("not registered yet", reason=str(error))
-                session.recover()
+                session.recover(error if isinstance(error, BusUnavailable) else None)
                 continue
             if position:
                 break
@@ -301,8 +306,8 @@ class WorkerService:
             if renew is not None:
                 calls.insert(0, renew)
             answers = self._session.connection.execute(calls)
-        except BusUnavailable:
-            self._recover(self._session)
+        except BusUnavailable as error:
+            self._recover(self._session, error)
             return
         except BusFull as error:
             _log.warning("the server is out of memory", reason=str(error))
@@ -315,8 +320,8 @@ class WorkerService:
         for entry in answers[-1].get(self._steps, ()):
             self._receive(entry, execution, received_ns)
 
-    def _recover(self, session: Session) -> None:
-        recovery = session.recover()
+    def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
+        recovery = session.recover(reason)
         if not self.is_leader:
             return
         if recovery.lost and self._settings.world_size > 1:

@@ -104,7 +104,7 @@ class Replica:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kills a process that makes no progress any more. One that has not been ready yet may take its time.
 
-        In each of its lives: to import and load takes as long as it does, most of all after the host has lost its caches.
+        In each of its lives: importing and loading take as long as they do, most of all from a cold disk.
         """
         heard_s = time.monotonic()
         while True:

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 from penstock.domain.errors import invalid
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable, Connection
 from servicekit.bus.memory_bus import MemoryBus
-from servicekit.bus.redis_address import parse_address
 from servicekit.bus.redis_bus import RedisBus
+from servicekit.bus.redis_finder import SCHEMES, read_directory
 
 __all__ = ["AsyncConnection", "Bus", "BusFull", "BusUnavailable", "Connection", "MemoryBus", "RedisBus", "open_bus"]
 
@@ -17,8 +17,8 @@ def open_bus(url: str, pool: str = "penstock", *, busy_poll_s: float = 0.0) -> B
     """The bus at `url`; connects when asked to.
 
     Args:
-        url: `redis://`, `rediss://`, `valkey://` or `unix://` as `parse_address` reads them; or `memory://NAME`, a bus
-            of that name in this process.
+        url: `redis://`, `rediss://`, `valkey://`, `unix://` or `sentinel://` as `read_directory` reads them; or
+            `memory://NAME`, a bus of that name in this process.
         pool: one model pool's name; all of its keys carry it.
         busy_poll_s: how long blocking connections look for an answer without sleeping: saves the time of a wake-up, and
             keeps a core busy meanwhile. Nothing in memory.
@@ -29,8 +29,6 @@ def open_bus(url: str, pool: str = "penstock", *, busy_poll_s: float = 0.0) -> B
     scheme = urlsplit(url).scheme
     if scheme == "memory":
         return _memory_buses.setdefault((urlsplit(url).netloc, pool), MemoryBus(pool))
-    if scheme in ("redis", "rediss", "valkey", "unix"):
-        return RedisBus(parse_address(url), pool, busy_poll_s=busy_poll_s)
-    raise invalid(
-        f"bus URL with the scheme {scheme!r}: it must be redis, rediss, valkey, unix or memory", param="bus_url"
-    )
+    if scheme in SCHEMES:
+        return RedisBus(read_directory(url), pool, busy_poll_s=busy_poll_s)
+    raise invalid(f"bus URL with the scheme {scheme!r}: it must be {', '.join(SCHEMES)} or memory", param="bus_url")

@@ -180,6 +180,7 @@ class Commands:
     """Encodes the calls of one pool and decodes their replies."""
 
     def __init__(self, keys: k.Keys, library: Library) -> None:
+        self.run_key = keys.run  # a key of the pool, whose slot is that of all
         self._prefix = keys.prefix
         self._library = library
         self._commit_function = library.function("commit")

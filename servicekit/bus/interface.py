@@ -23,6 +23,11 @@ class BusFull(Exception):  # noqa: N818
 class Connection(Protocol):
     """A blocking connection, used by one thread at a time."""
 
+    @property
+    def waited_ns(self) -> int:
+        """Until when its thread waited for the server last, monotonic; now, while it does; 0: never. For any thread."""
+        ...
+
     def call(self, call: Call[R]) -> R:
         """Carries out one call.
 
@@ -70,6 +75,10 @@ class AsyncConnection(Protocol):
 
     def post(self, call: Call[Any]) -> None:
         """Sends a call whose answer nobody needs, at once. Whether it arrives is not told."""
+        ...
+
+    def drop(self) -> None:
+        """Gives up the connection as it is: calls in flight raise BusUnavailable, the next one connects anew."""
         ...
 
     async def close(self) -> None:

@@ -124,6 +124,13 @@ class MemoryConnection:
         self._closed = False
         self._woken = threading.Event()
         self._answers: list[Any] = []  # to what was sent
+        self._is_waiting = False
+        self._waited_ns = 0
+
+    @property
+    def waited_ns(self) -> int:
+        """Until when its thread waited last, monotonic; now, while it does; 0: never."""
+        return time.monotonic_ns() if self._is_waiting else self._waited_ns
 
     def call(self, call: Call[R]) -> R:
         """Carries out one call.
@@ -163,8 +170,9 @@ class MemoryConnection:
         deadline_s = time.monotonic() + wait_s
         self._check()
         wake = self._woken.set
-        answers = self._bus.apply(calls, wake)
+        self._is_waiting = True
         try:
+            answers = self._bus.apply(calls, wake)
             while not answers[-1] and (left_s := deadline_s - time.monotonic()) > 0 and wait_s > 0:
                 self._woken.wait(left_s)
                 self._woken.clear()
@@ -173,6 +181,8 @@ class MemoryConnection:
         finally:
             if wait_s > 0:
                 self._bus.forget(wake)
+            self._waited_ns = time.monotonic_ns()
+            self._is_waiting = False
         return answers
 
     def reconnect(self) -> None:
@@ -256,6 +266,9 @@ class AsyncMemoryConnection:
             if wait_s > 0:
                 self._bus.forget(wake)
         return answers
+
+    def drop(self) -> None:
+        """Nothing to give up: what is in this process always answers."""
 
     def _check(self, run: int) -> None:
         """A loss is told once; behind that the connection belongs to the bus's present run."""

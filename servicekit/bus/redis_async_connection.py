@@ -9,11 +9,12 @@ from typing import Any, TypeVar, cast
 import hiredis
 
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Commands, Reply, block_s, pack
+from servicekit.bus.commands import Command, Commands, Reply, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress
-from servicekit.bus.redis_handshake import PATIENCE_S, bus_error, check_replies, first_commands, load_library
+from servicekit.bus.redis_finder import AddressFinder
+from servicekit.bus.redis_handshake import PATIENCE_S, BusMoved, bus_error, check_replies, first_commands, load_library
 
 R = TypeVar("R")
 
@@ -108,8 +109,9 @@ class _Wire(asyncio.Protocol):
 class AsyncRedisConnection:
     """A connection for one event loop; reconnects by itself, after some call has failed by the loss."""
 
-    def __init__(self, address: RedisAddress, commands: Commands, library: Library) -> None:
-        self._address = address
+    def __init__(self, finder: AddressFinder, commands: Commands, library: Library) -> None:
+        self._finder = finder  # says where the server is, before each attempt to connect
+        self._address = RedisAddress()
         self._commands = commands
         self._library = library
         self._wire: _Wire | None = None
@@ -152,9 +154,22 @@ class AsyncRedisConnection:
                 failure = failure or bus_error(self._address, reply)
             else:
                 answers.append(commands.decode(call, reply))
+        if isinstance(failure, BusUnavailable):
+            # What it is not ready for may be so for good: a demoted primary. The next connection may find another.
+            wire.drop(failure)
+            wire.is_loss_told = True
         if failure:
             raise failure
         return answers
+
+    def drop(self) -> None:
+        """Gives up the connection as it is; the next call makes a new one, to wherever the server is then.
+
+        For who has waited for it long enough. Calls in flight raise BusUnavailable.
+        """
+        if self._wire is not None:
+            self._wire.drop(None)
+            self._wire.is_loss_told = True
 
     def post(self, call: Call[Any]) -> None:
         """Sends a call whose answer nobody needs, at once. Whether it arrives is not told."""
@@ -181,6 +196,15 @@ class AsyncRedisConnection:
             await self._wire.close()
 
     async def _connect(self) -> _Wire:
+        finder = self._finder
+        self._address = await asyncio.to_thread(finder.find) if finder.asks else finder.find()
+        try:
+            return await self._connect_there()
+        except BusMoved:
+            self._address = await asyncio.to_thread(finder.find_moved, self._commands.run_key)
+            return await self._connect_there()
+
+    async def _connect_there(self) -> _Wire:
         address, loop = self._address, asyncio.get_running_loop()
         wire = _Wire(address)
         try:
@@ -190,10 +214,11 @@ class AsyncRedisConnection:
                 else:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.tls)
         except OSError as error:
+            self._finder.give_up()
             raise BusUnavailable(f"the bus at {address} cannot be reached: {error}") from error
         try:
-            first = [pack(command) for command in first_commands(address, self._library)]
-            replies = await wire.exchange(first, PATIENCE_S)
+            first = await self._first_commands()
+            replies = await wire.exchange([pack(command) for command in first], PATIENCE_S)
             check_replies(address, replies)
             if not replies[-1]:
                 check_replies(address, await wire.exchange([pack(load_library(self._library))], PATIENCE_S))
@@ -201,3 +226,9 @@ class AsyncRedisConnection:
             wire.drop(error if isinstance(error, Exception) else None)
             raise
         return wire
+
+    async def _first_commands(self) -> list[Command]:
+        arguments = (self._address, self._library, self._commands.run_key)
+        if self._address.credentials is None:
+            return first_commands(*arguments)
+        return await asyncio.to_thread(first_commands, *arguments)  # who is asked for them may take its time

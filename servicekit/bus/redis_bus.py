@@ -3,9 +3,9 @@
 from servicekit.bus.commands import Commands
 from servicekit.bus.keys import Keys
 from servicekit.bus.library import read_library
-from servicekit.bus.redis_address import RedisAddress
 from servicekit.bus.redis_async_connection import AsyncRedisConnection
 from servicekit.bus.redis_connection import RedisConnection
+from servicekit.bus.redis_finder import Directory
 
 
 class RedisBus:
@@ -14,8 +14,8 @@ class RedisBus:
     Blocking connections look for answers without sleeping for up to `busy_poll_s` seconds.
     """
 
-    def __init__(self, address: RedisAddress, pool: str = "penstock", *, busy_poll_s: float = 0.0) -> None:
-        self._address = address
+    def __init__(self, directory: Directory, pool: str = "penstock", *, busy_poll_s: float = 0.0) -> None:
+        self._directory = directory
         self._busy_poll_s = busy_poll_s
         self._keys = Keys(pool)
         self._library = read_library()
@@ -32,7 +32,7 @@ class RedisBus:
         Raises:
             BusUnavailable: the server cannot be reached.
         """
-        return RedisConnection(self._address, self._commands, self._library, busy_poll_s=self._busy_poll_s)
+        return RedisConnection(self._directory.finder(), self._commands, self._library, busy_poll_s=self._busy_poll_s)
 
     async def connect_async(self) -> AsyncRedisConnection:
         """A new connection for the running event loop.
@@ -40,6 +40,6 @@ class RedisBus:
         Raises:
             BusUnavailable: the server cannot be reached.
         """
-        connection = AsyncRedisConnection(self._address, self._commands, self._library)
+        connection = AsyncRedisConnection(self._directory.finder(), self._commands, self._library)
         await connection.connected()
         return connection

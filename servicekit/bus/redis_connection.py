@@ -15,7 +15,8 @@ from servicekit.bus.commands import Commands, Reply, awake_s, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
-from servicekit.bus.redis_handshake import PATIENCE_S, bus_error, check_replies, first_commands, load_library
+from servicekit.bus.redis_finder import AddressFinder
+from servicekit.bus.redis_handshake import PATIENCE_S, BusMoved, bus_error, check_replies, first_commands, load_library
 
 R = TypeVar("R")
 
@@ -27,12 +28,12 @@ class RedisConnection:
     """A blocking connection, used by one thread at a time."""
 
     def __init__(
-        self, address: RedisAddress, commands: Commands, library: Library, *, busy_poll_s: float = 0.0
+        self, finder: AddressFinder, commands: Commands, library: Library, *, busy_poll_s: float = 0.0
     ) -> None:
         """Connects.
 
         Args:
-            address: of the server.
+            finder: says where the server is, before each attempt to connect.
             commands: how calls are written and answers read.
             library: the functions that the server must have.
             busy_poll_s: how long an answer is looked for without sleeping: saves a wake-up, costs a core meanwhile.
@@ -40,7 +41,8 @@ class RedisConnection:
         Raises:
             BusUnavailable: the server cannot be reached.
         """
-        self._address = address
+        self._finder = finder
+        self._address = RedisAddress()
         self._busy_poll_s = busy_poll_s
         self._commands = commands
         self._library = library
@@ -48,8 +50,14 @@ class RedisConnection:
         self._reader = hiredis.Reader()
         self._closed = False
         self._is_exchanging = False
+        self._waited_ns = 0
         self._sent: Sequence[Call[Any]] = ()  # what is to be received
         self.reconnect()
+
+    @property
+    def waited_ns(self) -> int:
+        """Until when its thread waited for the server last, monotonic; now, while it does; 0: never."""
+        return time.monotonic_ns() if self._is_exchanging else self._waited_ns
 
     def call(self, call: Call[R]) -> R:
         """Carries out one call.
@@ -115,9 +123,19 @@ class RedisConnection:
         """
         self._drop()
         self._closed = False
+        self._address = self._finder.find()
+        try:
+            self._connect()
+        except BusMoved:
+            self._drop()
+            self._address = self._finder.find_moved(self._commands.run_key)
+            self._connect()
+
+    def _connect(self) -> None:
         try:
             self._socket = self._address.open_socket()
         except OSError as error:
+            self._finder.give_up()
             raise BusUnavailable(f"the bus at {self._address} cannot be reached: {error}") from error
         if isinstance(self._socket, ssl.SSLSocket):
             self._socket.settimeout(_TICK_S)
@@ -129,7 +147,7 @@ class RedisConnection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(PATIENCE_S), 0))
         self._reader = hiredis.Reader()
         try:
-            first = [pack(command) for command in first_commands(self._address, self._library)]
+            first = [pack(each) for each in first_commands(self._address, self._library, self._commands.run_key)]
             replies = self._exchange(first, PATIENCE_S)
             check_replies(self._address, replies)
             if not replies[-1]:
@@ -166,6 +184,7 @@ class RedisConnection:
             self._drop()
             raise
         finally:
+            self._waited_ns = time.monotonic_ns()
             self._is_exchanging = False
 
     def _read(self, num_replies: int, patience_s: float, busy_poll_s: float = 0.0) -> list[Reply]:
@@ -196,6 +215,7 @@ class RedisConnection:
             self._drop()  # an interrupted exchange leaves replies behind that belong to nobody
             raise
         finally:
+            self._waited_ns = time.monotonic_ns()
             self._is_exchanging = False
         self._drop_if_closed()
         return replies

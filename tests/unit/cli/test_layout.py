@@ -133,7 +133,7 @@ def test_the_servers_url_may_come_from_the_environment_and_its_password_from_a_f
     secret = tmp_path / "password"
     secret.write_text("s3cr:et/\n")
     asked = parse(["--redis-url=rediss://u@h:1/2?ssl_cert_reqs=none", f"--redis-password-file={secret}"], {})
-    assert asked.redis_url == "rediss://u:s3cr%3Aet%2F@h:1/2?ssl_cert_reqs=none"
+    assert asked.redis_url == f"rediss://u@h:1/2?ssl_cert_reqs=none&password_file={secret}"
     assert "s3cr" not in repr(asked)
     assert "s3cr" not in repr(children(asked, asked.redis_url))
     with pytest.raises(PenstockError, match="redis_password_file cannot be read"):

@@ -83,7 +83,7 @@ def test_text_that_was_read_before_the_server_was_lost_is_not_delivered_afterwar
     def deliver_and_lose(rows: Sequence[TextRow], now_s: float) -> None:
         delivery.deliver = deliver  # type: ignore[method-assign]
         deliver(rows, now_s)
-        gateway.service._link.lose()
+        gateway.service._link.suspend()
 
     def script(request: Incoming) -> None:
         delivery.deliver = deliver_and_lose  # type: ignore[method-assign]
