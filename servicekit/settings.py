@@ -5,13 +5,15 @@ converted to the field's type and checked against its constraints by msgspec. Li
 is None where the type allows it; a boolean is `--flag` or `--no-flag`, and `true` or `false` in the environment.
 
 All services may share one environment: a variable that another service's settings have is left alone, one that
-nobody has is an error. The one from which commands take their API key is left alone, too.
+nobody has is an error. The one from which commands take their API key is left alone, too, and so is what Kubernetes
+injects for Services whose names begin with `penstock`.
 """
 
 import argparse
 import dataclasses
 import os
 import socket
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,6 +27,7 @@ import msgspec
 from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
+from servicekit.kubernetes import ignored_line, injected
 
 S = TypeVar("S")
 
@@ -177,6 +180,9 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
     add_flags(parser, known.values())
     flags = vars(parser.parse_args(list(argv)))
     own = {option.variable for option in known.values()}
+    if names := injected(environ, PREFIX):
+        sys.stderr.write(ignored_line(names) + "\n")
+        environ = {name: value for name, value in environ.items() if name not in names}
     strangers = sorted(name for name in environ if name.startswith(PREFIX) and name not in own | {API_KEY_VARIABLE})
     if strangers:
         strangers = sorted(set(strangers) - service_variables())

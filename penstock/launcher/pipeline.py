@@ -1,6 +1,7 @@
 """The pipeline of one machine: the server for the bus, the replicas, and the order in which they come and go."""
 
 import asyncio
+import os
 import signal
 import tempfile
 import time
@@ -16,6 +17,8 @@ from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus import open_bus
 from servicekit.bus.embedded import EmbeddedServer
+from servicekit.kubernetes import ignored_line, injected
+from servicekit.settings import PREFIX
 
 PROBE_INTERVAL_S = 0.2
 REMIND_INTERVAL_S = 10.0
@@ -129,6 +132,8 @@ def run(launch: Launch, on_ready: Callable[[list[Child]], None]) -> int:
         PenstockError: something cannot start.
     """
     output = Output(prefixed=launch.log_format != "json")
+    if names := injected(os.environ, PREFIX):
+        output.say(ignored_line(names))
     status = asyncio.run(Pipeline(launch, output, on_ready).run())
     output.say("stopped")
     return status

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.launcher.layout import Child, python_command
 from penstock.launcher.output import Output
-from servicekit.settings import split_address
+from servicekit.kubernetes import injected
+from servicekit.settings import PREFIX, split_address
 
 CANNOT_START = 2  # a service's exit status that no restart will change
 MAX_FIRST_TRIES = 5
@@ -144,7 +145,9 @@ class Replica:
     async def _live(self) -> int:
         """One life of the process; its exit status."""
         self._is_up = False
-        environ = os.environ | {"PYTHONUNBUFFERED": "1", "PENSTOCK_REDIS_URL": self.child.redis_url}
+        ignored = injected(os.environ, PREFIX)  # the launcher has said so for all
+        environ = {name: value for name, value in os.environ.items() if name not in ignored}
+        environ |= {"PYTHONUNBUFFERED": "1", "PENSTOCK_REDIS_URL": self.child.redis_url}
         if self._output.colored:
             environ["FORCE_COLOR"] = "1"
         # A pipe of our own: asyncio's would let `wait` return only when whatever the process started has closed it too.

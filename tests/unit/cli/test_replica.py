@@ -66,6 +66,22 @@ def test_what_a_child_writes_is_relayed_up_to_its_last_words(monkeypatch: pytest
     run(test())
 
 
+def test_children_are_not_given_what_kubernetes_injects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("PENSTOCK_POOL", "p")
+    fixture = Fixture(
+        "import os; print(sorted(name for name in os.environ if name.startswith('PENSTOCK_P')))", monkeypatch
+    )
+
+    async def test() -> None:
+        life = asyncio.create_task(fixture.replica.run())
+        await fixture.until("| ['PENSTOCK_POOL']")
+        fixture.replica.kill()
+        await asyncio.wait_for(life, 60)
+
+    run(test())
+
+
 def test_a_child_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = Fixture(SLEEP, monkeypatch)
 

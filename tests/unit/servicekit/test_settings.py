@@ -143,3 +143,34 @@ def test_a_containers_quota_bounds_the_cores(
     assert cores >= 1
     monkeypatch.setattr(settings, "_CPU_QUOTA", tmp_path / "cpu.max")
     assert settings.num_cores() == min(cores, most)
+
+
+KUBERNETES = {
+    "PENSTOCK_PORT": "tcp://10.96.7.1:8000",
+    "PENSTOCK_SERVICE_HOST": "10.96.7.1",
+    "PENSTOCK_SERVICE_PORT": "8000",
+    "PENSTOCK_SERVICE_PORT_HTTP": "8000",
+    "PENSTOCK_PORT_8000_TCP": "tcp://10.96.7.1:8000",
+    "PENSTOCK_PORT_8000_TCP_PROTO": "tcp",
+    "PENSTOCK_PORT_8000_TCP_PORT": "8000",
+    "PENSTOCK_PORT_8000_TCP_ADDR": "10.96.7.1",
+    "PENSTOCK_REDIS_SERVICE_HOST": "fd00::7",
+    "PENSTOCK_REDIS_PORT": "tcp://[fd00::7]:6379",
+}
+
+
+def test_what_kubernetes_injects_for_a_service_is_ignored_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load(Tank, [], KUBERNETES | {"PENSTOCK_FLUID": "oil"}).fluid == "oil"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Kubernetes" in line
+    assert all(name in line for name in KUBERNETES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PENSTOCK_PORT", "8000"), ("PENSTOCK_SERVICE_PORT", "http"), ("PENSTOCK_SERVICE_HOST", "gateway.example")],
+)
+def test_what_only_looks_like_it_is_an_error(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(Tank, ["--fluid=oil"], {name: value})
+    assert name in capsys.readouterr().err
