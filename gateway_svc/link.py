@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
+from penstock.domain.errors import PenstockError
 from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
 from servicekit.doorbell import Doorbell
@@ -117,7 +118,11 @@ class Link:
         return self._bus.keys.text(self.sid)
 
     async def open(self) -> None:
-        """Connects and says hello, however long the server takes to come."""
+        """Connects and says hello, however long the server takes to come.
+
+        Raises:
+            PenstockError: INTERNAL: the server is not fit for a pool, which waiting does not change.
+        """
         attempt = 0
         while True:
             try:
@@ -197,7 +202,7 @@ class Link:
                 if not active:
                     self.sid = os.urandom(16)
                     await self.call(self._hello(create=True))
-            except (BusUnavailable, BusFull) as error:
+            except (BusUnavailable, BusFull, PenstockError) as error:  # what has worked waits until it does again
                 await self._wait(attempt, error)
                 attempt += 1
             else:

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from penstock.domain.errors import PenstockError
 from servicekit.bus import Bus, BusUnavailable, Connection
 from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionKind
 from servicekit.keeper import Keeper
@@ -78,6 +79,7 @@ class Session:
         self._is_known = False  # whether the pool has ever greeted this session
         self._is_lost = False  # what the next `Recovery` says
         self._is_new_run = False
+        self._was_greeted = False  # by this server or another one, in this process's life
         self._is_reaching = False
         self._reached_s = float("-inf")  # when the session last came back
         self._reminder = Reminder()
@@ -117,6 +119,7 @@ class Session:
 
         Raises:
             Stopped: the stop event was set meanwhile.
+            PenstockError: INTERNAL: the server is not fit for a pool, which waiting does not change.
         """
         self._reach(stop or self._stop)
         if self._ttl_ms > 0:
@@ -170,13 +173,16 @@ class Session:
                 else:
                     self._connection.reconnect()
                 self._greet(self._connection)
-            except BusUnavailable as error:
+            except (BusUnavailable, PenstockError) as error:
+                if isinstance(error, PenstockError) and not self._was_greeted:
+                    raise  # it cannot work; what has worked waits until it does again
                 if self._reminder.is_due():
                     waited_s = round(time.monotonic() - waiting_since_s, 1)
                     _log.warning("waiting for the bus", waited_s=waited_s, reason=str(error))
                 stop.wait(pause_s * (0.5 + secrets.randbelow(512) / 1024))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
+                self._was_greeted = True
                 recovery = Recovery(self._is_lost, self._is_new_run)
                 self._renew_at_s, self._is_lost, self._is_new_run = 0.0, False, False
                 return recovery

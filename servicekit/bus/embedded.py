@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.commands import pack
 
-START_TIMEOUT_S = 30.0  # loading a large append-only file takes its time
+START_TIMEOUT_S = 30.0  # until it answers; while it says that it is loading, as long as that takes
 STOP_TIMEOUT_S = 10.0
 _MAX_SOCKET_PATH = 100  # bytes; the kernel's limit is 104 to 108
 # Becomes the server after asking the kernel to end it with the process that started it, unless that is gone already.
@@ -101,7 +101,7 @@ class EmbeddedServer:
         """
         if self._process and self._process.poll() is None:
             return
-        if self._answers():
+        if self._reply() is not None:
             raise PenstockError(
                 ErrorCode.INTERNAL, f"another server already answers at {self.url}: stop it, or choose another place"
             )
@@ -110,7 +110,9 @@ class EmbeddedServer:
             [sys.executable, "-I", "-S", "-c", _EXEC_WITH_PARENT, str(os.getpid()), str(self._server), *self._options()]
         )
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
+        while (reply := self._reply()) is None or not reply.startswith(b"+PONG"):
+            if reply is not None and reply.startswith(b"-LOADING"):
+                deadline_s = time.monotonic() + START_TIMEOUT_S  # an append-only file of gigabytes takes its time
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self.stop()
                 raise PenstockError(
@@ -147,6 +149,12 @@ class EmbeddedServer:
             *("--save", ""),
             *("--appendonly", "yes"),
             *("--appendfsync", "everysec"),
+            # A pool holds little and writes much: the file would be rewritten every 64 MB, by a fork each time.
+            *("--auto-aof-rewrite-min-size", "4gb"),
+            *(
+                "--no-appendfsync-on-rewrite",
+                "yes",
+            ),  # beside a rewrite it may hang for seconds
             *("--maxmemory", self._maxmemory),
             *("--maxmemory-policy", "noeviction"),
         ]
@@ -155,7 +163,8 @@ class EmbeddedServer:
     def _log_path(self) -> Path:
         return self._data_dir / "server.log"
 
-    def _answers(self) -> bool:
+    def _reply(self) -> bytes | None:
+        """To PING; None: nobody is there."""
         try:
             if self._port is None:
                 probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -165,9 +174,9 @@ class EmbeddedServer:
                 probe.settimeout(1.0)
                 probe.connect(str(self._socket_path) if self._port is None else ("127.0.0.1", self._port))
                 probe.sendall(pack((b"PING",)))
-                return probe.recv(16).startswith(b"+PONG")
+                return probe.recv(16) or None
         except OSError:
-            return False
+            return None
 
     def _end_of_log(self) -> str:
         try:

@@ -72,6 +72,12 @@ def bus_error(address: RedisAddress, error: Exception) -> Exception:
     """What an error reply means to a caller of the bus: to wait, unless waiting can never help."""
     text = str(error)
     code = text.partition(" ")[0]
+    if code == "EVICTS":
+        return PenstockError(
+            ErrorCode.INTERNAL,
+            f"the bus at {address} may drop keys of the pool, as its maxmemory-policy is {text.partition(' ')[2]}: "
+            "set it to noeviction",
+        )
     if code == "OOM":
         return BusFull(f"the bus at {address} is out of memory: raise its maxmemory")
     advice = _ADVICE.get(code) or next((each for part, each in _ADVICE_BY_TEXT.items() if part in text), None)

@@ -82,8 +82,14 @@ end
 
 local function hello(keys, args)
   local prefix, sid, kind, name, address, ttl, create = keys[1], unpack(args)
+  -- From INFO, as managed servers have no CONFIG.
+  local info = redis.call('INFO', 'server', 'memory')
+  local policy = string.match(info, 'maxmemory_policy:(%S+)')
+  if policy and policy ~= 'noeviction' then
+    return redis.error_reply('EVICTS ' .. policy)
+  end
   local now = now_ms()
-  local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+  local run = string.match(info, 'run_id:(%w+)')
   local run_seen = redis.call('GET', prefix .. 'run')
   -- A session that comes back to a pool without memory: the server has lost everything.
   local is_new_run = run_seen ~= run and (run_seen or create ~= '1')

@@ -9,11 +9,11 @@ import structlog
 from bus_flow import LONG_MS, ask, id_of, submit
 from faulty_servers import Proxy, running, until
 
-from penstock.domain.errors import PenstockError
+from penstock.domain.errors import Fault, PenstockError
 from servicekit import reminder
 from servicekit import session as sessions
 from servicekit.bus import BusUnavailable, open_bus, redis_connection
-from servicekit.bus.calls import Append, Commit, Hello, Length, ListSessions, SessionKind, SubmitOutcome
+from servicekit.bus.calls import Append, Commit, Hello, Length, ListSessions, Renew, SessionKind, SubmitOutcome
 from servicekit.bus.embedded import EmbeddedServer, find_server
 from servicekit.bus.redis_address import RedisAddress
 from servicekit.bus.redis_handshake import bus_error
@@ -164,6 +164,32 @@ def test_what_can_never_work_is_told_at_once() -> None:
 def test_a_database_that_is_not_there_ends_the_start(server: EmbeddedServer) -> None:
     with pytest.raises(PenstockError, match="DB index"):
         _session(f"{server.url}/99").connect()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_may_drop_keys_is_refused_at_the_start_and_waited_for_later(
+    server: EmbeddedServer, policy: str
+) -> None:
+    session = _session(server.url)
+    session.connect()
+    ask(server.url, "CONFIG", "SET", "maxmemory-policy", policy)
+    with pytest.raises(PenstockError, match=f"maxmemory-policy is {policy}: set it to noeviction") as refused:
+        _session(server.url).connect()
+    assert refused.value.fault is Fault.OPERATOR
+    assert session.connection.call(Renew(session.sid, LONG_MS))
+    with structlog.testing.capture_logs() as logs:
+        life = Background(session)
+        life.start(is_first=False)
+        until(lambda: any(policy in str(line.get("reason")) for line in logs), "the reason to be told")
+        ask(server.url, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        life.join()
+    assert life.recovery == Recovery(lost=False, new_run=False)
+    session.leave()
+
+
+def test_the_server_that_comes_along_does_not_rewrite_its_file_all_the_time(server: EmbeddedServer) -> None:
+    assert ask(server.url, "CONFIG", "GET", "auto-aof-rewrite-min-size").split()[1] == str(4 << 30)
+    assert ask(server.url, "CONFIG", "GET", "no-appendfsync-on-rewrite").split()[1] == "yes"
 
 
 def test_waiting_for_a_silent_server_is_told_from_hanging(
