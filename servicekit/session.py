@@ -175,6 +175,8 @@ class Session:
                 self._greet(self._connection)
             except (BusUnavailable, PenstockError) as error:
                 if isinstance(error, PenstockError) and not self._was_greeted:
+                    if self._connection is not None:
+                        self._connection.close()
                     raise  # it cannot work; what has worked waits until it does again
                 if self._reminder.is_due():
                     waited_s = round(time.monotonic() - waiting_since_s, 1)
