@@ -33,12 +33,12 @@ from servicekit.bus.calls import (
     Cancel,
     Entry,
     LeaseShard,
-    ListSessions,
     Read,
     ReleaseShard,
     Retire,
     SessionInfo,
     SessionKind,
+    Surveyed,
 )
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
@@ -280,7 +280,7 @@ class DetokenizerService:
             LeaseShard(session.sid, number, held=True, num_read=self._shards[number].extent.num_entries)
             for number in held
         ]
-        calls.append(ListSessions())
+        calls.append(session.roster.survey())
         answers = session.connection.execute(calls)
         if renewal and not answers[len(self._outbox.calls)]:
             self._recover(session)
@@ -290,7 +290,7 @@ class DetokenizerService:
             if not has_lease:
                 _logger.warning("lost a shard", shard=number)
                 self._forget(self._shards[number])
-        sessions: list[SessionInfo] = answers[-1]
+        sessions = self._sessions(session, answers[-1])
         self._note_gateways(sessions)
         self._deaths.note(sessions, time.monotonic())
         self._has_successor = leases.has_successor(sessions, session.sid)
@@ -300,6 +300,12 @@ class DetokenizerService:
         if not self._draining:
             self._take_shards(session, share)
         self._ready = True
+
+    def _sessions(self, session: Session, surveyed: Surveyed | None) -> list[SessionInfo]:
+        """All of them, behind an answer to a survey and those that complete it."""
+        while not session.roster.note(surveyed, time.monotonic()):
+            surveyed = session.connection.call(session.roster.survey())
+        return session.roster.sessions(time.monotonic())
 
     def _note_gateways(self, sessions: Iterable[SessionInfo]) -> None:
         """Text goes to gateways that are there; what belongs to one that stays away is cancelled."""

@@ -12,7 +12,9 @@ from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Re
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
 from servicekit.doorbell import Doorbell
 from servicekit.reminder import Reminder
+from servicekit.roster import Roster
 from servicekit.session import RENEWALS
+from servicekit.status import is_draining
 
 R = TypeVar("R")
 
@@ -44,6 +46,7 @@ class Link:
         self._reads: AsyncConnection | None = None
         self.bell = Doorbell(bus.keys, awake_s, is_for_all=False)
         self.sid = os.urandom(16)
+        self.roster = Roster()  # who else is there, as surveys on this connection have told
         self.rerouted: Callable[[], None] = lambda: None
         self.testimony: Callable[[], Sequence[Call[Any]]] = lambda: ()  # what a restarted server is to be told
 
@@ -105,6 +108,7 @@ class Link:
         if known_losses != self._num_losses:
             return
         self._num_losses += 1
+        self.roster.forget()
         if self._reminder.is_due():
             _logger.warning("lost the Redis server: %s", reason)
         for connection in (self._calls, self._reads):
@@ -184,7 +188,7 @@ class Link:
 
     async def _renew(self, status: bytes) -> bool:
         try:
-            return await self.call(Renew(self.sid, self._ttl_ms, status))
+            return await self.call(Renew(self.sid, self._ttl_ms, status, is_draining(status)))
         except (BusUnavailable, BusFull):
             return False
 

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
-from itertools import count
 
 import structlog
 import uvicorn
@@ -30,7 +29,7 @@ from gateway_svc.settings import GatewaySettings
 from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from penstock.domain.finish import CancelReason
 from servicekit.bus import keys as k
-from servicekit.bus.calls import CountWaiting, Entry, LastId, Length, ListSessions, ListWorkers, Read, SessionKind
+from servicekit.bus.calls import CountWaiting, Entry, LastId, Length, Read, SessionKind
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.interface import Bus, BusFull, BusUnavailable
 from servicekit.hops import Hop, HopCollector
@@ -42,7 +41,6 @@ from servicekit.status import ServiceStatus, service_status
 READ_BLOCK_MS = 1000
 READ_COUNT = 64  # batches in one read
 HOUSEKEEPING_S = 1.0
-PRIORITIES_EVERY = 10  # turns of housekeeping: how schedulers serve changes with their restart only
 HTTP_GRACE_S = 2  # for clients that do not read the end of their replies
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -288,20 +286,26 @@ class GatewayService:
 
     async def _keep_house(self) -> None:
         keys = self._bus.keys
-        for turn in count():
+        while True:
             if self._link.connected:
                 self._delivery.probe(asyncio.get_running_loop().time())
                 with contextlib.suppress(BusUnavailable, BusFull):  # the link knows, and waits for the server
-                    workers, waiting, prompts, requests, dead = await self._link.execute(
-                        (ListWorkers(), CountWaiting(), *map(Length, (keys.prompts, keys.requests, keys.dead)))
+                    await self._survey()
+                    waiting, prompts, requests, dead = await self._link.execute(
+                        (CountWaiting(), *map(Length, (keys.prompts, keys.requests, keys.dead)))
                     )
-                    if turn % PRIORITIES_EVERY == 0 or self._intake.takes_priorities is None:
-                        sessions = await self._link.call(ListSessions())
-                        self._intake.takes_priorities = wire.takes_priorities(sessions)
-                    self._catalogue = self._make_catalogue([each.info for each in workers if each.alive])
                     self.stats.num_waiting, self.stats.num_waiting_tokens = waiting.num_requests, waiting.num_tokens
                     self.stats.queue_depths = {"prompts": prompts, "requests": requests, "dead": dead}
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def _survey(self) -> None:
+        """Which workers live, and how schedulers serve, if that has changed."""
+        roster, now_s = self._link.roster, asyncio.get_running_loop().time()
+        while (surveyed := await self._link.call(roster.survey())) is not None:
+            if roster.note(surveyed, now_s):
+                self._catalogue = self._make_catalogue([each.info for each in roster.workers() if each.alive])
+                self._intake.takes_priorities = wire.takes_priorities(roster.sessions(now_s))
+                return
 
     def _make_catalogue(self, infos: list[bytes]) -> Catalogue:
         workers = []

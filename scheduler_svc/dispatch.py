@@ -51,8 +51,6 @@ from servicekit.bus.calls import (
     Claimed,
     Commit,
     Entry,
-    ListSessions,
-    ListWorkers,
     Load,
     Loaded,
     LogBacklogs,
@@ -66,6 +64,7 @@ from servicekit.bus.calls import (
     StoredRequest,
     Strike,
     Struck,
+    Surveyed,
     Take,
     Unpair,
     WorkerEntry,
@@ -73,6 +72,7 @@ from servicekit.bus.calls import (
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import Keys
 from servicekit.logs import is_debugging
+from servicekit.roster import Roster
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -101,6 +101,7 @@ class Dispatcher:
         self._shards = Shards(sid, settings.num_shards)
         self._positions = {names.requests: b"0-0", names.cancels: b"0-0"}
         self._claiming = Claiming()
+        self._roster = Roster()
         self._must_look = False  # for what is owned and was not loaded
         self._survey_ns = self._linked_ns = 0
         self._is_draining = False
@@ -115,6 +116,7 @@ class Dispatcher:
         repeated = (Commit, Append, Strike)
         self.outbox = [each for each in self.outbox if isinstance(each.call, repeated)]
         self.outbox.append(Pending(Owned(self.sid), self._found_owned))
+        self._roster.forget()
         self._survey_ns = 0
         self._claiming.is_due = True
 
@@ -160,12 +162,10 @@ class Dispatcher:
         self._is_draining = is_draining
         if now_ns >= self._survey_ns:
             self._survey_ns = now_ns + SURVEY_NS
-            workers: list[WorkerEntry] = []
-            self.outbox.append(Pending(ListWorkers(), workers.extend))
             if self._must_look:
                 self._must_look = False
                 self.outbox.append(Pending(Owned(sid), self._found_owned))
-            self.outbox.append(Pending(ListSessions(), lambda sessions: self._survey(workers, sessions)))
+            self.outbox.append(Pending(self._roster.survey(), self._surveyed))
             self.outbox.append(Pending(Overdue(OVERDUE_COUNT), self._reject_overdue))
         if self._backlogs.is_due(now_ns):
             shards = tuple(sorted({*self._shards.in_use(), *self._homes()}))
@@ -334,6 +334,13 @@ class Dispatcher:
         self._meters.requests.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 
     # Workers and other schedulers.
+
+    def _surveyed(self, surveyed: Surveyed | None) -> None:
+        now_s = time.monotonic()
+        if self._roster.note(surveyed, now_s):
+            self._survey(self._roster.workers(), self._roster.sessions(now_s))
+        else:
+            self._survey_ns = 0  # the rest of it
 
     def _survey(self, workers: list[WorkerEntry], sessions: list[SessionInfo]) -> None:
         sid, now_ns = self.sid, time.monotonic_ns()

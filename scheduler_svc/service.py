@@ -171,7 +171,8 @@ class SchedulerService:
         dispatcher = self._dispatcher
         if renewal := self._session.tick(time.monotonic()):
             status = self.status().SerializeToString()
-            dispatcher.outbox.append(Pending(dataclasses.replace(renewal, status=status)))
+            draining = self._is_draining
+            dispatcher.outbox.append(Pending(dataclasses.replace(renewal, status=status, draining=draining)))
         with self._lock:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)

@@ -13,6 +13,8 @@ from servicekit.bus import Bus, BusUnavailable, Connection
 from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionKind
 from servicekit.keeper import Keeper
 from servicekit.reminder import Reminder
+from servicekit.roster import Roster
+from servicekit.status import is_draining
 
 _log = structlog.get_logger(__name__)
 
@@ -80,6 +82,7 @@ class Session:
         self._is_lost = False  # what the next `Recovery` says
         self._is_new_run = False
         self._was_greeted = False  # by this server or another one, in this process's life
+        self.roster = Roster()  # who else is there, as its surveys on this connection have told
         self._is_reaching = False
         self._reached_s = float("-inf")  # when the session last came back
         self._reminder = Reminder()
@@ -137,7 +140,7 @@ class Session:
         if now_s < self._renew_at_s:
             return None
         self._renew_at_s = now_s + self._ttl_ms / 1000 / RENEWALS
-        return Renew(self._sid, self._ttl_ms, status)
+        return Renew(self._sid, self._ttl_ms, status, is_draining(status))
 
     def recover(self, reason: BusUnavailable | None = None) -> Recovery:
         """After BusUnavailable, or after an answer that means fenced: a new connection, and the session on it.
@@ -156,6 +159,7 @@ class Session:
 
     def _reach(self, stop: threading.Event) -> Recovery:
         self._is_reaching = True
+        self.roster.forget()
         try:
             if time.monotonic() - self._reached_s < _SOON_S:
                 stop.wait(_FIRST_PAUSE_S)

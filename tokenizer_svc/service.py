@@ -19,7 +19,6 @@ from servicekit.bus.calls import (
     Call,
     Entry,
     Fetch,
-    ListSessions,
     Read,
     ReadGroup,
     Reclaim,
@@ -28,6 +27,8 @@ from servicekit.bus.calls import (
     RequestState,
     SessionInfo,
     SessionKind,
+    Survey,
+    Surveyed,
     Tokenized,
 )
 from servicekit.bus.dead_letters import dead_letter
@@ -196,10 +197,10 @@ class TokenizerService:
         renewal = self._renewal(session)
         if renewal is not None:
             calls.append(renewal)
-        sessions: ListSessions | None = None
+        survey: Survey | None = None
         if time.monotonic() >= self._survey_at_s:
             self._survey_at_s = time.monotonic() + SURVEY_S
-            calls.append(sessions := ListSessions())
+            calls.append(survey := session.roster.survey())
         reads = self._reads() if may_read and len(self._long) < MAX_LONG_PROMPTS else []
         calls += reads
         answers = session.connection.execute(calls) if calls else []
@@ -207,8 +208,8 @@ class TokenizerService:
         found = answers[len(answers) - len(reads) :]
         if found and isinstance(found[-1], dict):
             self._hear(found.pop())
-        if sessions is not None:
-            self._leftover_names = _leftovers(answers[-len(reads) - 1], session.sid)
+        if survey is not None:
+            self._note(session, answers[-len(reads) - 1])
         if renewal is not None and not answers[num_sent]:
             self._recover(session)
         if found and found[-1]:
@@ -222,6 +223,14 @@ class TokenizerService:
             waited_ns = time.time_ns() - _decimal(read[entry_id].fields.get(k.SENT_NS))
             self._recoveries.observe("prompt", max(0.0, waited_ns / 1e9))
         return self._jobs(session, list(read.values()))
+
+    def _note(self, session: Session, surveyed: Surveyed | None) -> None:
+        """What a survey has told; the rest of it at the next turn."""
+        now_s = time.monotonic()
+        if session.roster.note(surveyed, now_s):
+            self._leftover_names = _leftovers(session.roster.sessions(now_s), session.sid)
+        else:
+            self._survey_at_s = 0.0
 
     def _reads(self) -> list[Call[Any]]:
         """What others left, and last, waited for, what is new."""

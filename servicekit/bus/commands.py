@@ -121,6 +121,29 @@ def _sessions(reply: Reply) -> list[c.SessionInfo]:
     ]
 
 
+def _surveyed(reply: Reply) -> c.Surveyed | None:
+    if reply is None:
+        return None
+    generation, is_whole, sessions, gone_sessions, workers, gone_workers, is_last = reply
+    return c.Surveyed(
+        generation,
+        bool(is_whole),
+        bool(is_last),
+        _sessions(sessions),
+        [bytes.fromhex(sid.decode()) for sid in gone_sessions],
+        [
+            c.RegisteredWorker(
+                name.decode(),
+                bytes.fromhex(incarnation.decode()),
+                info,
+                None if owner is None else bytes.fromhex(owner.decode()),
+            )
+            for name, incarnation, info, owner in workers
+        ],
+        [name.decode() for name in gone_workers],
+    )
+
+
 def _attachment(reply: Reply) -> c.Attachment:
     if reply is None or reply == _NOT_YET:
         return c.Attachment(known=False, is_settling=reply is not None)
@@ -232,9 +255,10 @@ class Commands:
             _greeting,
         )
         add(c.Revalidate, "revalidate", lambda q: (q.sid.hex(), q.ttl_ms), bool)
-        add(c.Renew, "renew", lambda q: (q.sid.hex(), q.ttl_ms, q.status), bool)
+        add(c.Renew, "renew", lambda q: (q.sid.hex(), q.ttl_ms, q.status, int(q.draining)), bool)
         add(c.Leave, "leave", lambda q: (q.sid.hex(),), _nothing)
         add(c.ListSessions, "list_sessions", lambda _: (), _sessions)
+        add(c.Survey, "survey", lambda q: (q.since, q.count), _surveyed)
 
     def _add_requests(self) -> None:
         add = self._add_function

@@ -34,6 +34,7 @@ ATTACH_CAP = 1024
 DEAD_CAP = 1024
 BELL_CAP = 1
 SETTLE_MS = 1000  # how long a pool waits at least, after its server was restarted, for gateways to come back
+GONE_CAP = 256  # sessions and workers that are gone and told so to whoever has not heard of it
 MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
 
 
@@ -120,6 +121,26 @@ class Keys:
     def due(self) -> bytes:
         """Sorted set: requests (hex) that wait for tokens or a scheduler, by the Unix millisecond of their deadline."""
         return self.key("due")
+
+    @property
+    def leases(self) -> bytes:
+        """Sorted set: sessions (hex), by the Unix millisecond at which somebody has to look at them."""
+        return self.key("leases")
+
+    @property
+    def survey(self) -> bytes:
+        """Hash: generation of what surveys tell; base, below which nobody is told what is gone; gone: how many are."""
+        return self.key("survey")
+
+    @property
+    def changed(self) -> bytes:
+        """Sorted set: sessions (s and hex) and workers (w and name) by the generation of their last change."""
+        return self.key("changed")
+
+    @property
+    def gone(self) -> bytes:
+        """Sorted set: those of them that are there no more."""
+        return self.key("gone")
 
     @property
     def workers(self) -> bytes:

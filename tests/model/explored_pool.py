@@ -17,7 +17,11 @@ from servicekit.bus.memory_pool import MemoryPool
 from servicekit.bus.memory_streams import MemoryStream
 
 _PLAIN = (bytes, str, int, float, bool, type(None), tuple, Enum, frozenset)
-_NOT_DATA = ("_keys", "_now_ms", "_operations", "_num_owned", "_order", "_expiries")
+_NOT_DATA = (
+    *("_keys", "_now_ms", "_operations", "_num_owned", "_order", "_expiries"),
+    # What surveys tell of: in these spaces nobody asks for changes, but for everything, which comes to the same.
+    *("_generation", "_changed", "_gone", "_base"),
+)
 
 
 class Fields(dict[bytes, Any]):

@@ -50,7 +50,17 @@ from servicekit.bus.calls.streams import (
     Reclaim,
 )
 from servicekit.bus.calls.waiting import Bounds, CountWaiting, Overload, Waiting
-from servicekit.bus.calls.workers import ListWorkers, Pair, Pairing, RegisterWorker, Unpair, WorkerEntry
+from servicekit.bus.calls.workers import (
+    ListWorkers,
+    Pair,
+    Pairing,
+    RegisteredWorker,
+    RegisterWorker,
+    Survey,
+    Surveyed,
+    Unpair,
+    WorkerEntry,
+)
 
 __all__ = [
     "NOT_YET",
@@ -93,6 +103,7 @@ __all__ = [
     "Recalled",
     "Reclaim",
     "RegisterWorker",
+    "RegisteredWorker",
     "Reject",
     "ReleaseShard",
     "Renew",
@@ -107,6 +118,8 @@ __all__ = [
     "Struck",
     "Submit",
     "SubmitOutcome",
+    "Survey",
+    "Surveyed",
     "Take",
     "Tokenized",
     "Unpair",

@@ -61,6 +61,7 @@ class Renew(Call[bool]):
     sid: bytes
     ttl_ms: int
     status: bytes = b""  # penstock.v1.ServiceStatus, shown by `penstock status`; empty keeps the last
+    draining: bool = False  # as the status says: a change of it is told by surveys at once
 
 
 @dataclass(frozen=True, slots=True)

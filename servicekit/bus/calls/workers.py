@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from servicekit.bus.calls.call import Call
+from servicekit.bus.calls.sessions import SessionInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,40 @@ class Unpair(Call[None]):
 
     sid: bytes
     worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWorker:
+    """One worker in a survey. Whether it and its owner live, their sessions say."""
+
+    worker: str
+    incarnation: bytes
+    info: bytes
+    owner: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What has changed of sessions and workers.
+
+    Statuses are those of the last change, a session's first status among them; `num_owned` is not told.
+    """
+
+    generation: int  # to ask behind next time
+    is_whole: bool  # begins from nothing: whatever is not in it is not there
+    is_last: bool  # nothing has changed behind `generation`; otherwise there is more to ask for
+    sessions: list[SessionInfo]
+    gone_sessions: list[bytes]
+    workers: list[RegisteredWorker]
+    gone_workers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey(Call[Surveyed | None]):
+    """What has changed behind a generation; 0: everything. None: nothing, which costs the server next to nothing.
+
+    A lease that runs out is a change. Sessions that are dead for a minute and own nothing are forgotten here.
+    """
+
+    since: int = 0
+    count: int = 64  # changes at most: a longer answer would hold others up

@@ -2,6 +2,38 @@
 
 local FORGET_MS = 60000 -- how long a dead session is shown
 
+-- Notes that something which surveys tell of has changed: 's' and a session, or 'w' and a worker's name.
+local function touch(prefix, member)
+  redis.call('ZADD', prefix .. 'changed', redis.call('HINCRBY', prefix .. 'survey', 'generation', 1), member)
+end
+
+-- The same of something that is there no more. The last ones are kept, for those who have not heard of them.
+local function bury(prefix, member)
+  touch(prefix, member)
+  redis.call('ZADD', prefix .. 'gone', redis.call('HGET', prefix .. 'survey', 'generation'), member)
+  if redis.call('HINCRBY', prefix .. 'survey', 'gone', 1) > @GONE_CAP@ then
+    local oldest = redis.call('ZRANGE', prefix .. 'gone', 0, 0, 'WITHSCORES')
+    redis.call('ZREM', prefix .. 'gone', oldest[1])
+    redis.call('ZREM', prefix .. 'changed', oldest[1])
+    redis.call('HINCRBY', prefix .. 'survey', 'gone', -1)
+    redis.call('HSET', prefix .. 'survey', 'base', oldest[2])
+  end
+end
+
+local function raise(prefix, member)
+  if redis.call('ZREM', prefix .. 'gone', member) == 1 then
+    redis.call('HINCRBY', prefix .. 'survey', 'gone', -1)
+  end
+  touch(prefix, member)
+end
+
+-- Whoever was told to be dead is alive again.
+local function rise_if_late(prefix, sid)
+  if redis.call('HDEL', prefix .. 'sess:' .. sid, 'late') == 1 then
+    touch(prefix, 's' .. sid)
+  end
+end
+
 local function is_active(prefix, sid)
   return redis.call('HGET', prefix .. 'sess:' .. sid, 'state') == 'active'
 end
@@ -25,6 +57,7 @@ local function free(prefix, sid)
   for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
     if redis.call('HGET', prefix .. 'worker:' .. worker, 'owner') == sid then
       redis.call('HDEL', prefix .. 'worker:' .. worker, 'owner')
+      touch(prefix, 'w' .. worker)
     end
   end
 end
@@ -33,6 +66,21 @@ local function forget_session(prefix, sid)
   free(prefix, sid)
   redis.call('DEL', prefix .. 'sess:' .. sid)
   redis.call('SREM', prefix .. 'sessions', sid)
+  if redis.call('ZREM', prefix .. 'leases', sid) == 1 then
+    bury(prefix, 's' .. sid)
+  end
+end
+
+-- A worker whose session is forgotten leaves nothing behind.
+local function forget_workers(prefix)
+  for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
+    local incarnation = redis.call('HGET', prefix .. 'worker:' .. worker, 'incarnation')
+    if redis.call('EXISTS', prefix .. 'sess:' .. incarnation) == 0 then
+      redis.call('SREM', prefix .. 'workers', worker)
+      redis.call('DEL', prefix .. 'worker:' .. worker, prefix .. 'steps:' .. worker, prefix .. 'results:' .. worker)
+      bury(prefix, 'w' .. worker)
+    end
+  end
 end
 
 local function suspend_all(prefix, now)
@@ -43,6 +91,8 @@ local function suspend_all(prefix, now)
     if session[1] ~= 'left' then
       local deadline = math.max(tonumber(session[2]), now + tonumber(session[3]))
       redis.call('HSET', key, 'state', 'suspended', 'until', whole(deadline))
+      redis.call('ZADD', prefix .. 'leases', whole(deadline), sid)
+      touch(prefix, 's' .. sid)
     end
   end
 end
@@ -111,9 +161,16 @@ local function hello(keys, args)
     if state then
       redis.call('SADD', prefix .. 'sessions', sid)
       redis.call('HSET', key, 'state', state, 'kind', kind)
+      raise(prefix, 's' .. sid)
     end
   end
   if state == 'active' or state == 'suspended' then
+    local known = redis.call('HMGET', key, 'name', 'address')
+    if known[1] and (known[1] ~= name or known[2] ~= address) then
+      touch(prefix, 's' .. sid)
+    end
+    rise_if_late(prefix, sid)
+    redis.call('ZADD', prefix .. 'leases', whole(now + ttl), sid)
     redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl),
       'heard', whole(now))
   end
@@ -128,18 +185,32 @@ local function revalidate(keys, args)
   end
   local now = now_ms()
   redis.call('HSET', key, 'state', 'active', 'until', whole(now + ttl), 'heard', whole(now))
+  redis.call('HDEL', key, 'late')
+  redis.call('ZADD', keys[1] .. 'leases', whole(now + ttl), args[1])
+  touch(keys[1], 's' .. args[1])
   return 1
 end
 
 local function renew(keys, args)
-  local prefix, sid, ttl, status = keys[1], unpack(args)
-  if not is_active(prefix, sid) then
+  local prefix, sid, ttl, status, draining = keys[1], unpack(args)
+  local key = prefix .. 'sess:' .. sid
+  local session = redis.call('HMGET', key, 'state', 'late', 'draining')
+  if session[1] ~= 'active' then
     return 0
   end
   local now = now_ms()
-  redis.call('HSET', prefix .. 'sess:' .. sid, 'until', whole(now + ttl), 'heard', whole(now))
-  if status ~= '' then
-    redis.call('HSET', prefix .. 'sess:' .. sid, 'status', status)
+  local deadline = whole(now + ttl)
+  if status == '' then
+    redis.call('HSET', key, 'until', deadline, 'heard', whole(now))
+  else
+    redis.call('HSET', key, 'until', deadline, 'heard', whole(now), 'status', status, 'draining', draining)
+  end
+  redis.call('ZADD', prefix .. 'leases', deadline, sid)
+  if session[2] then
+    redis.call('HDEL', key, 'late')
+  end
+  if session[2] or (status ~= '' and session[3] ~= draining) then
+    touch(prefix, 's' .. sid)
   end
   return 1
 end
@@ -150,7 +221,10 @@ local function leave(keys, args)
   local deadline = redis.call('HGET', key, 'until')
   if deadline then
     local now = now_ms()
-    redis.call('HSET', key, 'state', 'left', 'until', whole(math.min(tonumber(deadline), now)), 'heard', whole(now))
+    deadline = math.min(tonumber(deadline), now)
+    redis.call('HSET', key, 'state', 'left', 'until', whole(deadline), 'heard', whole(now))
+    redis.call('ZADD', prefix .. 'leases', whole(deadline + FORGET_MS), sid)
+    touch(prefix, 's' .. sid)
     free(prefix, sid)
   end
   return 1
@@ -172,12 +246,82 @@ local function list_sessions(keys)
         session[5] == 'left' and 1 or 0, now - (session[7] or now) }
     end
   end
-  for _, worker in ipairs(redis.call('SMEMBERS', prefix .. 'workers')) do
-    local incarnation = redis.call('HGET', prefix .. 'worker:' .. worker, 'incarnation')
-    if redis.call('EXISTS', prefix .. 'sess:' .. incarnation) == 0 then
-      redis.call('SREM', prefix .. 'workers', worker)
-      redis.call('DEL', prefix .. 'worker:' .. worker, prefix .. 'steps:' .. worker, prefix .. 'results:' .. worker)
+  forget_workers(prefix)
+  return listed
+end
+
+-- Leases that have run out since somebody looked last: their sessions are told to be dead, or, a minute later, forgotten.
+local function look_at_leases(prefix, now)
+  local has_forgotten = false
+  for _, sid in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', whole(now))) do
+    local key = prefix .. 'sess:' .. sid
+    local session = redis.call('HMGET', key, 'state', 'until', 'late')
+    local forget_at = tonumber(session[2]) + FORGET_MS
+    if forget_at <= now and redis.call('SCARD', prefix .. 'own:' .. sid) == 0 then
+      forget_session(prefix, sid)
+      redis.call('DEL', prefix .. 'text:' .. sid)
+      has_forgotten = true
+    else
+      redis.call('ZADD', prefix .. 'leases', whole(forget_at), sid)
+      if session[1] == 'active' and not session[3] then
+        redis.call('HSET', key, 'late', '1')
+        touch(prefix, 's' .. sid)
+      end
     end
   end
-  return listed
+  if has_forgotten then
+    forget_workers(prefix)
+  end
+end
+
+local function changed_session(prefix, sid, now, found)
+  local session = redis.call('HMGET', prefix .. 'sess:' .. sid,
+    'kind', 'name', 'address', 'status', 'state', 'until', 'heard')
+  if not session[1] then
+    found[4][#found[4] + 1] = sid
+    return
+  end
+  local alive = session[5] == 'active' and tonumber(session[6]) > now
+  found[3][#found[3] + 1] = { sid, session[1], session[2], session[3], alive and 1 or 0, 0, session[4] or '',
+    session[5] == 'left' and 1 or 0, now - (session[7] or now) }
+end
+
+local function changed_worker(prefix, name, found)
+  local worker = redis.call('HMGET', prefix .. 'worker:' .. name, 'incarnation', 'info', 'owner')
+  if worker[1] then
+    found[5][#found[5] + 1] = { name, worker[1], worker[2], worker[3] }
+  else
+    found[6][#found[6] + 1] = name
+  end
+end
+
+-- What has changed since a generation; nothing, at next to no cost, if nothing has.
+local function survey(keys, args)
+  local prefix, since, count = keys[1], tonumber(args[1]), args[2]
+  local now = now_ms()
+  look_at_leases(prefix, now)
+  local known = redis.call('HMGET', prefix .. 'survey', 'generation', 'base')
+  local generation, base = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  if generation == since then
+    return false
+  end
+  if since > generation or since < base then
+    since = 0
+  end
+  local changes = redis.call('ZRANGEBYSCORE', prefix .. 'changed', '(' .. whole(since), '+inf', 'WITHSCORES',
+    'LIMIT', 0, count)
+  local found = { generation, since == 0 and 1 or 0, {}, {}, {}, {} }
+  for i = 1, #changes, 2 do
+    local name = string.sub(changes[i], 2)
+    if string.sub(changes[i], 1, 1) == 's' then
+      changed_session(prefix, name, now, found)
+    else
+      changed_worker(prefix, name, found)
+    end
+  end
+  if #changes == 2 * count then
+    found[1] = tonumber(changes[#changes])
+  end
+  found[7] = found[1] == generation and 1 or 0
+  return found
 end

@@ -23,6 +23,7 @@ local function register_worker(keys, args)
   end
   redis.call('SADD', prefix .. 'workers', worker)
   redis.call('HSET', key, 'incarnation', sid, 'info', info)
+  raise(prefix, 'w' .. worker)
   return last_id(prefix .. 'steps:' .. worker)
 end
 
@@ -48,6 +49,7 @@ local function pair(keys, args)
     return false
   end
   redis.call('HSET', key, 'owner', sid)
+  touch(prefix, 'w' .. name)
   return { worker[1], worker[2], last_id(prefix .. 'results:' .. name) }
 end
 
@@ -56,6 +58,7 @@ local function unpair(keys, args)
   local key = prefix .. 'worker:' .. name
   if redis.call('HGET', key, 'owner') == sid then
     redis.call('HDEL', key, 'owner')
+    touch(prefix, 'w' .. name)
   end
   return 1
 end

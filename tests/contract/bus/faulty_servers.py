@@ -75,24 +75,33 @@ class Proxy:
 @contextlib.contextmanager
 def running(folder: Path, *options: str, program: Path | None = None) -> Iterator[int]:
     """A server of its own with options of its own; its port."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (port,) = free_ports(1)
-    command = [
-        str(program or find_server()),
-        *_config_first(folder, options),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-    ]
-    process = subprocess.Popen([*command, "--dir", str(folder), "--logfile", str(folder / "log"), "--save", ""])
+    process, port = _started(folder, options, program or find_server())
     try:
-        until(lambda: _answers(port), f"a server at port {port}")
         yield port
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started(folder: Path, options: tuple[str, ...], program: Path) -> tuple["subprocess.Popen[bytes]", int]:
+    """A server that answers. Somebody else may take its port first: then it ends, and the next one has another."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        port, bus_port = free_ports(2)
+        command = [str(program), *_config_first(folder, options)]
+        command += ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--logfile", str(folder / "log")]
+        if "--cluster-enabled" in options:
+            command += ["--cluster-port", str(bus_port)]
+        process = subprocess.Popen([*command, "--save", ""])
+        while process.poll() is None:
+            if _pid(port) == process.pid:
+                return process, port
+            assert time.monotonic() < deadline_s, f"waited in vain for a server at port {port}"
+            time.sleep(0.02)
+        assert time.monotonic() < deadline_s, (folder / "log").read_text()
+        shutil.rmtree(folder)
 
 
 def _config_first(folder: Path, options: tuple[str, ...]) -> list[str]:
@@ -104,8 +113,10 @@ def _config_first(folder: Path, options: tuple[str, ...]) -> list[str]:
     return [str(config), "--sentinel"]
 
 
-def _answers(port: int) -> bool:
+def _pid(port: int) -> int:
+    """Of the server that answers there; 0: none does."""
     try:
-        return ask(f"redis://127.0.0.1:{port}", "PING") == "PONG"
+        info = ask(f"redis://127.0.0.1:{port}", "INFO", "server")
     except (OSError, TypeError):
-        return False
+        return 0
+    return next((int(line.partition(":")[2]) for line in info.splitlines() if line.startswith("process_id:")), 0)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from servicekit.bus import Bus, Connection, MemoryBus, open_bus
 from servicekit.bus import calls as c
 from servicekit.bus import keys as k
+from servicekit.roster import Roster
 
 _FORGOTTEN_MS = -60_001
 _runs = itertools.count(1)
@@ -52,6 +53,7 @@ class Side:
     restart: Callable[[], None]
     wait: Callable[[], None]
     hints: list[bytes] = field(default_factory=list)
+    roster: Roster = field(default_factory=Roster)
     _numbers: dict[tuple[bytes, bytes], int] = field(default_factory=dict)
 
     def hint(self, position: int) -> bytes:
@@ -71,6 +73,8 @@ class Side:
                 return self.restart()
             case Wait():
                 return self.wait()
+        if isinstance(call, c.Survey):
+            return self._survey()
         answer = self.connection.call(call)
         match call:
             case c.Submit() if isinstance(answer, c.Overload):
@@ -93,6 +97,13 @@ class Side:
                 logs = {shard: self._entries(keys.tokens(shard), log) for shard, log in answer.log.items()}
                 answer = (answer.requests, logs, answer.checkpoints)
         return answer
+
+    def _survey(self) -> Any:
+        """What is known after it, by what changed since the last one."""
+        self._numbers.clear()  # what is forgotten, begins again
+        while not self.roster.note(self.connection.call(replace(self.roster.survey(), count=3)), 0.0):
+            pass
+        return self.roster.sessions(0.0), self.roster.workers()
 
     def _entries(self, stream: bytes, entries: list[c.Entry]) -> list[tuple[int, dict[bytes, bytes]]]:
         return [(self._number(stream, entry.entry_id), entry.fields) for entry in entries]
@@ -210,9 +221,11 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(_take, sids, sids),
     st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans()).map(_fixed),
     _simple(c.Revalidate, sids, ttls_ms),
-    _simple(c.Renew, sids, ttls_ms, payloads),
+    _simple(c.Renew, sids, ttls_ms, payloads, st.booleans()),
     _simple(c.Leave, sids),
     _simple(c.ListSessions),
+    _simple(c.Survey),
+    _simple(c.Survey),
     st.builds(
         _submit,
         *(request_ids, tenants, st.sampled_from([b"d", b"e"])),
@@ -305,6 +318,7 @@ def _everything(side: Side) -> list[Any]:
         side.ask(c.Overdue(10)),
         side.ask(c.LogBacklogs((0, 1))),
         side.ask(c.ListWorkers()),
+        side.ask(c.Survey()),
         side.ask(c.ListSessions()),
         side.ask(c.ListWorkers()),
     ]

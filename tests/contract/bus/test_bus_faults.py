@@ -270,9 +270,10 @@ def test_the_primary_that_sentinels_know_is_followed(tmp_path: Path, redis_progr
 
 
 def test_the_node_of_a_cluster_that_holds_the_pool_is_found(tmp_path: Path, redis_program: Path) -> None:
+    options = ("--cluster-enabled", "yes")
     with (
-        running(tmp_path / "one", "--cluster-enabled", "yes", program=redis_program) as first,
-        running(tmp_path / "two", "--cluster-enabled", "yes", program=redis_program) as second,
+        running(tmp_path / "one", *options, program=redis_program) as first,
+        running(tmp_path / "two", *options, program=redis_program) as second,
     ):
         one, two = f"redis://127.0.0.1:{first}", f"redis://127.0.0.1:{second}"
         slot = int(ask(one, "CLUSTER", "KEYSLOT", "{penstock}:run"))
@@ -280,7 +281,7 @@ def test_the_node_of_a_cluster_that_holds_the_pool_is_found(tmp_path: Path, redi
         for low, high in others:
             ask(one, "CLUSTER", "ADDSLOTSRANGE", str(low), str(high))
         ask(two, "CLUSTER", "ADDSLOTS", str(slot))
-        ask(one, "CLUSTER", "MEET", "127.0.0.1", str(second))
+        ask(one, "CLUSTER", "MEET", "127.0.0.1", str(second), ask(two, "CONFIG", "GET", "cluster-port").split()[1])
         for each in (one, two):
             until(lambda each=each: "cluster_state:ok" in ask(each, "CLUSTER", "INFO"), "the cluster")
         session = _session(one)

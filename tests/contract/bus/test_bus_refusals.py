@@ -247,6 +247,7 @@ def test_no_key_is_left_behind(server: EmbeddedServer) -> None:
     )
     flow.connection.execute([ListSessions(), ListWorkers()])
     shared = [keys.run, keys.prompts, keys.requests, keys.cancels, keys.tokens(0), keys.attach(0)]
+    shared += [keys.survey, keys.changed, keys.gone]
     assert sorted(ask(server.url, "KEYS", "*").split()) == sorted(key.decode() for key in shared)
     flow.connection.close()
 
