@@ -19,6 +19,7 @@ from servicekit.status import is_draining
 _log = structlog.get_logger(__name__)
 
 RENEWALS = 6  # in the time of a lease: all but the last may come late
+STATUS_S = 1.0  # between two statuses
 PATIENCE_S = 8.0  # for which a busy loop keeps its session
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -76,7 +77,8 @@ class Session:
         self._connection: Connection | None = None
         self._patience_s = patience_s
         self._keeper: Keeper | None = None
-        self._renew_at_s = 0.0
+        self._renew_at_s = self._status_at_s = 0.0
+        self._was_draining = False  # as the last status said
         self._ticked_s = 0.0  # when `tick` was last called
         self._is_known = False  # whether the pool has ever greeted this session
         self._is_lost = False  # what the next `Recovery` says
@@ -134,13 +136,17 @@ class Session:
 
         Args:
             now_s: a clock that never goes back, in seconds; always the same one.
-            status: penstock.v1.ServiceStatus; empty keeps the last.
+            status: penstock.v1.ServiceStatus; empty keeps the last. Most renewals go without it.
         """
         self._ticked_s = time.monotonic()
         if now_s < self._renew_at_s:
             return None
         self._renew_at_s = now_s + self._ttl_ms / 1000 / RENEWALS
-        return Renew(self._sid, self._ttl_ms, status, is_draining(status))
+        draining = is_draining(status)
+        if now_s < self._status_at_s and draining == self._was_draining:
+            return Renew(self._sid, self._ttl_ms)
+        self._status_at_s, self._was_draining = now_s + STATUS_S, draining
+        return Renew(self._sid, self._ttl_ms, status, draining)
 
     def recover(self, reason: BusUnavailable | None = None) -> Recovery:
         """After BusUnavailable, or after an answer that means fenced: a new connection, and the session on it.
@@ -190,6 +196,7 @@ class Session:
             else:
                 self._was_greeted = True
                 recovery = Recovery(self._is_lost, self._is_new_run)
+                self._status_at_s = 0.0
                 self._renew_at_s, self._is_lost, self._is_new_run = 0.0, False, False
                 return recovery
         raise Stopped

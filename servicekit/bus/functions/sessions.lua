@@ -194,7 +194,7 @@ end
 local function renew(keys, args)
   local prefix, sid, ttl, status, draining = keys[1], unpack(args)
   local key = prefix .. 'sess:' .. sid
-  local session = redis.call('HMGET', key, 'state', 'late', 'draining')
+  local session = redis.call('HMGET', key, 'state', 'late', 'draining', 'ttl')
   if session[1] ~= 'active' then
     return 0
   end
@@ -205,7 +205,10 @@ local function renew(keys, args)
   else
     redis.call('HSET', key, 'until', deadline, 'heard', whole(now), 'status', status, 'draining', draining)
   end
-  redis.call('ZADD', prefix .. 'leases', deadline, sid)
+  -- A lease that goes on as it did is looked at when the last one would have run out: most renewals write one key.
+  if session[2] or tonumber(ttl) < tonumber(session[4]) then
+    redis.call('ZADD', prefix .. 'leases', deadline, sid)
+  end
   if session[2] then
     redis.call('HDEL', key, 'late')
   end
@@ -253,11 +256,13 @@ end
 -- Leases that have run out since somebody looked last: their sessions are told to be dead, or, a minute later, forgotten.
 local function look_at_leases(prefix, now)
   local has_forgotten = false
-  for _, sid in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', whole(now))) do
+  for _, sid in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', whole(now), 'LIMIT', 0, 32)) do
     local key = prefix .. 'sess:' .. sid
     local session = redis.call('HMGET', key, 'state', 'until', 'late')
     local forget_at = tonumber(session[2]) + FORGET_MS
-    if forget_at <= now and redis.call('SCARD', prefix .. 'own:' .. sid) == 0 then
+    if session[1] ~= 'left' and tonumber(session[2]) > now then
+      redis.call('ZADD', prefix .. 'leases', session[2], sid)
+    elseif forget_at <= now and redis.call('SCARD', prefix .. 'own:' .. sid) == 0 then
       forget_session(prefix, sid)
       redis.call('DEL', prefix .. 'text:' .. sid)
       has_forgotten = true

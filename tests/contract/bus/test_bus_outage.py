@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, id_of, submit
 
+from penstock.v1.status_pb2 import ServiceStatus
 from servicekit.bus import Bus, BusUnavailable
 from servicekit.bus.calls import (
     NOT_YET,
@@ -217,9 +218,15 @@ def test_a_session_that_was_taken_over_begins_anew(outage: Outage) -> None:
 def test_a_session_renews_six_times_before_its_lease_ends(outage: Outage) -> None:
     session = Session(outage.bus, SessionKind.WORKER, "w", ttl_ms=3000)
     session.connect()
+    status, draining = ServiceStatus(version="1").SerializeToString(), ServiceStatus(draining=True).SerializeToString()
     renewals = [session.tick(now_s, b"status") for now_s in (100.0, 100.4, 101.0, 101.1, 101.5)]
-    renew = Renew(session.sid, 3000, b"status")
-    assert renewals == [renew, None, renew, None, renew]
+    renew, bare = Renew(session.sid, 3000, b"status"), Renew(session.sid, 3000)
+    assert renewals == [renew, None, renew, None, bare], "a status once a second"
+    assert session.tick(102.0, draining) == Renew(session.sid, 3000, draining, draining=True)
+    assert session.tick(102.5, draining) == bare
+    assert session.tick(103.0, status) == Renew(session.sid, 3000, status, draining=False), (
+        "at once if it drains no more"
+    )
     assert session.connection.call(renew)
     session.leave()
     with pytest.raises(BusUnavailable):
