@@ -49,7 +49,9 @@ from tokenizer_svc.settings import TokenizerSettings
 READ_COUNT = 32  # hints in one read
 FEW_OUTCOMES = 8  # that are sent before the rest of what one read brought is tokenized
 READ_BLOCK_MS = 250
-BUSY_BLOCK_MS = 2  # while threads work on long prompts, whose outcomes the loop sends
+# While threads work on long prompts, whose outcomes the loop sends: between two reads, none of which waits. An idle
+# server ends a wait to a tenth of a second only.
+BUSY_WAIT_S = 0.002
 MAX_LONG_PROMPTS = 128  # in threads or waiting for one; beyond it hints are left to other tokenizers
 FULL_PAUSE_S = 0.1
 SURVEY_S = 0.25  # between two looks for tokenizers that died with hints in hand
@@ -191,7 +193,7 @@ class TokenizerService:
 
     def _exchange(self, session: Session, *, may_read: bool) -> list[_Job]:
         """One write and one read: outcomes out, hints in."""
-        self._collect(wait_s=0.0 if may_read and len(self._long) < MAX_LONG_PROMPTS else BUSY_BLOCK_MS / 1000)
+        self._collect()
         calls: list[Call[Any]] = list(self._unsent)
         num_sent = len(calls)
         renewal = self._renewal(session)
@@ -244,7 +246,7 @@ class TokenizerService:
             self._reclaim_at_s = time.monotonic() + self._settings.reclaim_after_s / 2
             abandoned_ms = int(self._settings.reclaim_after_s * 1000)
             reads.append(Reclaim(prompts, k.TOKENIZERS, consumer, abandoned_ms, READ_COUNT))
-        block_ms = 0 if names or self._must_ask else BUSY_BLOCK_MS if self._long else READ_BLOCK_MS
+        block_ms = 0 if names or self._must_ask or self._long else READ_BLOCK_MS
         self._must_ask = False
         awake_s = self._bell.awake_s(self._num_read)
         is_idle = block_ms == READ_BLOCK_MS and not self._unsent and not awake_s
@@ -329,10 +331,10 @@ class TokenizerService:
         *_, again = self._ahead.settle(session.connection)
         self._unsent[:0] = again
 
-    def _collect(self, wait_s: float) -> None:
-        """Takes over what threads have finished; waits so long for the first one."""
-        if self._long and wait_s:
-            wait(self._long, wait_s, FIRST_COMPLETED)
+    def _collect(self) -> None:
+        """Takes over what threads have finished; waits a moment for the first one."""
+        if self._long:
+            wait(self._long, BUSY_WAIT_S, FIRST_COMPLETED)
         for future in [future for future in self._long if future.done()]:
             self._finish(self._long.pop(future), future.result())
         self._stats.num_long_prompts = len(self._long)

@@ -57,6 +57,12 @@ def test_prompts_that_come_to_a_listening_tokenizer_wait_for_nothing_else(
         pool.connection.call(Append(pool.bus.keys.bell, {k.SENT_NS: b"1"}))  # ends the last wait
 
 
+def test_a_long_prompt_that_is_done_waits_for_no_other(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BUSY_WAIT_S", 4 * PATIENCE_S)
+    with running(pool.tokenizer_service(long_prompt_chars=4)):
+        _tokens(pool, pool.submit(1, Prompt(text="the old mill")))
+
+
 def test_a_hint_that_brings_no_request_along_is_looked_up(pool: Pool) -> None:
     request_id = pool.submit(1, Prompt(text="the old mill"))
     prompts = pool.bus.keys.prompts
