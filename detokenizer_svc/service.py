@@ -46,6 +46,7 @@ from servicekit.lifecycle import Stop
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address
+from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
 
 READ_COUNT = 64  # entries of each stream in one read
@@ -78,6 +79,7 @@ class DetokenizerService:
         self._stats = ServiceStats(self._core.stats)
         self._outbox = Outbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats)
         self._ahead = Ahead()
+        self._shape = pool_shape(settings.num_shards, vocabulary=tokenizer.get_vocab(with_added_tokens=True))
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._session: Session | None = None  # for other threads
@@ -136,6 +138,7 @@ class DetokenizerService:
             address=reachable_address(self._settings.grpc_address),
             ttl_ms=self._ttl_ms,
             stop=stop.now,
+            shape=self._shape,
         )
         try:
             session.connect(stop.draining)

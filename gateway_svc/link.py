@@ -14,6 +14,7 @@ from servicekit.doorbell import Doorbell
 from servicekit.reminder import Reminder
 from servicekit.roster import Roster
 from servicekit.session import RENEWALS
+from servicekit.shape import Shape
 from servicekit.status import is_draining
 
 R = TypeVar("R")
@@ -31,11 +32,14 @@ class Link:
     A server that was restarted gets the `testimony` before the session is active again.
     """
 
-    def __init__(self, bus: Bus, name: str, address: str, ttl_s: float, awake_s: float = 0.0) -> None:
+    def __init__(
+        self, bus: Bus, name: str, address: str, ttl_s: float, *, awake_s: float = 0.0, shape: Shape | None = None
+    ) -> None:
         self._bus = bus
         self._name = name
         self._address = address
         self._ttl_ms = int(ttl_s * 1000)
+        self._shape = tuple((shape or {}).items())
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._num_losses = 0
@@ -232,4 +236,4 @@ class Link:
         await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
     def _hello(self, *, create: bool) -> Hello:
-        return Hello(self.sid, SessionKind.GATEWAY, self._name, self._address, self._ttl_ms, create)
+        return Hello(self.sid, SessionKind.GATEWAY, self._name, self._address, self._ttl_ms, create, self._shape)

@@ -36,6 +36,7 @@ from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import STALLED_AFTER_S, Stop
 from servicekit.metrics import make_registry
 from servicekit.settings import reachable_address, split_address
+from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
 
 READ_BLOCK_MS = 1000
@@ -59,7 +60,9 @@ class GatewayService:
         self._settings = settings
         self._bus = bus
         address = reachable_address(settings.grpc_address)
-        self._link = Link(bus, settings.name, address, settings.session_ttl_s, settings.stay_awake_ms / 1e3)
+        shape = pool_shape(settings.num_shards)
+        awake_s = settings.stay_awake_ms / 1e3
+        self._link = Link(bus, settings.name, address, settings.session_ttl_s, awake_s=awake_s, shape=shape)
         self.stats = GatewayStats()
         max_tenants = settings.max_tenants if settings.trust_tenant_header else 0
         limits = Limits(max_streams=settings.max_streams, max_tenants=max_tenants)

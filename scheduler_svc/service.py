@@ -20,6 +20,7 @@ from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address
+from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -143,6 +144,7 @@ class SchedulerService:
             ttl_ms=round(self._settings.session_ttl_s * 1000),
             stop=stop.now,
             survives_restarts=False,  # what is held may be more than what the server still has
+            shape=pool_shape(self._settings.num_shards),
         )
         try:
             self._session.connect(stop.draining)

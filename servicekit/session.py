@@ -14,6 +14,7 @@ from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionK
 from servicekit.keeper import Keeper
 from servicekit.reminder import Reminder
 from servicekit.roster import Roster
+from servicekit.shape import Shape
 from servicekit.status import is_draining
 
 _log = structlog.get_logger(__name__)
@@ -52,6 +53,7 @@ class Session:
         stop: threading.Event | None = None,
         patience_s: float = PATIENCE_S,
         survives_restarts: bool = True,
+        shape: Shape | None = None,
     ) -> None:
         """Nothing is connected yet.
 
@@ -65,6 +67,7 @@ class Session:
             patience_s: for how long a thread keeps the session while nobody calls `tick`.
             survives_restarts: whether the session goes on after a restart of the server, which may have lost what it
                 wrote last. If not, it leaves and a new one begins: what it owned is taken and loaded anew.
+            shape: what the service must agree on with all others of the pool.
         """
         self._bus = bus
         self._kind = kind
@@ -73,6 +76,7 @@ class Session:
         self._ttl_ms = ttl_ms
         self._stop = stop or threading.Event()
         self._survives_restarts = survives_restarts
+        self._shape = tuple((shape or {}).items())
         self._sid = secrets.token_bytes(16)
         self._connection: Connection | None = None
         self._patience_s = patience_s
@@ -244,4 +248,4 @@ class Session:
         self._is_known = True
 
     def _hello(self, *, create: bool) -> Hello:
-        return Hello(self._sid, self._kind, self._name, self._address, self._ttl_ms, create=create)
+        return Hello(self._sid, self._kind, self._name, self._address, self._ttl_ms, create, self._shape)

@@ -39,6 +39,7 @@ from servicekit.logs import is_debugging
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address
+from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
@@ -89,6 +90,11 @@ class TokenizerService:
         self._settings = settings
         self._bus = bus
         self._prompts = PromptTokenizer(vocabulary)
+        self._shape = pool_shape(
+            settings.num_shards,
+            vocabulary=vocabulary.tokenizer.get_vocab(with_added_tokens=True),
+            chat_templates=vocabulary.chat.sources,
+        )
         self._hop = Hop("prompts")
         self._stats = TokenizerStats()
         self._recoveries = Recoveries("prompt")
@@ -157,6 +163,7 @@ class TokenizerService:
             address=reachable_address(self._settings.grpc_address),
             ttl_ms=int(self._settings.session_ttl_s * 1000),
             stop=stop.now,
+            shape=self._shape,
         )
         try:
             session.connect(stop.draining)

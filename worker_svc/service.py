@@ -18,6 +18,7 @@ from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address
+from servicekit.shape import pool_shape
 from servicekit.stall import StallWatch
 from servicekit.status import ServiceStatus, service_status
 from worker_svc import wire
@@ -264,6 +265,7 @@ class WorkerService:
             ttl_ms=round(settings.session_ttl_s * 1000),
             stop=stop.draining,
             patience_s=_LAUNCH_PATIENCE_S,
+            shape=pool_shape(settings.num_shards),
         )
 
     def _register(self, session: Session) -> None:

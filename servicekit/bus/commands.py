@@ -251,7 +251,7 @@ class Commands:
         add(
             c.Hello,
             "hello",
-            lambda q: (q.sid.hex(), q.kind.value, q.name, q.address, q.ttl_ms, int(q.create)),
+            lambda q: (q.sid.hex(), q.kind.value, q.name, q.address, q.ttl_ms, int(q.create), *sum(q.shape, ())),
             _greeting,
         )
         add(c.Revalidate, "revalidate", lambda q: (q.sid.hex(), q.ttl_ms), bool)

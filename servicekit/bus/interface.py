@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import Call
 from servicekit.bus.keys import Keys
 
@@ -18,6 +19,21 @@ class BusUnavailable(Exception):  # noqa: N818  (a state of the world, not a mis
 
 class BusFull(Exception):  # noqa: N818
     """The server refuses writes because it is at `maxmemory`. The call was not carried out."""
+
+
+_REMEDIES = {
+    "num_shards": "give all services of a pool the same --num-shards",
+    "protocol": "run one version of Penstock in a pool: let the other one end first",
+    "vocabulary": "give all services of a pool the same --model and --revision",
+    "chat_template": "give all tokenizers of a pool the same --model and --revision",
+}
+
+
+def differs(part: str, agreed: str, told: str) -> PenstockError:
+    """What is said to a process whose shape is not its pool's."""
+    remedy = _REMEDIES.get(part, "start all services of a pool alike")
+    message = f"the pool's {part} is {agreed}, this process's {told}: {remedy}, or this one another --pool"
+    return PenstockError(ErrorCode.INTERNAL, message)
 
 
 class Connection(Protocol):

@@ -80,6 +80,11 @@ class Keys:
         return self.key("settle")
 
     @property
+    def shape(self) -> bytes:
+        """Hash: what all services of the pool agree on, see `servicekit.shape`."""
+        return self.key("shape")
+
+    @property
     def sessions(self) -> bytes:
         """Set of session ids (hex)."""
         return self.key("sessions")

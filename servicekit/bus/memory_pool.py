@@ -66,7 +66,14 @@ class MemoryPool:
         self._keys = keys
         self._now_ms = now_ms
         self._streams = MemoryStreams(now_ms)
-        self._sessions = MemorySessions(keys, self._streams, now_ms, lambda sid: len(self._owned_by(sid)), run_id)
+        self._sessions = MemorySessions(
+            keys,
+            self._streams,
+            now_ms,
+            run_id,
+            num_owned=lambda sid: len(self._owned_by(sid)),
+            has_waiting=lambda: self._waiting.count("").num_requests > 0,
+        )
         self._requests: dict[bytes, _Request] = {}
         self._waiting = MemoryWaiting(now_ms)
         self._results: dict[bytes, bytes] = {}

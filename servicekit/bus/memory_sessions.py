@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from servicekit.bus import calls as c
+from servicekit.bus.interface import differs
 from servicekit.bus.keys import GONE_CAP, SETTLE_MS, Keys
 from servicekit.bus.memory_streams import MemoryStreams
 
@@ -42,16 +43,25 @@ class _Worker:
 class MemorySessions:
     """Sessions, workers and shards.
 
-    `now_ms` is the server's clock; `num_owned` says how many requests a session owns.
+    `now_ms` is the server's clock; `num_owned` says how many requests a session owns, `has_waiting` whether any waits.
     """
 
     def __init__(
-        self, keys: Keys, streams: MemoryStreams, now_ms: Callable[[], int], num_owned: Callable[[bytes], int], run: str
+        self,
+        keys: Keys,
+        streams: MemoryStreams,
+        now_ms: Callable[[], int],
+        run: str,
+        *,
+        num_owned: Callable[[bytes], int],
+        has_waiting: Callable[[], bool],
     ) -> None:
         self._keys = keys
         self._streams = streams
         self._now_ms = now_ms
         self._num_owned = num_owned
+        self._has_waiting = has_waiting
+        self._shape: dict[str, str] = {}  # what the pool's services agree on
         self._run_id = run
         self.run_seen = ""  # by the last hello
         self._settle_ms: int | None = None  # while the pool settles: until when at least
@@ -125,6 +135,7 @@ class MemorySessions:
 
     def _hello(self, call: c.Hello) -> c.Greeting:
         now_ms = self._now_ms()
+        self._agree(dict(call.shape))
         # A session that comes back to a pool without memory: the server has lost everything.
         is_new_run = self.run_seen != self._run_id and (self.run_seen != "" or not call.create)
         self.run_seen = self._run_id
@@ -153,6 +164,21 @@ class MemorySessions:
             session.name, session.address, session.ttl_ms = call.name, call.address, call.ttl_ms
             session.until_ms, session.heard_ms = now_ms + call.ttl_ms, now_ms
         return c.Greeting(is_new_run, active=session.state is _SessionState.ACTIVE)
+
+    def _agree(self, shape: dict[str, str]) -> None:
+        differing = [part for part, value in shape.items() if self._shape.get(part, value) != value]
+        if differing and not self._is_deserted():
+            part = differing[0]
+            raise differs(part, self._shape[part], shape[part])
+        self._shape = shape if differing else self._shape | shape
+
+    def _is_deserted(self) -> bool:
+        """Whether nobody is there any more, and no request that somebody could go on with."""
+        now_ms = self._now_ms()
+        return not self._has_waiting() and not any(
+            (session.state is not _SessionState.LEFT and session.until_ms > now_ms) or self._num_owned(sid)
+            for sid, session in self._sessions.items()
+        )
 
     def _state_of_new(self, call: c.Hello) -> _SessionState | None:
         if call.create:

@@ -6,7 +6,7 @@ import hiredis
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.commands import Command, Reply
-from servicekit.bus.interface import BusFull, BusUnavailable
+from servicekit.bus.interface import BusFull, BusUnavailable, differs
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
 
@@ -78,6 +78,8 @@ def bus_error(address: RedisAddress, error: Exception) -> Exception:
             f"the bus at {address} may drop keys of the pool, as its maxmemory-policy is {text.partition(' ')[2]}: "
             "set it to noeviction",
         )
+    if code == "SHAPE":
+        return differs(*text.split(" ")[1:4])
     if code == "OOM":
         return BusFull(f"the bus at {address} is out of memory: raise its maxmemory")
     advice = _ADVICE.get(code) or next((each for part, each in _ADVICE_BY_TEXT.items() if part in text), None)

@@ -81,6 +81,7 @@ class ChatTemplates:
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
         environment = _environment()
         self._special_tokens = dict(special_tokens)
+        self.sources = dict(templates)  # by name
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in templates.items():
             try:

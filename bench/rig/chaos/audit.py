@@ -18,7 +18,7 @@ _MAX_LOG_ENTRIES = 1  # the last one read
 # What a pool without requests may hold, as `servicekit.bus.keys` names it; some of it only for a time, or empty.
 _MAY_BE = frozenset(
     {
-        *("survey", "changed", "gone", "leases"),
+        *("survey", "changed", "gone", "leases", "shape"),
         *("run", "settle", "sessions", "sess", "workers", "worker", "steps", "results", "shards", "read"),
         *(
             "req",

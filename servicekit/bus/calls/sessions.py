@@ -44,6 +44,9 @@ class Hello(Call[Greeting]):
     address: str  # host:port of its gRPC server, empty if none
     ttl_ms: int
     create: bool = True  # False when a session reconnects: one that was taken over must not rise again
+    # (part, value), neither with a space: what all services of the pool must agree on. The first that knows a part
+    # writes it down; it is gone when no session and no live request is left. Who differs is refused.
+    shape: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,39 @@ local function settle(prefix)
   return settled
 end
 
+-- Whether nobody is there any more, and no request that somebody could go on with.
+local function is_deserted(prefix, now)
+  if tonumber(redis.call('HGET', prefix .. 'waiting', 'requests') or 0) > 0 then
+    return false
+  end
+  for _, sid in ipairs(redis.call('SMEMBERS', prefix .. 'sessions')) do
+    local session = redis.call('HMGET', prefix .. 'sess:' .. sid, 'state', 'until')
+    local is_there = session[1] ~= 'left' and tonumber(session[2]) > now
+    if is_there or redis.call('SCARD', prefix .. 'own:' .. sid) > 0 then
+      return false
+    end
+  end
+  return true
+end
+
+-- The first part in which a process differs from what the pool's have agreed on, and what they have; what nobody has
+-- said before is agreed on by that.
+local function differing_part(prefix, now, parts)
+  local key = prefix .. 'shape'
+  for i = 1, #parts, 2 do
+    local agreed = redis.call('HGET', key, parts[i])
+    if agreed and agreed ~= parts[i + 1] then
+      if not is_deserted(prefix, now) then
+        return parts[i], agreed, parts[i + 1]
+      end
+      redis.call('DEL', key)
+    end
+  end
+  if #parts > 0 then
+    redis.call('HSET', key, unpack(parts))
+  end
+end
+
 local function hello(keys, args)
   local prefix, sid, kind, name, address, ttl, create = keys[1], unpack(args)
   -- From INFO, as managed servers have no CONFIG.
@@ -139,6 +172,10 @@ local function hello(keys, args)
     return redis.error_reply('EVICTS ' .. policy)
   end
   local now = now_ms()
+  local part, agreed, told = differing_part(prefix, now, { unpack(args, 7) })
+  if part then
+    return redis.error_reply('SHAPE ' .. part .. ' ' .. agreed .. ' ' .. told)
+  end
   local run = string.match(info, 'run_id:(%w+)')
   local run_seen = redis.call('GET', prefix .. 'run')
   -- A session that comes back to a pool without memory: the server has lost everything.

@@ -11,6 +11,7 @@ from bus_flow import AWKWARD, DEAD_MS, LONG_MS, id_of, seem_restarted, seem_sett
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from penstock.domain.errors import PenstockError
 from servicekit.bus import Bus, Connection, MemoryBus, open_bus
 from servicekit.bus import calls as c
 from servicekit.bus import keys as k
@@ -26,6 +27,9 @@ shards = st.sampled_from([0, 1])
 workers = st.sampled_from(["w1", "w2"])
 routes = st.sampled_from([sid_of(2), sid_of(3), b""])
 ttls_ms = st.sampled_from([LONG_MS, LONG_MS, LONG_MS, DEAD_MS, _FORGOTTEN_MS])
+shapes = st.sampled_from(
+    [(), (), (("num_shards", "4"),), (("num_shards", "4"), ("vocabulary", "a")), (("num_shards", "8"),)]
+)
 payloads = st.sampled_from([b"", b"payload", AWKWARD])
 positions = st.integers(0, 3)
 kinds = st.sampled_from(list(c.SessionKind))
@@ -75,7 +79,10 @@ class Side:
                 return self.wait()
         if isinstance(call, c.Survey):
             return self._survey()
-        answer = self.connection.call(call)
+        try:
+            answer = self.connection.call(call)
+        except PenstockError as error:  # a hello that is refused
+            return error.message
         match call:
             case c.Submit() if isinstance(answer, c.Overload):
                 answer = replace(answer, wait_ms=0)  # the two clocks differ
@@ -219,7 +226,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(_retire, sids, shards, request_ids, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
     st.builds(_ended, request_ids, shards, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
     st.builds(_take, sids, sids),
-    st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans()).map(_fixed),
+    st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans(), shapes).map(_fixed),
     _simple(c.Revalidate, sids, ttls_ms),
     _simple(c.Renew, sids, ttls_ms, payloads, st.booleans()),
     _simple(c.Leave, sids),
