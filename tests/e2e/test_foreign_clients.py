@@ -1,0 +1,46 @@
+"""Packages that people call an OpenAI server with, each in an environment of its own, as they come."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from served import ROOT, Served
+
+CLIENTS = ROOT / "tests" / "clients"
+INSTALL_TIMEOUT_S = CALLS_TIMEOUT_S = 1200.0
+# litellm looks for newer prices of models on the network otherwise.
+ENVIRON = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
+
+
+def python_with(package: str) -> Path:
+    """The interpreter of an environment with what `tests/clients/{package}.txt` pins; made once."""
+    requirements = CLIENTS / f"{package}.txt"
+    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = ROOT / ".venv" / "clients" / f"{package}-{digest}"
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not stamp.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            command += ["--no-deps", "-r", str(requirements)]
+            installed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+            if installed.returncode:
+                pytest.skip(f"{package} cannot be installed here: {installed.stderr[-500:]}")
+            stamp.touch()
+    return python
+
+
+@pytest.mark.parametrize(
+    ("package", "calls"), [("litellm", "litellm_calls.py"), ("langchain-openai", "langchain_calls.py")]
+)
+def test_a_package_works_as_it_comes(simulated: Served, package: str, calls: str) -> None:
+    command = [str(python_with(package)), str(CLIENTS / calls), f"{simulated.http_url}/v1", "simulated"]
+    ended = subprocess.run(
+        command, env=os.environ | ENVIRON, capture_output=True, text=True, timeout=CALLS_TIMEOUT_S, check=False
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
