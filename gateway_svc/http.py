@@ -246,6 +246,7 @@ class HttpApi:
                 traceparent=request.headers.get("traceparent", ""),
                 timeout_s=timeout_s,
                 idempotency_key=key,
+                cache_salt=ask.cache_salt,
             )
             form = form_of(ask, requests)
             if key is not None:

@@ -54,6 +54,7 @@ class Intake:
         traceparent: str,
         timeout_s: float | None,
         idempotency_key: str | None = None,
+        cache_salt: str = "",
     ) -> list[Request]:
         """One request for each prompt, all with the same seed. With a key, the same call gives the same requests.
 
@@ -75,7 +76,9 @@ class Intake:
         deadline_ns = now_ns + int(timeout_s * 1e9) if timeout_s <= MAX_TIMEOUT_S else 0
         trace = traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
         return [
-            Request(Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params)
+            Request(
+                Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params, cache_salt
+            )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]
 

@@ -123,6 +123,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             traceparent=metadata.get("traceparent", ""),
             timeout_s=context.time_remaining(),
             idempotency_key=ask.idempotency_key,
+            cache_salt=ask.cache_salt,
         )
         header, is_idempotent = checked.header, ask.idempotency_key is not None
         form = ReplyForm(

@@ -42,6 +42,13 @@ class SchedulerSettings(ServiceSettings):
     enable_prefix_caching: bool = field(
         default=True, metadata={"help": "find the KV of equal prefixes again instead of computing it"}
     )
+    share_prefixes_between_tenants: bool = field(
+        default=False,
+        metadata={
+            "help": "find cached prefixes of other tenants too: saves computing, but a tenant learns what others have "
+            "asked by `cached_tokens` and by how soon a first token comes"
+        },
+    )
     admit_every: Annotated[int, msgspec.Meta(ge=1)] = field(
         default=1,
         metadata={
@@ -81,6 +88,7 @@ class SchedulerSettings(ServiceSettings):
             short_step_us=self.short_step_us,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
+            share_prefixes_between_tenants=self.share_prefixes_between_tenants,
             max_waiting=self.max_waiting_seqs,
             admit_every=self.admit_every,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},

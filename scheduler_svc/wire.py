@@ -50,6 +50,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
             tenant=head.tenant,
             arrival_ns=head.arrival_unix_ns,
             deadline_ns=head.deadline_unix_ns,
+            cache_salt=generate.cache_salt,
         )
     except (DecodeError, ValueError, PenstockError) as error:
         raise PoisonMessageError(f"not a tokenized request: {error}") from error

@@ -12,7 +12,7 @@ from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.unsupported import check_fields, unknown_field
 from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.params import MAX_LOGPROBS, SamplingParams
-from penstock.domain.request import Prompt
+from penstock.domain.request import Prompt, check_cache_salt
 
 MAX_CHOICES = 1024  # prompts times n in one call
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
@@ -48,6 +48,7 @@ class Ask:
     continuous_usage: bool = False  # of a stream, in every chunk: so many tokens of its choice so far
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
     is_resumable: bool = False  # Penstock's `resumable`
+    cache_salt: str = ""  # vLLM's
     ignored_fields: tuple[str, ...] = ()
 
     @property
@@ -89,6 +90,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     resumable: bool | None = None
+    cache_salt: str | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -206,6 +208,7 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
         continuous_usage=include_usage and continuous_usage,
         tokens_as_ids=bool(raw.return_tokens_as_token_ids),
         is_resumable=bool(raw.resumable),
+        cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         ignored_fields=ignored,
     )
 

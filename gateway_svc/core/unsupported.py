@@ -62,7 +62,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "detokenize": (True,),
     "include_reasoning": (True,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "vllm_xargs": ({},),

@@ -13,7 +13,7 @@ from penstock.domain import chain
 from penstock.domain.errors import invalid
 from penstock.domain.finish import FinishReason
 from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message, Prompt
+from penstock.domain.request import Message, Prompt, check_cache_salt
 from penstock.domain.rows import TextRow
 from penstock.v1 import inference_pb2, requests_pb2
 from penstock.wire.deltas import encode_delta
@@ -35,6 +35,7 @@ class GrpcAsk:
     priority: int
     is_resumable: bool = False
     idempotency_key: str | None = None
+    cache_salt: str = ""
 
     @property
     def form(self) -> Form:
@@ -56,6 +57,7 @@ def decode_generate(call: inference_pb2.GenerateCall) -> GrpcAsk:
         message.priority,
         is_resumable=call.resumable,
         idempotency_key=check_key(key) if key else None,
+        cache_salt=check_cache_salt(message.cache_salt) if message.cache_salt else "",
     )
 
 

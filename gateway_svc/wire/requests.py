@@ -35,7 +35,9 @@ def count_prompt_tokens(meta: bytes) -> int:
 def encode_request(request: Request) -> bytes:
     """A penstock.v1.GenerateRequest."""
     header = request.header
-    message = requests_pb2.GenerateRequest(model=request.model, priority=header.priority, seed=header.seed)
+    message = requests_pb2.GenerateRequest(
+        model=request.model, priority=header.priority, seed=header.seed, cache_salt=request.cache_salt
+    )
     prompt = request.prompt
     if prompt.text is not None:
         message.text = prompt.text

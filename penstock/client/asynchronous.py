@@ -67,6 +67,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         resumable: bool = False,
         idempotency_key: str | None = None,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[Accepted | Delta, None]:
         """As `Client.generate`; `aclose` before its end, or a cancelled task, cancels the request."""
         call = encode_call(
@@ -77,6 +78,7 @@ class AsyncClient:
             priority,
             resumable=resumable,
             idempotency_key=idempotency_key,
+            cache_salt=cache_salt,
         )
         return self._events(call, timeout_s or self._timeout_s)
 
@@ -91,11 +93,19 @@ class AsyncClient:
         timeout_s: float | None = None,
         resumable: bool = False,
         idempotency_key: str | None = None,
+        cache_salt: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
         params = params or SamplingParams()
         call = encode_call(
-            prompt, messages, params, model, priority, resumable=resumable, idempotency_key=idempotency_key
+            prompt,
+            messages,
+            params,
+            model,
+            priority,
+            resumable=resumable,
+            idempotency_key=idempotency_key,
+            cache_salt=cache_salt,
         )
         generation: Generation | None = None
         async for event in self._events(call, timeout_s or self._timeout_s):

@@ -79,6 +79,7 @@ class Client:
         timeout_s: float | None = None,
         resumable: bool = False,
         idempotency_key: str | None = None,
+        cache_salt: str | None = None,
     ) -> Generator[Accepted | Delta, None, None]:
         """Generates for one prompt: first `Accepted`, then a `Delta` for each step of each sample.
 
@@ -95,6 +96,7 @@ class Client:
                 each time; every token comes once.
             idempotency_key: 1 to 255 visible ASCII characters; a request of the same tenant with the same key is the
                 same request. It is told from its start, and anything else asked with this key is an error.
+            cache_salt: 1 to 255 bytes; cached prefixes of requests with the same salt are found, and no others.
 
         Raises:
             PenstockError: the request is wrong, was refused, or failed.
@@ -107,6 +109,7 @@ class Client:
             priority,
             resumable=resumable,
             idempotency_key=idempotency_key,
+            cache_salt=cache_salt,
         )
         return self._events(call, timeout_s or self._timeout_s)
 
@@ -121,11 +124,19 @@ class Client:
         timeout_s: float | None = None,
         resumable: bool = False,
         idempotency_key: str | None = None,
+        cache_salt: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
         params = params or SamplingParams()
         call = encode_call(
-            prompt, messages, params, model, priority, resumable=resumable, idempotency_key=idempotency_key
+            prompt,
+            messages,
+            params,
+            model,
+            priority,
+            resumable=resumable,
+            idempotency_key=idempotency_key,
+            cache_salt=cache_salt,
         )
         generation: Generation | None = None
         for event in self._events(call, timeout_s or self._timeout_s):

@@ -14,7 +14,7 @@ from penstock.domain.api_keys import TENANT_HEADER, is_tenant
 from penstock.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
 from penstock.domain.finish import FinishReason, Usage
 from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message
+from penstock.domain.request import Message, check_cache_salt
 from penstock.domain.rows import TokenLogprob
 from penstock.outputs import CompletionOutput, new_samples
 from penstock.v1 import common_pb2, inference_pb2, requests_pb2
@@ -138,6 +138,7 @@ def encode_call(
     *,
     resumable: bool = False,
     idempotency_key: str | None = None,
+    cache_salt: str | None = None,
 ) -> inference_pb2.GenerateCall:
     """The input of `Generate`. A resumable call without a key gets one, so that it can be sent again.
 
@@ -148,6 +149,8 @@ def encode_call(
         raise invalid("give either a prompt or messages", "prompt")
     request = encode_params(params)
     request.model, request.priority = model, priority
+    if cache_salt is not None:
+        request.cache_salt = check_cache_salt(cache_salt)
     if params.seed is not None:
         request.seed = params.seed % _U64
     if isinstance(prompt, str):

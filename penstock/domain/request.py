@@ -7,6 +7,7 @@ from typing import Any
 from penstock.domain.errors import invalid
 from penstock.domain.params import SamplingParams
 
+MAX_CACHE_SALT_BYTES = 255  # of UTF-8
 _DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
@@ -50,6 +51,18 @@ class Request:
     model: str
     prompt: Prompt
     params: SamplingParams
+    cache_salt: str = ""  # cached prefixes are found by requests of the tenant with the same salt only
+
+
+def check_cache_salt(salt: str) -> str:
+    """A salt that a caller gave.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it is empty or too long.
+    """
+    if not 1 <= len(salt.encode()) <= MAX_CACHE_SALT_BYTES:
+        raise invalid(f"cache_salt must be text of 1 to {MAX_CACHE_SALT_BYTES} bytes", "cache_salt")
+    return salt
 
 
 def format_request_id(request_id: bytes) -> str:

@@ -61,6 +61,7 @@ class GenerateRequest(_message.Message):
     TEXT_OPTIONS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -71,6 +72,10 @@ class GenerateRequest(_message.Message):
     """Priority class, lower is served first; absent: 0."""
     seed: _builtins.int
     """Seed of the first sample; absent: drawn by the gateway."""
+    cache_salt: _builtins.str
+    """Requests find the cached prefixes of requests of their tenant with the same salt only; empty: of those without one.
+    255 bytes of UTF-8 at most.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are."""
@@ -104,10 +109,11 @@ class GenerateRequest(_message.Message):
         text_options: Global___TextParameters | None = ...,
         priority: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015

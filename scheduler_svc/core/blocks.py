@@ -12,9 +12,14 @@ from penstock.domain.plan import U32
 HASH_BYTES = 16
 
 
-def root_hash(salt: bytes) -> bytes:
-    """The parent of a sequence's first block; sequences with different salts share no blocks."""
-    return hashlib.blake2b(salt, digest_size=HASH_BYTES).digest()
+def root_hash(tenant: str, salt: str) -> bytes:
+    """The parent of a sequence's first block; sequences of different tenants or with different salts share no blocks.
+
+    The same in every scheduler, so that a request that is taken over hashes as before.
+    """
+    owner = tenant.encode()
+    # With the length of the first: no tenant and salt are another tenant's with another salt.
+    return hashlib.blake2b(len(owner).to_bytes(4, "little") + owner + salt.encode(), digest_size=HASH_BYTES).digest()
 
 
 def extend_hashes(hashes: list[bytes], root: bytes, token_ids: U32, block_size: int) -> None:

@@ -18,6 +18,7 @@ class SchedulerConfig:
     # Of a plan: decoding sequences first, then chunks of prompts; None: as many as a worker's step may have.
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    share_prefixes_between_tenants: bool = False  # else cached blocks are found by requests of their tenant only
     max_waiting: int = 1024  # sequences; above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none

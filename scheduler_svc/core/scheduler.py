@@ -95,7 +95,7 @@ class Scheduler:
         if request.request_id in self.requests:
             return NO_ROWS
         self._order += 1
-        state = RequestState(request, self._order, now_ns)
+        state = RequestState(request, self._order, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants)
         self.requests[request.request_id] = state
         self.policy.open(state)
         if request.deadline_ns:

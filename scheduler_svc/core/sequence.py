@@ -27,7 +27,7 @@ class QueuedRequest:
     tenant: str = ""
     arrival_ns: int = 0  # Unix time, nanoseconds
     deadline_ns: int = 0  # Unix time, nanoseconds; 0: none
-    cache_salt: bytes = b""  # requests with different salts share no cached blocks
+    cache_salt: str = ""  # requests with different salts share no cached blocks
     # Of a request that another scheduler began: what each sequence has generated, and which of them have ended.
     output_token_ids: tuple[U32, ...] = ()
     ended_sequences: frozenset[int] = frozenset()
@@ -53,14 +53,14 @@ class Status(Enum):
 class RequestState:
     """A request with all its sequences."""
 
-    def __init__(self, queued: QueuedRequest, order: int, added_ns: int) -> None:
+    def __init__(self, queued: QueuedRequest, order: int, added_ns: int, *, shares_prefixes: bool = False) -> None:
         self.queued = queued
         self.added_ns = added_ns
         self.order = order  # of arrival at this scheduler: breaks ties
         self.prompt: U32 = np.ascontiguousarray(queued.prompt_token_ids, np.uint32)
         self.num_prompt_tokens = len(self.prompt)
         self.stop_token_ids = queued.all_stop_ids
-        self.root = root_hash(queued.cache_salt)
+        self.root = root_hash("" if shares_prefixes else queued.tenant, queued.cache_salt)
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n
         self.num_preemptions = 0

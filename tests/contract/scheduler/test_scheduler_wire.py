@@ -18,7 +18,9 @@ from penstock.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from penstock.domain.request import Header, Prompt, Request
 from penstock.domain.rows import TokenRows, unstarted_rows
 from penstock.v1 import requests_pb2, results_pb2, steps_pb2
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.rows import NO_ROWS, select_rows
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.wire import (
     decode_request,
     decode_result,
@@ -273,6 +275,24 @@ def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
     assert request.sampling == params.sampling
     assert request.stopping == Stopping(11, 2, (3, 4), ignore_eos=True)
     assert num_samples(body) == 3
+
+
+def test_a_request_that_is_taken_over_finds_the_same_blocks_again() -> None:
+    header = Header(b"r" * 16, "tenant", 0, 1000, 0, "", 7)
+    body = encode_request(Request(header, "m", Prompt(text="x"), SamplingParams(), "salt"))
+    meta = requests_pb2.TokenizedPrompt(token_ids=np.arange(9, dtype="<u4").tobytes()).SerializeToString()
+    # Two schedulers read the same stored request; what another tenant's or another salt's would be is not it.
+    one, two = (Scheduler(SchedulerConfig()) for _ in range(2))
+    read = [decode_request(b"r" * 16, encode_header(header), body, meta) for _ in range(2)]
+    assert (read[0].tenant, read[0].cache_salt) == ("tenant", "salt")
+    for scheduler, request in zip((one, two), read, strict=True):
+        scheduler.add(request, 0)
+    hashes = [scheduler.requests[b"r" * 16].sequences[0].hashes(4) for scheduler in (one, two)]
+    assert len(hashes[0]) == 2
+    assert hashes[0] == hashes[1]
+    other = Scheduler(SchedulerConfig())
+    other.add(dataclasses.replace(read[0], tenant="another"), 0)
+    assert set(other.requests[b"r" * 16].sequences[0].hashes(4)).isdisjoint(hashes[0])
 
 
 def test_a_request_without_parameters_has_the_defaults() -> None:

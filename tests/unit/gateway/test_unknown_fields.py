@@ -202,3 +202,10 @@ def test_the_log_tells_at_once_and_then_once_a_minute() -> None:
         assert not loop.due
         fields.note(["later"])
         assert lines[2]["fields"] == ["later"]
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 256, "é" * 128, 7])
+def test_what_is_no_salt_is_refused_by_name(salt: object) -> None:
+    with pytest.raises(PenstockError) as caught:
+        parse_completion(json.dumps({"prompt": "x", "cache_salt": salt}).encode())
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "cache_salt")

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from scheduler_svc.core.blocks import BlockManager, extend_hashes, root_hash
 
 
-def hashes(tokens: list[int], block_size: int = 2, salt: bytes = b"") -> list[bytes]:
+def hashes(tokens: list[int], block_size: int = 2, salt: str = "", tenant: str = "") -> list[bytes]:
     made: list[bytes] = []
-    extend_hashes(made, root_hash(salt), np.array(tokens, np.uint32), block_size)
+    extend_hashes(made, root_hash(tenant, salt), np.array(tokens, np.uint32), block_size)
     return made
 
 
@@ -72,7 +72,12 @@ def test_the_first_block_with_a_content_stays_the_one_that_is_found() -> None:
 
 def test_a_hash_stands_for_the_whole_prefix_and_the_salt() -> None:
     assert hashes([1, 2, 3, 4])[1] != hashes([9, 2, 3, 4])[1]
-    assert hashes([1, 2], salt=b"a") != hashes([1, 2], salt=b"b")
+    assert hashes([1, 2], salt="a") != hashes([1, 2], salt="b")
+
+
+def test_tenants_and_salts_never_make_the_same_root() -> None:
+    pairs = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", ""), ("a", "b"), ("b", "a")]
+    assert len({root_hash(tenant, salt) for tenant, salt in pairs}) == len(pairs)
     assert hashes([1, 2, 3]) == hashes([1, 2])
 
 
@@ -83,5 +88,5 @@ def test_hashes_do_not_depend_on_how_the_tokens_came(tokens: list[int], block_si
     end = 0
     while end < len(tokens):
         end = data.draw(st.integers(end + 1, len(tokens)))
-        extend_hashes(grown, root_hash(b""), np.array(tokens[len(grown) * block_size : end], np.uint32), block_size)
+        extend_hashes(grown, root_hash("", ""), np.array(tokens[len(grown) * block_size : end], np.uint32), block_size)
     assert grown == hashes(tokens, block_size)

@@ -84,8 +84,25 @@ def test_generated_tokens_are_found_again(window: int) -> None:
 
 def test_salts_keep_requests_apart() -> None:
     scheduling = Scheduling({"a": limits()})
-    for number, salt in ((1, b""), (2, b"x"), (3, b"x")):
+    for number, salt in ((1, ""), (2, "x"), (3, "x")):
         scheduling.add(make_request(number, prompt(9), max_tokens=1, cache_salt=salt))
+        scheduling.run()
+    assert [cached(scheduling, number) for number in (1, 2, 3)] == [[0], [0], [8]]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_tenant_finds_what_another_has_asked_only_if_that_is_wanted(shares: bool) -> None:
+    scheduling = Scheduling({"a": limits()}, window=1, share_prefixes_between_tenants=shares)
+    for number, tenant in ((1, "a"), (2, "b"), (3, ""), (4, "a")):
+        scheduling.add(make_request(number, prompt(9), max_tokens=1, tenant=tenant))
+        scheduling.run()
+    assert [cached(scheduling, number) for number in (1, 2, 3, 4)] == [[0], *([[8 * shares]] * 2), [8]]
+
+
+def test_salts_keep_requests_apart_where_tenants_share() -> None:
+    scheduling = Scheduling({"a": limits()}, window=1, share_prefixes_between_tenants=True)
+    for number, tenant, salt in ((1, "a", "x"), (2, "b", ""), (3, "b", "x")):
+        scheduling.add(make_request(number, prompt(9), max_tokens=1, tenant=tenant, cache_salt=salt))
         scheduling.run()
     assert [cached(scheduling, number) for number in (1, 2, 3)] == [[0], [0], [8]]
 

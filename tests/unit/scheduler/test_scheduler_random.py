@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         has_eos=st.booleans(),
         priority=st.integers(0, 2),
         patience=st.none() | st.integers(0, 30),
-        salt=st.sampled_from([b"", b"", b"salt"]),
+        salt=st.sampled_from(["", "", "salt"]),
         tenant=st.sampled_from(["", "a", "b"]),
     )
     def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt, tenant):  # noqa: PLR0917
