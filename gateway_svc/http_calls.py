@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway_svc.call import Call, Sink
@@ -93,6 +93,8 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
             return
         try:
             reply = await answer(Request(scope, receive))
+        except ClientDisconnect:  # before its body was complete; nobody is there to be answered
+            return
         except PenstockError as error:
             await error_response(error)(scope, receive, _told(scope, send))
             return

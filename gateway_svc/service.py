@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
 
 import structlog
-import uvicorn
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
@@ -18,6 +16,7 @@ from gateway_svc.core.models import Catalogue, catalogue
 from gateway_svc.core.stats import GatewayStats
 from gateway_svc.delivery import Delivery
 from gateway_svc.http import HttpApi
+from gateway_svc.http_server import HttpServer, listen
 from gateway_svc.intake import Intake
 from gateway_svc.keys_file import CHECK_S, KeysFile
 from gateway_svc.link import Link
@@ -35,7 +34,7 @@ from servicekit.bus.interface import Bus, BusFull, BusUnavailable
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import STALLED_AFTER_S, Stop
 from servicekit.metrics import make_registry
-from servicekit.settings import reachable_address, split_address
+from servicekit.settings import reachable_address
 from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
 
@@ -169,7 +168,7 @@ class GatewayService:
         Raises:
             PenstockError: the HTTP address cannot be listened on, or the Redis server cannot be used.
         """
-        listener = _listen(self._settings.http_address)
+        listener = listen(self._settings.http_address)
         self.http_port = listener.getsockname()[1]
         _logger.info("listening", http_port=self.http_port)
         try:
@@ -183,7 +182,7 @@ class GatewayService:
         await self._link.close()
 
     async def _serve(self, listener: socket.socket, stop: Stop) -> None:
-        server = _Server(_uvicorn_config(self.http(make_registry(self.collectors()))))
+        server = HttpServer(self.http(make_registry(self.collectors())).app(), self._settings.http_limits)
         async with asyncio.TaskGroup() as group:
             http = group.create_task(server.serve(sockets=[listener]))
             bus = group.create_task(self._serve_bus())
@@ -338,41 +337,3 @@ def _first_refusal(group: BaseExceptionGroup[BaseException]) -> PenstockError | 
         if isinstance(error, BaseExceptionGroup) and (found := _first_refusal(error)):
             return found
     return None
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals belong to `servicekit.lifecycle`."""
-        yield
-
-    def abort_connections(self) -> None:
-        """Lets go of clients that do not read; their handlers see a disconnect."""
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
-
-def _uvicorn_config(api: HttpApi) -> uvicorn.Config:
-    return uvicorn.Config(
-        api.app(),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-    )
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise PenstockError(
-            ErrorCode.INTERNAL, f"cannot listen on {address} for HTTP ({error}): choose another http_address"
-        ) from error
-    listener.setblocking(False)
-    return listener

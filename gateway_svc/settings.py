@@ -1,13 +1,24 @@
 """What a gateway can be told."""
 
+import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from gateway_svc.http_limits import HttpLimits
 from servicekit.bus.calls import Bounds
 from servicekit.settings import ServiceSettings
+
+MOST_CONNECTIONS = 10_000
+_OTHER_FILES = 256  # that a gateway has open beside them
+
+
+def most_connections() -> int:
+    """HTTP connections for which there are files enough."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(64, min(MOST_CONNECTIONS, soft - _OTHER_FILES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,24 @@ class GatewaySettings(ServiceSettings):
         metadata={
             "help": "refuse a body with a field that nobody knows; else its reply names it in the header "
             "x-penstock-ignored-fields and a warning in the log"
+        },
+    )
+    max_header_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1024 * 1024)] = field(
+        default=64 * 1024, metadata={"help": "path and headers of an HTTP request, 431 beyond"}
+    )
+    max_headers: Annotated[int, msgspec.Meta(ge=16, le=10_000)] = field(
+        default=128, metadata={"help": "headers of an HTTP request, 431 beyond"}
+    )
+    head_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = field(
+        default=10.0, metadata={"help": "seconds in which path and headers must be there, 408 beyond"}
+    )
+    body_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = field(
+        default=60.0, metadata={"help": "seconds in which the body must be there after them, 408 beyond"}
+    )
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] = field(
+        default_factory=most_connections,
+        metadata={
+            "help": "HTTP connections at once, 429 beyond; by default 10000, if the process may have so many files"
         },
     )
     max_body_bytes: Annotated[int, msgspec.Meta(ge=1024)] = field(
@@ -101,6 +130,17 @@ class GatewaySettings(ServiceSettings):
             "without a token so far begins with it, and an error is an event from then on; 0: never"
         },
     )
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """What a connection may cost."""
+        return HttpLimits(
+            max_header_bytes=self.max_header_bytes,
+            max_headers=self.max_headers,
+            head_timeout_s=self.head_timeout_s,
+            body_timeout_s=self.body_timeout_s,
+            max_connections=self.max_connections,
+        )
 
     @property
     def bounds(self) -> Bounds:
