@@ -57,6 +57,7 @@ from gateway_svc.intake import (
     parse_switch,
     parse_timeout,
 )
+from gateway_svc.large import off_loop
 from gateway_svc.reception import Reception
 from gateway_svc.turnstile import Turnstile
 from penstock import __version__
@@ -233,7 +234,7 @@ class HttpApi:
             key = None if key is None else check_key(key)
             body = await read_body(request, self.max_body_bytes)
             await self.turnstile.enter()
-            ask = parse(body)
+            ask = await off_loop(len(body), parse, body)
             if self.strict_fields and (refusal := refused_field(ask)) is not None:
                 raise refusal
             self.intake.check_priority(ask.priority)

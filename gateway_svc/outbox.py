@@ -14,6 +14,7 @@ from gateway_svc.call import Served
 from gateway_svc.core.admission import retry_after_s
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.reply_form import ReplyForm
+from gateway_svc.large import off_loop
 from gateway_svc.link import Link
 from gateway_svc.witness import Witness
 from penstock.domain.errors import ErrorCode, PenstockError
@@ -90,7 +91,7 @@ class Outbox:
         Raises:
             PenstockError: it is not known which of them were taken.
         """
-        calls = [self._submission(request, form) for request in requests]
+        calls = await off_loop(_num_bytes(requests), self._submissions, requests, form)
         outcomes: list[SubmitOutcome | Overload] = await self._ask_patiently(calls)
         return Submitted(
             [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.CREATED],
@@ -98,6 +99,9 @@ class Outbox:
             next((error for outcome in outcomes if (error := self._refusal(outcome))), None),
             calls,
         )
+
+    def _submissions(self, requests: Sequence[Request], form: ReplyForm) -> list[Submit]:
+        return [self._submission(request, form) for request in requests]
 
     def _submission(self, request: Request, form: ReplyForm) -> Submit:
         header, body, token_ids = request.header, wire.encode_request(request), request.prompt.token_ids
@@ -313,3 +317,14 @@ def _unavailable() -> PenstockError:
 
 def _full() -> PenstockError:
     return PenstockError(ErrorCode.UNAVAILABLE, "the Redis server is short of memory; send the request again later")
+
+
+def _num_bytes(requests: Sequence[Request]) -> int:
+    """Of their prompts, roughly."""
+    prompts = [each.prompt for each in requests]
+    return sum(
+        len(each.text or "")
+        + BYTES_PER_TOKEN * len(each.token_ids or ())
+        + sum(len(message.content or "") for message in each.messages or ())
+        for each in prompts
+    )

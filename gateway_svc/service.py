@@ -78,7 +78,7 @@ class GatewayService:
         self._keys_file: KeysFile | None = None
         self._auth: Door = TrustingDoor() if settings.trust_tenant_header else OpenDoor()
         if settings.api_keys_file is not None:
-            self._keys_file = KeysFile(settings.api_keys_file, self.stats)
+            self._keys_file = KeysFile(settings.api_keys_file, self.stats, settings.api_keys_gone_s)
             self._auth = KeyedDoor(self._keys_file.read())
         self._hop = Hop("text")
         self._started_ns = time.time_ns()
@@ -201,7 +201,7 @@ class GatewayService:
     async def _reload_keys(self) -> None:
         while isinstance(self._auth, KeyedDoor) and self._keys_file is not None:
             await asyncio.sleep(CHECK_S)
-            if (callers := await asyncio.to_thread(self._keys_file.read_if_changed)) is not None:
+            if (callers := await asyncio.to_thread(self._keys_file.read_if_changed, time.monotonic())) is not None:
                 self._auth.callers = callers
 
     async def _drain(self, stop: Stop) -> None:

@@ -15,6 +15,7 @@ from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake, too_large_error
+from gateway_svc.large import off_loop
 from gateway_svc.pipeline import PipelineReading
 from gateway_svc.reception import Reception
 from gateway_svc.sinks import QueueSink
@@ -110,9 +111,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         metadata = _metadata(context)
         caller = self._auth.authenticate(metadata)
         self._reception.expect()
-        if request.ByteSize() > self._max_body_bytes:
+        if (num_bytes := request.ByteSize()) > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
-        ask = wire.decode_generate(request)
+        ask = await off_loop(num_bytes, wire.decode_generate, request)
         self._intake.check_priority(ask.priority)
         (checked,) = self._intake.requests(
             [ask.prompt],

@@ -39,6 +39,10 @@ class GatewaySettings(ServiceSettings):
             "none: everybody may call"
         },
     )
+    api_keys_gone_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
+        default=60.0,
+        metadata={"help": "seconds for which the keys of a file that is gone stay valid; then nobody may call"},
+    )
     trust_tenant_header: bool = field(
         default=False,
         metadata={

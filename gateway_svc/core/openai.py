@@ -1,6 +1,7 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -17,6 +18,7 @@ from penstock.domain.request import Prompt, check_cache_salt
 MAX_CHOICES = 1024  # prompts times n in one call
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
 _U32 = 2**32
+_PART = 64 * 1024
 _AT = re.compile(r"at `\$\.([^`]+)`")  # how msgspec says where a value is wrong
 
 V = TypeVar("V")
@@ -99,7 +101,7 @@ class _CompletionBody(_Body, frozen=True, kw_only=True):
 
 
 class _ChatBody(_Body, frozen=True, kw_only=True):
-    messages: list[dict[str, Any]] | None = None
+    messages: list[msgspec.Raw] | None = None  # each is read by itself: all in one would let no thread run meanwhile
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -113,6 +115,7 @@ _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the sa
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _completion = msgspec.json.Decoder(_CompletionBody)
 _chat = msgspec.json.Decoder(_ChatBody)
+_message = msgspec.json.Decoder(dict[str, Any])
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
 COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__) | _OPTIONS
 CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__) | _OPTIONS
@@ -146,7 +149,9 @@ def parse_chat(body: bytes) -> Ask:
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
     check_depth("chat_template_kwargs", raw.chat_template_kwargs)
-    prompt = Prompt(messages=parse_messages(raw.messages), chat_template_kwargs=raw.chat_template_kwargs or None)
+    prompt = Prompt(
+        messages=parse_messages(_messages(raw.messages)), chat_template_kwargs=raw.chat_template_kwargs or None
+    )
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
 
@@ -181,6 +186,21 @@ def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
         raise invalid(f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise invalid("the body is nested too deeply") from error
+
+
+def _messages(raw: list[msgspec.Raw]) -> list[dict[str, Any]]:
+    found = []
+    for index, each in enumerate(raw):
+        try:
+            found.append(_message.decode(each))
+        except msgspec.ValidationError as error:
+            where = f"messages[{index}]"
+            raise invalid(f"{where}: {error}", where) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise invalid(f"the body is not JSON: {error}") from error
+        except RecursionError as error:
+            raise invalid("the body is nested too deeply") from error
+    return found
 
 
 def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingParams, ignored: tuple[str, ...]) -> Ask:
@@ -271,7 +291,7 @@ def _prompts(raw: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...
         raise invalid("prompt must not be an empty list", "prompt")
     if len(raw) > MAX_CHOICES and not isinstance(raw[0], int):
         raise invalid(f"at most {MAX_CHOICES} prompts, got {len(raw)}", "prompt")
-    kinds = set(map(type, raw))
+    kinds = _kinds(raw)
     if kinds == {str}:
         return tuple(Prompt(text=text) for text in cast(list[str], raw))
     if kinds == {int}:
@@ -281,10 +301,19 @@ def _prompts(raw: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...
     raise invalid("prompt must be a string, strings, token ids, or lists of token ids, not a mixture", "prompt")
 
 
+def _kinds(raw: Sequence[object]) -> set[type]:
+    return {kind for part in _parts(raw) for kind in set(map(type, part))}
+
+
+def _parts(values: Sequence[V]) -> Iterator[Sequence[V]]:
+    """In parts: what is done to millions of values in one call lets no other thread run meanwhile."""
+    return (values[start : start + _PART] for start in range(0, len(values), _PART))
+
+
 def _token_ids(ids: list[int]) -> tuple[int, ...]:
     if not ids:
         raise invalid("a prompt must have at least one token id", "prompt")
-    least, most = min(ids), max(ids)
+    least, most = min(map(min, _parts(ids))), max(map(max, _parts(ids)))
     if least < 0 or most >= _U32:
         wrong = least if least < 0 else most
         raise invalid(f"token ids of prompt must be in [0, {_U32 - 1}], got {wrong}", "prompt")

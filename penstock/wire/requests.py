@@ -6,6 +6,7 @@ What one hop alone carries is in its two ends' own `wire`.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -18,12 +19,16 @@ from penstock.v1 import common_pb2, requests_pb2
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
 _MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
+_PART = 64 * 1024  # values that are packed in one call
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def pack_u32(values: Iterable[int]) -> bytes:
     """Four little-endian bytes for each value in [0, 2**32)."""
-    return np.fromiter(values, "<u4").tobytes()
+    # In parts, so that other threads run in between.
+    rest = iter(values)
+    parts = iter(lambda: np.fromiter(islice(rest, _PART), "<u4").tobytes(), b"")
+    return b"".join(parts)
 
 
 def unpack_u32(field: str, packed: bytes) -> list[int]:

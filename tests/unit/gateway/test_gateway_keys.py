@@ -90,8 +90,6 @@ def test_a_bound_holds_for_what_is_below_it() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("", "there is no key"),
-        ("# only a comment\n", "there is no key"),
         ("{", "line 1 is not"),
         ("\n\xff", "line 2 is not"),
         (line(KEY, "one") + line(KEY, "other"), "line 2 has the sha256 of a line before"),
@@ -138,39 +136,106 @@ def test_a_key_for_nobody_is_not_made(argv: list[str], capsys: pytest.CaptureFix
 
 def test_a_file_is_read_again_when_it_changed_and_only_then(keys_file: Path) -> None:
     stats = GatewayStats()
-    file = KeysFile(keys_file, stats)
+    file = KeysFile(keys_file, stats, gone_s=60)
     assert {caller.tenant for caller in file.read().values()} == {"one", "other"}
-    assert file.read_if_changed() is None
+    assert file.read_if_changed(0) is None
     keys_file.write_text(line(KEY, "one"))
-    assert file.read_if_changed() == {hash_api_key(KEY): Caller("one")}
-    assert file.read_if_changed() is None
+    assert file.read_if_changed(0) == {hash_api_key(KEY): Caller("one")}
+    assert file.read_if_changed(0) is None
     new = keys_file.with_suffix(".new")
     new.write_text(line(KEY, "two"))
     new.replace(keys_file)
-    assert file.read_if_changed() == {hash_api_key(KEY): Caller("two")}
+    assert file.read_if_changed(0) == {hash_api_key(KEY): Caller("two")}
     assert (stats.num_key_reloads, stats.num_broken_key_reloads) == (3, 0)
 
 
 def test_trouble_with_the_file_is_told_once_and_ends_with_the_next_good_one(keys_file: Path) -> None:
     stats = GatewayStats()
-    file = KeysFile(keys_file, stats)
+    file = KeysFile(keys_file, stats, gone_s=60)
     file.read()
     for content, expected in ((f'{{"{KEY}"', 1), (None, 2), (f'{{"{KEY}":', 3)):
         keys_file.unlink(missing_ok=True)
         if content is not None:
             keys_file.write_text(content)
         with structlog.testing.capture_logs() as lines:
-            assert file.read_if_changed() is None
-            assert file.read_if_changed() is None
+            assert file.read_if_changed(0) is None
+            assert file.read_if_changed(1) is None
         ((level, why),) = [(entry["log_level"], entry["why"]) for entry in lines]
         assert level == "error"
-        assert ("No such file" if content is None else "line 1") in why
+        assert ("no such file" if content is None else "line 1") in why
         assert stats.num_broken_key_reloads == expected
     keys_file.write_text(line(KEY, "one"))
-    assert file.read_if_changed() == {hash_api_key(KEY): Caller("one")}
+    assert file.read_if_changed(0) == {hash_api_key(KEY): Caller("one")}
 
 
-@pytest.mark.parametrize("content", [None, "", "nonsense"])
+def test_a_broken_file_is_told_again_each_minute(keys_file: Path) -> None:
+    stats = GatewayStats()
+    file = KeysFile(keys_file, stats, gone_s=60)
+    file.read()
+    keys_file.write_text("{")
+    with structlog.testing.capture_logs() as lines:
+        assert [file.read_if_changed(now_s) for now_s in (0, 30, 59, 60, 61, 119, 120)] == [None] * 7
+    assert [entry["event"] for entry in lines] == ["the API keys from before stay valid"] * 3
+    assert stats.num_broken_key_reloads == 1
+
+
+@pytest.mark.parametrize("content", ["", "# nobody\n\n"])
+def test_a_file_that_stays_empty_means_nobody(keys_file: Path, content: str) -> None:
+    file = KeysFile(keys_file, GatewayStats(), gone_s=60)
+    file.read()
+    keys_file.write_text(content)
+    with structlog.testing.capture_logs() as lines:
+        assert file.read_if_changed(0) is None, "it may be half written"
+        assert file.read_if_changed(1) == {}
+        assert file.read_if_changed(2) is None
+    assert [entry["event"] for entry in lines] == ["the API keys file has no key any more: nobody may call"]
+    keys_file.write_text(line(KEY, "one"))
+    assert file.read_if_changed(3) == {hash_api_key(KEY): Caller("one")}
+    keys_file.write_text("")
+    assert file.read_if_changed(4) is None
+    keys_file.write_text(line(OTHER_KEY, "two"))
+    assert file.read_if_changed(5) == {hash_api_key(OTHER_KEY): Caller("two")}, "it was"
+
+
+def test_the_keys_of_a_file_that_is_gone_stay_valid_for_a_while(keys_file: Path) -> None:
+    stats = GatewayStats()
+    file = KeysFile(keys_file, stats, gone_s=60)
+    file.read()
+    kept = keys_file.rename(keys_file.with_suffix(".kept"))
+    with structlog.testing.capture_logs() as lines:
+        assert [file.read_if_changed(now_s) for now_s in (100, 130, 159)] == [None] * 3
+        assert file.read_if_changed(160) == {}
+        assert file.read_if_changed(161) is None
+    assert [entry["event"] for entry in lines] == [
+        "the API keys stay valid for 60 s at most",
+        "the API keys file is gone: nobody may call",
+    ]
+    kept.rename(keys_file)
+    again = file.read_if_changed(162)
+    assert again is not None
+    assert len(again) == 2
+    keys_file.rename(kept)
+    assert file.read_if_changed(200) is None
+    kept.rename(keys_file)
+    assert file.read_if_changed(230) is not None
+    keys_file.rename(kept)
+    assert file.read_if_changed(261) is None, "each time has the whole patience"
+
+
+def test_a_running_gateway_lets_nobody_in_when_its_file_was_emptied(gateway: RunningGateway, keys_file: Path) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=20) as http:
+        assert http.get("/v1/models", headers=bearer(KEY)).status_code == 200
+        keys_file.write_text("")
+        eventually(lambda: http.get("/v1/models", headers=bearer(KEY)).status_code == 401)
+
+
+def test_a_gateway_starts_with_a_file_that_means_nobody(launch: Launch, keys_file: Path) -> None:
+    keys_file.write_text("")
+    gateway = launch(api_keys_file=keys_file)
+    assert httpx.get(f"{gateway.url}/v1/models", headers=bearer(KEY), timeout=20).status_code == 401
+
+
+@pytest.mark.parametrize("content", [None, "nonsense"])
 def test_a_gateway_does_not_start_without_usable_keys(keys_file: Path, content: str | None) -> None:
     keys_file.unlink()
     if content is not None:
