@@ -18,7 +18,10 @@ def main(argv: Sequence[str]) -> int:
     settings = load(GatewaySettings, argv, os.environ)
     service = GatewayService(settings, open_bus(settings.bus_url, settings.pool))
     inference = RpcService(
-        "penstock.v1.Inference", inference_pb2_grpc.add_InferenceServicer_to_server, service.servicer()
+        "penstock.v1.Inference",
+        inference_pb2_grpc.add_InferenceServicer_to_server,
+        service.servicer(),
+        is_control=False,  # it asks who calls by itself
     )
     return lifecycle.serve(service, settings, [inference], service.collectors())
 

@@ -65,6 +65,8 @@ from penstock.domain import request as domain
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
+from servicekit.metrics import bearer
+from servicekit.tokens import TokenFile
 
 _logger = structlog.stdlib.get_logger(__name__)
 _STATES = {
@@ -123,6 +125,7 @@ class HttpApi:
     strict_fields: bool
     cors_origins: Sequence[str]
     all_resumable: bool
+    metrics_token: TokenFile | None = None
     turnstile: Turnstile = field(default_factory=Turnstile)
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
@@ -206,8 +209,11 @@ class HttpApi:
         ready = self.vitals.is_ready()
         return state_response({"ready": ready}, is_good=ready)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
+        token = self.metrics_token
+        if token is not None and not token.admits(bearer(request.headers.get("authorization"))):
+            raise PenstockError(ErrorCode.UNAUTHENTICATED, "/metrics asks for its token: `Authorization: Bearer TOKEN`")
         return Response(await asyncio.to_thread(generate_latest, self.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def version(self, _request: Request) -> Response:

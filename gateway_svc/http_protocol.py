@@ -181,11 +181,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _can_tell(self) -> bool:
         """Whether nothing else is being answered, or has been already."""
-        if self.cycle is None:
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        if cycle is None:
             return True
         if self._in_body:
-            return not (self.pipeline or self.cycle.response_started)
-        return self.cycle.response_complete
+            return not (self.pipeline or cycle.response_started)
+        return bool(cycle.response_complete)
 
 
 def _reply(error: PenstockError) -> bytes:

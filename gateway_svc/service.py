@@ -141,6 +141,7 @@ class GatewayService:
             max_body_bytes=self._settings.max_body_bytes,
             max_backlog_bytes=self._settings.max_backlog_bytes,
             all_resumable=self._settings.resumable,
+            control_token=self._settings.control_token,
         )
 
     def http(self, registry: CollectorRegistry) -> HttpApi:
@@ -160,6 +161,7 @@ class GatewayService:
             strict_fields=self._settings.strict_fields,
             cors_origins=self._settings.cors_origins,
             all_resumable=self._settings.resumable,
+            metrics_token=self._settings.metrics_token,
         )
 
     async def run(self, stop: Stop) -> None:

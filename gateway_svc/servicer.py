@@ -19,10 +19,13 @@ from gateway_svc.large import off_loop
 from gateway_svc.pipeline import PipelineReading
 from gateway_svc.reception import Reception
 from gateway_svc.sinks import QueueSink
+from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
 from penstock.domain.errors import PenstockError
 from penstock.domain.finish import CancelReason
 from penstock.domain.request import Request, format_request_id, parse_request_id
 from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+from servicekit.rpc import control_refusal
+from servicekit.tokens import TokenFile
 
 Context = aio.ServicerContext[Any, Any]
 _logger = structlog.stdlib.get_logger(__name__)
@@ -44,10 +47,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         max_body_bytes: int,
         max_backlog_bytes: int,
         all_resumable: bool,
+        control_token: TokenFile | None = None,
     ) -> None:
         self._delivery = delivery
         self._reception = reception
         self._all_resumable = all_resumable
+        self._control_token = control_token
         self._intake = intake
         self._auth = auth
         self._catalogue = catalogue
@@ -102,8 +107,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.GetPipelineCall,  # noqa: ARG002
         context: Context,
     ) -> status_pb2.PipelineStatus:
-        """The state of the whole pipeline."""
-        self._auth.authenticate(_metadata(context))
+        """The state of the whole pipeline: for operators, if there is a control token; else for every caller."""
+        metadata = _metadata(context)
+        if self._control_token is None:
+            self._auth.authenticate(metadata)
+        elif not self._control_token.admits(metadata.get(CONTROL_TOKEN_HEADER)):
+            raise control_refusal()
         return wire.pipeline_status(await self._pipeline())
 
     async def _check(self, request: inference_pb2.GenerateCall, context: Context) -> tuple[Request, ReplyForm, bool]:

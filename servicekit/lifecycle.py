@@ -183,13 +183,18 @@ class _Process:
 
     async def run(self) -> int:
         endpoint: MetricsEndpoint | None = None
-        server = RpcServer(self._servicers)
+        server = RpcServer(self._servicers, self._settings.control_token)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             if self._settings.metrics_address:
-                endpoint = MetricsEndpoint(self._settings.metrics_address, make_registry(self._collectors), self)
+                endpoint = MetricsEndpoint(
+                    self._settings.metrics_address,
+                    make_registry(self._collectors),
+                    self,
+                    self._settings.metrics_token,
+                )
             port = await server.start(self._settings.grpc_address)
             _logger.info("started", grpc_port=port, metrics_port=endpoint.port if endpoint else None, pid=os.getpid())
             await self._run_watched(server)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.settings import split_address
+from servicekit.tokens import TokenFile
 
 
 class Vitals(Protocol):
@@ -37,12 +38,20 @@ def make_registry(collectors: Iterable[Collector]) -> CollectorRegistry:
     return registry
 
 
+def bearer(given: str | None) -> str | None:
+    """The token of an Authorization header; None: there is none."""
+    scheme, _, token = (given or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
 class MetricsEndpoint:
     """Serves `/metrics`, `/health` (alive) and `/ready` from threads of its own; a slow scrape never holds up the
     service. A check that fails answers 503."""
 
-    def __init__(self, address: str, registry: CollectorRegistry, vitals: Vitals) -> None:
-        """Listens at once.
+    def __init__(
+        self, address: str, registry: CollectorRegistry, vitals: Vitals, token: TokenFile | None = None
+    ) -> None:
+        """Listens at once; `/metrics` asks for `token`, if there is one.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): the address is taken or not one of this host.
@@ -56,7 +65,7 @@ class MetricsEndpoint:
             raise PenstockError(
                 ErrorCode.INTERNAL, f"cannot listen on {address} for metrics ({error}): choose another metrics_address"
             ) from error
-        self._server.set_app(_with_health(self._server.get_app(), vitals))
+        self._server.set_app(_with_health(self._server.get_app(), vitals, token))
 
     @property
     def port(self) -> int:
@@ -70,13 +79,18 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-def _with_health(metrics: Any, vitals: Vitals) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+def _with_health(
+    metrics: Any, vitals: Vitals, token: TokenFile | None
+) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """The WSGI application in front of the one that knows the metrics."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         checks = {"/health": vitals.is_alive, "/ready": vitals.is_ready}
         is_good = checks.get(environ["PATH_INFO"])
         if is_good is None:
+            if token is not None and not token.admits(bearer(environ.get("HTTP_AUTHORIZATION"))):
+                start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Length", "0")])
+                return []
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer
         status = "200 OK" if is_good else "503 Service Unavailable"

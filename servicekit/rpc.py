@@ -11,8 +11,10 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.v1 import common_pb2
+from servicekit.tokens import TokenFile
 
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"  # gRPC clients with a retry policy wait so long by themselves
@@ -32,14 +34,18 @@ class RpcService:
     name: str  # as reflection lists it, e.g. `penstock.v1.Scheduler`
     add: Callable[[Any, aio.Server], None]  # e.g. `scheduler_pb2_grpc.add_SchedulerServicer_to_server`
     servicer: Any
+    is_control: bool = True  # for operators: its methods ask for the control token, if there is one
 
 
 class RpcServer:
     """A grpc.aio server of one service, for the running event loop."""
 
-    def __init__(self, services: Iterable[RpcService]) -> None:
+    def __init__(self, services: Iterable[RpcService], control_token: TokenFile | None = None) -> None:
+        """`control_token`: what control services ask for; None: nothing."""
+        services = list(services)
+        guarded = [each.name for each in services if each.is_control] if control_token else []
         self._server = aio.server(
-            interceptors=[ErrorInterceptor()],
+            interceptors=[ErrorInterceptor(guarded, control_token)],
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -88,6 +94,11 @@ def _serving(good: bool) -> Any:
 class ErrorInterceptor(aio.ServerInterceptor):
     """Ends a call whose handler raised: `PenstockError` with its status and the trailer, anything else as INTERNAL."""
 
+    def __init__(self, guarded: Iterable[str] = (), token: TokenFile | None = None) -> None:
+        """Methods of the services `guarded` ask for `token`."""
+        self._guarded = frozenset(guarded)
+        self._token = token
+
     async def intercept_service(
         self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> _Handler:
@@ -96,6 +107,11 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
+        if self._token is not None and method.split("/")[1] in self._guarded:
+            metadata = dict(handler_call_details.invocation_metadata)
+            given = metadata.get(CONTROL_TOKEN_HEADER)
+            if not (isinstance(given, str) and self._token.admits(given)):
+                return grpc.unary_unary_rpc_method_handler(_refusing(method))
         coders = {
             "request_deserializer": _lenient(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
@@ -107,6 +123,21 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(_single(handler.stream_unary, method), **coders)
         return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, method), **coders)
+
+
+def control_refusal() -> PenstockError:
+    """What is said to who has no control token, or a wrong one."""
+    return PenstockError(
+        ErrorCode.UNAUTHENTICATED,
+        f"this is for who has the service's control token: send it as the metadata {CONTROL_TOKEN_HEADER}",
+    )
+
+
+def _refusing(method: str) -> Any:
+    async def refuse(_request: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        await _abort(context, control_refusal(), method)
+
+    return refuse
 
 
 @dataclass(frozen=True, slots=True)

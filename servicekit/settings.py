@@ -28,6 +28,7 @@ from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
 from servicekit.kubernetes import ignored_line, injected
+from servicekit.tokens import TokenFile, open_token
 
 S = TypeVar("S")
 
@@ -79,6 +80,16 @@ class ServiceSettings:
     metrics_address: str = field(
         default="", metadata={"help": "host:port of the Prometheus endpoint /metrics; empty: none"}
     )
+    control_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "file of a token that gRPC calls of control services need, health and reflection aside; none: "
+            "whoever reaches the port may control the service"
+        },
+    )
+    metrics_token_file: Path | None = field(
+        default=None, metadata={"help": "file of a token that /metrics needs as Authorization: Bearer; none: open"}
+    )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata={"help": "what is logged at least"}
     )
@@ -98,6 +109,24 @@ class ServiceSettings:
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
         default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}
     )
+
+    @property
+    def control_token(self) -> TokenFile | None:
+        """What control services ask for; None: nothing.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): it cannot be used.
+        """
+        return open_token(self.control_token_file, "--control-token-file")
+
+    @property
+    def metrics_token(self) -> TokenFile | None:
+        """What `/metrics` asks for; None: nothing.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): it cannot be used.
+        """
+        return open_token(self.metrics_token_file, "--metrics-token-file")
 
     @property
     def bus_url(self) -> str:

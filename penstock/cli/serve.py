@@ -37,4 +37,5 @@ def _invite(model: str, children: list[Child]) -> None:
     print(f"\n  curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\")
     print(f"    -d '{json.dumps(body)}'\n")
     print(f"  penstock chat --address {grpc}")
-    print(f"  penstock status --watch --address {grpc}\n", flush=True)
+    token = f" --control-token-file {gateways[0].control_token_file}" if gateways[0].control_token_file else ""
+    print(f"  penstock status --watch --address {grpc}{token}\n", flush=True)

@@ -1,8 +1,10 @@
 """`penstock status`: the pipeline as its gateway knows it."""
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,8 +12,11 @@ from rich.table import Table
 
 from penstock.cli.arguments import add_connection
 from penstock.client import Client
+from penstock.domain.api_keys import CONTROL_TOKEN_VARIABLE
+from penstock.domain.errors import invalid
 from penstock.v1 import status_pb2
 
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0
 _ORDER = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 _GENERATED = "generated_tokens_total"
 
@@ -35,10 +40,18 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="penstock status", description=__doc__, allow_abbrev=False)
     add_connection(parser)
     parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
-    parser.add_argument("--interval-s", type=float, default=1.0, help="seconds between two looks [1]")
+    parser.add_argument("--interval-s", type=_interval, default=1.0, help="seconds between two looks, 0.1 or more [1]")
+    parser.add_argument(
+        "--control-token-file",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get(CONTROL_TOKEN_VARIABLE) or None,
+        help=f"file of the control token, for a pipeline that asks for one [none; {CONTROL_TOKEN_VARIABLE}]",
+    )
     arguments = parser.parse_args(argv)
     rate = Rate()
-    with Client(arguments.address, timeout_s=10.0, api_key=arguments.api_key) as client:
+    token = _read_token(arguments.control_token_file)
+    with Client(arguments.address, timeout_s=10.0, api_key=arguments.api_key, control_token=token) as client:
         status = client.pipeline()
         rate.observe(total(status, _GENERATED), time.monotonic())
         # Two looks: one alone tells no rate.
@@ -52,6 +65,20 @@ def main(argv: Sequence[str]) -> int:
                 status = client.pipeline()
                 live.update(render(status, rate.observe(total(status, _GENERATED), time.monotonic())))
                 time.sleep(arguments.interval_s)
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
+        raise argparse.ArgumentTypeError(f"give seconds in [{MIN_INTERVAL_S:g}, {MAX_INTERVAL_S:g}], got {text}")
+    return seconds
+
+
+def _read_token(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise invalid(f"--control-token-file {path} cannot be read: {error}", "control_token_file") from error
 
 
 def total(status: status_pb2.PipelineStatus, figure: str) -> float:

@@ -37,12 +37,13 @@ class AsyncClient:
         timeout_s: float | None = None,
         api_key: str | None = None,
         tenant: str | None = None,
+        control_token: str | None = None,
     ) -> None:
         """As `Client`; must be made while the loop runs."""
         self._channel = aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
-        self._metadata = call_metadata(api_key, tenant)
+        self._metadata = call_metadata(api_key, tenant, control_token)
 
     async def __aenter__(self) -> Self:
         return self

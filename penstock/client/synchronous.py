@@ -38,6 +38,7 @@ class Client:
         timeout_s: float | None = None,
         api_key: str | None = None,
         tenant: str | None = None,
+        control_token: str | None = None,
     ) -> None:
         """Connects on first use.
 
@@ -47,14 +48,15 @@ class Client:
             timeout_s: for every call that does not say otherwise; None: none.
             api_key: sent with every call; on a network that others can listen on, mind that nothing is encrypted.
             tenant: for whom every call is, where the gateway trusts who says so.
+            control_token: an operator's, for `pipeline` where the gateway asks for one.
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: the key or the tenant cannot be one.
+            PenstockError: INVALID_ARGUMENT: key, token or tenant cannot be one.
         """
         self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
-        self._metadata = call_metadata(api_key, tenant)
+        self._metadata = call_metadata(api_key, tenant, control_token)
 
     def __enter__(self) -> Self:
         return self

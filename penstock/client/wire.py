@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.api_keys import TENANT_HEADER, is_tenant
+from penstock.domain.api_keys import CONTROL_TOKEN_HEADER, TENANT_HEADER, is_tenant
 from penstock.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
 from penstock.domain.finish import FinishReason, Usage
 from penstock.domain.params import SamplingParams
@@ -105,18 +105,23 @@ class Generation:
         return generation
 
 
-def call_metadata(api_key: str | None, tenant: str | None = None) -> tuple[tuple[str, str], ...]:
+def call_metadata(
+    api_key: str | None, tenant: str | None = None, control_token: str | None = None
+) -> tuple[tuple[str, str], ...]:
     """What is sent along with every call.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: the key or the tenant cannot be one; the key is not quoted.
+        PenstockError: INVALID_ARGUMENT: key, token or tenant cannot be one; neither key nor token is quoted.
     """
     metadata: list[tuple[str, str]] = []
-    if api_key is not None:
-        if not api_key or not all("!" <= character <= "~" for character in api_key):
+    for what, name, secret in (("an API key", "api_key", api_key), ("a control token", "control_token", control_token)):
+        if secret is not None and (not secret or not all("!" <= character <= "~" for character in secret)):
             # gRPC would refuse it too, and quote it.
-            raise invalid("an API key is made of visible ASCII characters without spaces", "api_key")
+            raise invalid(f"{what} is made of visible ASCII characters without spaces", name)
+    if api_key is not None:
         metadata.append(("authorization", f"Bearer {api_key}"))
+    if control_token is not None:
+        metadata.append((CONTROL_TOKEN_HEADER, control_token))
     if tenant is not None:
         if not is_tenant(tenant):
             raise invalid("a tenant's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'", "tenant")

@@ -92,6 +92,7 @@ class Child:
     http_address: str  # of a gateway; empty: none
     metrics_address: str
     session_name: str  # how the pool knows it
+    control_token_file: str  # what its control service asks for; empty: nothing
     # In its environment: everybody on the machine may read command lines, and a URL may hold a password.
     redis_url: str = field(repr=False)
 
@@ -112,6 +113,8 @@ class Launch:
     pool: str
     world_size: int  # processes of one worker
     model_name: str  # what clients call the model
+    control_token_file: Path | None  # what control services ask for
+    has_keys: bool  # callers need API keys
     redis_url: str | None = field(repr=False)  # with its password; None: a server is to be started
 
     def count(self, kind: SessionKind) -> int:
@@ -167,17 +170,23 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         pool=values["pool"],
         world_size=values["world_size"] or 1,
         model_name=given["served_model_name"].partition(",")[0],
+        control_token_file=values["control_token_file"] or _path(environ.get(offered["control_token_file"].variable)),
+        has_keys=bool(values["api_keys_file"] or environ.get(offered["api_keys_file"].variable)),
         redis_url=_bus_url(values["redis_url"], values["redis_password_file"]),
     )
 
 
-def children(launch: Launch, redis_url: str) -> list[Child]:
-    """The processes, each with addresses of its own."""
+def children(launch: Launch, redis_url: str, made_token_file: Path | None = None) -> list[Child]:
+    """The processes, each with addresses of its own.
+
+    `made_token_file`: of a control token that was made for this launch, as none was given.
+    """
     settings = launch.settings
     # A pool that others share must not see two workers of one name.
     prefix = f"{socket.gethostname()}-{os.getpid()}-" if settings.redis_url else ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     free = free_ports(2 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers)
+    token_file = str(made_token_file or launch.control_token_file or "")
     made = []
     for kind in KINDS:
         known = _service_options(kind)
@@ -201,11 +210,16 @@ def children(launch: Launch, redis_url: str) -> list[Child]:
                 "model": settings.model,
                 "rank": rank,
                 "distributed_address": meeting,
+                "control_token_file": made_token_file,
             }
             flags = (*_flags(known, decided), *launch.passed_on[kind])
             addresses = (grpc_address, http_address, metrics_address)
-            made.append(Child(kind, label, flags, *addresses, f"{prefix}{label}", redis_url))
+            made.append(Child(kind, label, flags, *addresses, f"{prefix}{label}", token_file, redis_url))
     return made
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def _bus_url(redis_url: str | None, password_file: Path | None) -> str | None:

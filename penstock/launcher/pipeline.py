@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import tempfile
 import time
@@ -19,8 +20,10 @@ from servicekit.bus import open_bus
 from servicekit.bus.embedded import EmbeddedServer
 from servicekit.kubernetes import ignored_line, injected
 from servicekit.settings import PREFIX
+from servicekit.tokens import write_token
 
 PROBE_INTERVAL_S = 0.2
+TOKEN_BYTES = 32  # of randomness in a control token
 REMIND_INTERVAL_S = 10.0
 
 
@@ -48,7 +51,7 @@ class Pipeline:
             loop.add_signal_handler(number, self._on_signal, number)
         with ExitStack() as stack:
             url = self._launch.redis_url or self._start_server(stack)
-            made = children(self._launch, url)
+            made = children(self._launch, url, self._make_token(stack))
             check_free(made)
             bus, pause_s = open_bus(url, self._launch.pool), self._launch.settings.max_restart_pause_s
             self._replicas = [Replica(child, self._output, pause_s, partial(tell_dead, bus)) for child in made]
@@ -63,6 +66,14 @@ class Pipeline:
                 await self._stop()
                 await asyncio.gather(*lives, announcer, return_exceptions=True)
         return self._exit_status
+
+    def _make_token(self, stack: ExitStack) -> Path | None:
+        """Where callers need keys, who controls needs a token: the file of one, if the operator gave none."""
+        if not self._launch.has_keys or self._launch.control_token_file is not None:
+            return None
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-control-"))) / "token"
+        write_token(path, secrets.token_urlsafe(TOKEN_BYTES))
+        return path
 
     def _start_server(self, stack: ExitStack) -> str:
         data_dir = self._launch.settings.data_dir

@@ -1,23 +1,41 @@
 """A server whose user may do only what the documentation says; secrets that nobody gets to see."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import hiredis
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from served import ROOT, SIMULATED, Served, wait_until
 
-from penstock.domain.api_keys import hash_api_key
-from penstock.domain.errors import PenstockError
+from penstock.client import Client
+from penstock.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
+from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
+from penstock.v1 import (
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from servicekit.bus.commands import pack
 from servicekit.bus.embedded import EmbeddedServer
 from servicekit.bus.redis_address import parse_address
 
 PASSWORD, ADMIN_PASSWORD = "p4ss/w:rd@1", "4dm1n-pass"
 KEY = "psk_very-secret-key"
+CALLS = {
+    "tokenizer": tokenizer_pb2.TokenizeCall(text="x"),
+    "scheduler": scheduler_pb2.GetSchedulerStatusCall(),
+    "worker": worker_pb2.GetWorkerStatusCall(),
+}
 PROMPT = "my-very-private-prompt"
 
 
@@ -119,3 +137,39 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(served: Served) -> None:
         assert secret not in written
     for pid in served.pids().values():
         assert b"p4ss" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_who_has_a_key_can_control_nothing_and_who_has_the_token_can(served: Served) -> None:
+    """The launcher makes a token where callers need keys, and says where it is."""
+    found = re.search(r"--control-token-file (\S+)", served.out)
+    assert found
+    path = Path(found[1])
+    assert path.stat().st_mode & 0o077 == path.parent.stat().st_mode & 0o077 == 0
+    token = path.read_text().strip()
+    assert token not in served.out + served.err
+    for pid in served.pids().values():
+        assert token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    with Client(served.grpc_address, api_key=KEY) as tenant, pytest.raises(PenstockError) as caught:
+        tenant.pipeline()
+    assert caught.value.code is ErrorCode.UNAUTHENTICATED
+    with Client(served.grpc_address, control_token=token) as operator:
+        sessions = {session.kind: session for session in operator.pipeline().sessions}
+    for name, read in (
+        ("tokenizer", lambda c: tokenizer_pb2_grpc.TokenizerStub(c).Tokenize),
+        ("scheduler", lambda c: scheduler_pb2_grpc.SchedulerStub(c).GetStatus),
+        ("worker", lambda c: worker_pb2_grpc.WorkerStub(c).GetStatus),
+    ):
+        with grpc.insecure_channel(sessions[name].address) as channel:
+            method, call = read(channel), CALLS[name]
+            for metadata in ((), (("authorization", f"Bearer {KEY}"),), ((CONTROL_TOKEN_HEADER, token + "x"),)):
+                with pytest.raises(grpc.RpcError) as refused:
+                    method(call, metadata=metadata, timeout=30)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert method(call, metadata=((CONTROL_TOKEN_HEADER, token),), timeout=30)
+            assert health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30).status
+    command = [sys.executable, "-m", "penstock.cli", "status", f"--address={served.grpc_address}"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False).returncode == 1
+    told = subprocess.run(
+        [*command, f"--control-token-file={path}"], cwd=ROOT, capture_output=True, timeout=120, check=False
+    )
+    assert told.returncode == 0, told.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.v1 import (
     common_pb2,
@@ -20,6 +22,7 @@ from penstock.v1 import (
     tokenizer_pb2_grpc,
 )
 from servicekit.rpc import ERROR_TRAILER, LIVENESS, RpcServer, RpcService
+from servicekit.tokens import TokenFile, write_token
 
 
 class Tokenizer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -175,3 +178,39 @@ def test_a_taken_address_is_named() -> None:
         await other.stop(0)
 
     served(test)
+
+
+def test_control_services_ask_for_their_token_and_the_others_do_not(tmp_path: Path) -> None:
+    secret = "s3cret-" * 4
+    write_token(tmp_path / "token", secret)
+
+    async def run() -> None:
+        add_control = tokenizer_pb2_grpc.add_TokenizerServicer_to_server
+        add_open = detokenizer_pb2_grpc.add_DetokenizerServicer_to_server
+        server = RpcServer(
+            [
+                RpcService("penstock.v1.Tokenizer", add_control, Tokenizer()),
+                RpcService("penstock.v1.Detokenizer", add_open, Yielding(), is_control=False),
+            ],
+            TokenFile(tmp_path / "token", "--flag"),
+        )
+        port = await server.start("127.0.0.1:0")
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            tokenize = tokenizer_pb2_grpc.TokenizerStub(channel).Tokenize
+            call = tokenizer_pb2.TokenizeCall(text="hi")
+            wrong = ((), (("authorization", f"Bearer {secret}"),), ((CONTROL_TOKEN_HEADER, secret[:-1]),))
+            for metadata in wrong:
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await tokenize(call, metadata=metadata)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert told(caught.value).code == ErrorCode.UNAUTHENTICATED
+                assert secret not in str(caught.value)
+            assert (await tokenize(call, metadata=((CONTROL_TOKEN_HEADER, secret),))).token_ids == b"hi"
+            stream = detokenizer_pb2_grpc.DetokenizerStub(channel).Stream(
+                detokenizer_pb2.DetokenizerStreamCall(request_id="x")
+            )
+            assert [message.text async for message in stream] == ["a"]
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        await server.stop(0)
+
+    asyncio.run(run())
