@@ -53,7 +53,7 @@ def test_without_a_usable_file_nobody_is_let_in_and_nothing_starts(path: Path, c
         assert not token.admits(content)
         assert not token.admits("")
     assert len(lines) == 1
-    with pytest.raises(PenstockError, match="--flag .* cannot be used") as caught:
+    with pytest.raises(PenstockError, match=r"--flag .* cannot be used") as caught:
         TokenFile(path, "--flag")
     assert caught.value.code is ErrorCode.INTERNAL
     assert not content or content not in caught.value.message
