@@ -11,12 +11,13 @@ from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_protocol import BoundedConfig, BoundedProtocol
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.settings import split_address
+from servicekit.tls import TlsIdentity
 
 
 class HttpServer(uvicorn.Server):
     """Serves an application until `should_exit`."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsIdentity | None = None) -> None:
         """Nothing is listened to yet."""
         config = BoundedConfig(
             app,
@@ -29,6 +30,9 @@ class HttpServer(uvicorn.Server):
             server_header=False,
         )
         config.limits = limits
+        if tls is not None:
+            config.load()
+            config.ssl = tls.context
         super().__init__(config)
 
     @contextlib.contextmanager

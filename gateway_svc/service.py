@@ -37,6 +37,7 @@ from servicekit.metrics import make_registry
 from servicekit.settings import reachable_address
 from servicekit.shape import pool_shape
 from servicekit.status import ServiceStatus, service_status
+from servicekit.tls import open_identity
 
 READ_BLOCK_MS = 1000
 READ_COUNT = 64  # batches in one read
@@ -80,6 +81,7 @@ class GatewayService:
         if settings.api_keys_file is not None:
             self._keys_file = KeysFile(settings.api_keys_file, self.stats, settings.api_keys_gone_s)
             self._auth = KeyedDoor(self._keys_file.read())
+        self._tls = open_identity(settings.tls_files)
         self._hop = Hop("text")
         self._started_ns = time.time_ns()
         self._catalogue = self._make_catalogue([])
@@ -184,7 +186,7 @@ class GatewayService:
         await self._link.close()
 
     async def _serve(self, listener: socket.socket, stop: Stop) -> None:
-        server = HttpServer(self.http(make_registry(self.collectors())).app(), self._settings.http_limits)
+        server = HttpServer(self.http(make_registry(self.collectors())).app(), self._settings.http_limits, self._tls)
         async with asyncio.TaskGroup() as group:
             http = group.create_task(server.serve(sockets=[listener]))
             bus = group.create_task(self._serve_bus())

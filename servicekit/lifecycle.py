@@ -26,11 +26,12 @@ from prometheus_client.registry import Collector
 from penstock.domain.errors import PenstockError
 from servicekit import logs
 from servicekit.bus.calls import SessionKind
-from servicekit.metrics import MetricsEndpoint, make_registry
+from servicekit.metrics import HealthEndpoint, MetricsEndpoint, make_registry
 from servicekit.rpc import RpcServer, RpcService
 from servicekit.settings import ServiceSettings
 from servicekit.stall import StallWatch
 from servicekit.status import ServiceStatus
+from servicekit.tls import open_identity
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # a defect: the log has a traceback
@@ -182,20 +183,23 @@ class _Process:
         return self._is_progressing and not self._is_stuck
 
     async def run(self) -> int:
+        settings = self._settings
+        tls = open_identity(settings.tls_files)
         endpoint: MetricsEndpoint | None = None
-        server = RpcServer(self._servicers, self._settings.control_token)
+        health: HealthEndpoint | None = None
+        server = RpcServer(self._servicers, settings.control_token, tls)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            if self._settings.metrics_address:
-                endpoint = MetricsEndpoint(
-                    self._settings.metrics_address,
-                    make_registry(self._collectors),
-                    self,
-                    self._settings.metrics_token,
-                )
-            port = await server.start(self._settings.grpc_address)
+            if settings.metrics_address:
+                registry = make_registry(self._collectors)
+                endpoint = MetricsEndpoint(settings.metrics_address, registry, self, settings.metrics_token, tls)
+            if settings.health_address:
+                health = HealthEndpoint(settings.health_address, self)
+            if settings.grpc_health_address:
+                await server.start_health(settings.grpc_health_address)
+            port = await server.start(settings.grpc_address)
             _logger.info("started", grpc_port=port, metrics_port=endpoint.port if endpoint else None, pid=os.getpid())
             await self._run_watched(server)
             self._is_ready = False
@@ -205,8 +209,9 @@ class _Process:
         finally:
             self._has_ended.set()
             await server.stop(RPC_GRACE_S)
-            if endpoint:
-                await asyncio.to_thread(endpoint.close)
+            for each in (endpoint, health):
+                if each:
+                    await asyncio.to_thread(each.close)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
         return self._exit_status()

@@ -1,16 +1,22 @@
 """The Prometheus endpoint: one registry for each service, so that several fit into one process; health over HTTP."""
 
+import socket
 from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import Any, Protocol
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.settings import split_address
+from servicekit.tls import TlsIdentity
 from servicekit.tokens import TokenFile
+
+CONNECTION_S = 10.0  # for which a connection may be silent
 
 
 class Vitals(Protocol):
@@ -44,28 +50,56 @@ def bearer(given: str | None) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
-class MetricsEndpoint:
-    """Serves `/metrics`, `/health` (alive) and `/ready` from threads of its own; a slow scrape never holds up the
-    service. A check that fails answers 503."""
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection; TLS is begun there too, so that one that stays silent holds up nobody."""
 
-    def __init__(
-        self, address: str, registry: CollectorRegistry, vitals: Vitals, token: TokenFile | None = None
-    ) -> None:
-        """Listens at once; `/metrics` asks for `token`, if there is one.
+    daemon_threads = True
+    tls: TlsIdentity | None = None
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves one connection."""
+        request.settimeout(CONNECTION_S)
+        if self.tls is not None:
+            try:
+                request = self.tls.context.wrap_socket(request, server_side=True)
+            except OSError:  # no TLS, or no certificate that is let in
+                self.shutdown_request(request)
+                return
+        super().process_request_thread(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves, or says nothing, is no defect."""
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: probes come every few seconds."""
+
+
+class _Endpoint:
+    """A WSGI application in threads of its own; a slow client never holds up the service."""
+
+    def __init__(self, address: str, app: Any, what: str, tls: TlsIdentity | None = None) -> None:
+        """Listens at once.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): the address is taken or not one of this host.
         """
         host, port = split_address(address)
-        self._server: WSGIServer
-        self._thread: Thread
+        kind = _IPv6Server if ":" in host else _Server
         try:
-            self._server, self._thread = start_http_server(port, host or "0.0.0.0", registry=registry)
+            self._server = make_server(host or "0.0.0.0", port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
             raise PenstockError(
-                ErrorCode.INTERNAL, f"cannot listen on {address} for metrics ({error}): choose another metrics_address"
+                ErrorCode.INTERNAL, f"cannot listen on {address} for {what} ({error}): choose another {what}_address"
             ) from error
-        self._server.set_app(_with_health(self._server.get_app(), vitals, token))
+        self._server.tls = tls
+        self._thread = Thread(target=self._server.serve_forever, name=what, daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -77,6 +111,34 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class MetricsEndpoint(_Endpoint):
+    """Serves `/metrics`, `/health` (alive) and `/ready`. A check that fails answers 503."""
+
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        vitals: Vitals,
+        token: TokenFile | None = None,
+        tls: TlsIdentity | None = None,
+    ) -> None:
+        """See `_Endpoint`; `/metrics` asks for `token`, if there is one."""
+        super().__init__(address, _with_health(make_wsgi_app(registry), vitals, token), "metrics", tls)
+
+
+class HealthEndpoint(_Endpoint):
+    """Serves `/health` and `/ready`, and nothing else: for probes that have neither key nor certificate."""
+
+    def __init__(self, address: str, vitals: Vitals) -> None:
+        """See `_Endpoint`."""
+        super().__init__(address, _with_health(_nothing, vitals, None), "health")
+
+
+def _nothing(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    start_response("404 Not Found", [("Content-Length", "0")])
+    return []
 
 
 def _with_health(

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
 from penstock.domain.errors import ErrorCode, PenstockError, invalid
 from penstock.v1 import common_pb2
+from servicekit.tls import TlsIdentity
 from servicekit.tokens import TokenFile
 
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
@@ -40,8 +41,18 @@ class RpcService:
 class RpcServer:
     """A grpc.aio server of one service, for the running event loop."""
 
-    def __init__(self, services: Iterable[RpcService], control_token: TokenFile | None = None) -> None:
-        """`control_token`: what control services ask for; None: nothing."""
+    def __init__(
+        self, services: Iterable[RpcService], control_token: TokenFile | None = None, tls: TlsIdentity | None = None
+    ) -> None:
+        """Nothing is listened to yet.
+
+        Args:
+            services: what is served, beside health and reflection.
+            control_token: what control services ask for; None: nothing.
+            tls: what is shown to clients, and asked of them; None: nothing is encrypted.
+        """
+        self._tls = tls
+        self._health_server: aio.Server | None = None
         services = list(services)
         guarded = [each.name for each in services if each.is_control] if control_token else []
         self._server = aio.server(
@@ -68,12 +79,32 @@ class RpcServer:
             PenstockError: INTERNAL (the operator's fault): the address is taken or not one of this host.
         """
         try:
-            port = self._server.add_insecure_port(address)
+            if self._tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._tls.credentials())
         except RuntimeError as error:
             raise PenstockError(
                 ErrorCode.INTERNAL, f"cannot listen on {address} for gRPC: choose another grpc_address"
             ) from error
         await self._server.start()
+        return port
+
+    async def start_health(self, address: str) -> int:
+        """Tells health at another address too, without TLS and with nothing beside it; answers the port.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): the address is taken or not one of this host.
+        """
+        server = self._health_server = aio.server(options=[("grpc.so_reuseport", 0)])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PenstockError(
+                ErrorCode.INTERNAL, f"cannot listen on {address} for gRPC health: choose another grpc_health_address"
+            ) from error
+        await server.start()
         return port
 
     async def set_health(self, *, ready: bool, alive: bool) -> None:
@@ -85,6 +116,8 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls and gives those that run `grace_s` seconds."""
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
 
 
 def _serving(good: bool) -> Any:

@@ -28,6 +28,7 @@ from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
 from servicekit.kubernetes import ignored_line, injected
+from servicekit.tls_files import TlsFiles
 from servicekit.tokens import TokenFile, open_token
 
 S = TypeVar("S")
@@ -80,6 +81,24 @@ class ServiceSettings:
     metrics_address: str = field(
         default="", metadata={"help": "host:port of the Prometheus endpoint /metrics; empty: none"}
     )
+    health_address: str = field(
+        default="",
+        metadata={"help": "host:port where /health and /ready are without key and TLS, and nothing else; empty: none"},
+    )
+    grpc_health_address: str = field(
+        default="", metadata={"help": "host:port where grpc.health.v1 is, the same way; empty: none"}
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata={
+            "help": "PEM file of the certificate of HTTP, gRPC and metrics, read again when it changes; none: no TLS"
+        },
+    )
+    tls_key: Path | None = field(default=None, metadata={"help": "PEM file of its key"})
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata={"help": "PEM file of who signs the certificates that clients must show; none: they need none"},
+    )
     control_token_file: Path | None = field(
         default=None,
         metadata={
@@ -109,6 +128,19 @@ class ServiceSettings:
     num_shards: Annotated[int, msgspec.Meta(ge=1, le=1024)] = field(
         default=4, metadata={"help": "shards of the token log; the same number in all services of a pool"}
     )
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """What servers show, and ask of their clients; None: no TLS.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): one of the files is not named.
+        """
+        if self.tls_cert is not None and self.tls_key is not None:
+            return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        if self.tls_cert is None and self.tls_key is None and self.tls_client_ca is None:
+            return None
+        raise PenstockError(ErrorCode.INTERNAL, "TLS needs --tls-cert and --tls-key, both of them")
 
     @property
     def control_token(self) -> TokenFile | None:

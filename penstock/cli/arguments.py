@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Any
 
+from penstock.client import ClientTls
 from penstock.domain.api_keys import API_KEY_VARIABLE
 from penstock.domain.params import SamplingParams
 
@@ -17,6 +18,20 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(API_KEY_VARIABLE) or None,
         help=f"for a gateway that asks for one; flags can be seen by others, variables not [none; {API_KEY_VARIABLE}]",
     )
+
+    for name, what in (
+        ("ca", "who signed the gateway's certificate"),
+        ("cert", "your certificate"),
+        ("key", "its key"),
+    ):
+        parser.add_argument(f"--tls-{name}", metavar="FILE", help=f"PEM file of {what}, for a gateway with TLS [none]")
+    parser.add_argument("--tls", action="store_true", help="the gateway has TLS, by an authority that is known here")
+
+
+def client_tls(arguments: argparse.Namespace) -> ClientTls | None:
+    """TLS as those flags want it; None: not at all."""
+    files = ClientTls(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    return files if arguments.tls or files != ClientTls() else None
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

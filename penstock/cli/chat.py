@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.cli.arguments import add_connection, add_sampling, sampling_params
+from penstock.cli.arguments import add_connection, add_sampling, client_tls, sampling_params
 from penstock.client import Client, Delta
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     params = sampling_params(arguments)
     console = Console(highlight=False)
-    with Client(arguments.address, api_key=arguments.api_key) as client:
+    with Client(arguments.address, api_key=arguments.api_key, tls=client_tls(arguments)) as client:
         models = client.models()
         if not models:
             raise PenstockError(ErrorCode.UNAVAILABLE, "no worker has registered a model yet: try again in a moment")

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from penstock.cli.arguments import add_connection, add_sampling, sampling_params
+from penstock.cli.arguments import add_connection, add_sampling, client_tls, sampling_params
 from penstock.client import Client, Delta
 
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     prompt = sys.stdin.read() if arguments.prompt is None else arguments.prompt
     params = sampling_params(arguments)
-    with Client(arguments.address, api_key=arguments.api_key) as client:
+    with Client(arguments.address, api_key=arguments.api_key, tls=client_tls(arguments)) as client:
         for event in client.generate(prompt, params, timeout_s=arguments.timeout_s, resumable=True):
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.launcher import pipeline
-from penstock.launcher.layout import BUNDLED_MODEL, Child, callable_address, parse
+from penstock.launcher.layout import BUNDLED_MODEL, Child, Launch, callable_address, parse
 from servicekit.bus.calls import SessionKind
 
 
@@ -19,23 +19,26 @@ def main(argv: Sequence[str]) -> int:
         raise PenstockError(ErrorCode.INTERNAL, "this installation has no bundled model: name one with --model")
     if Path(model).is_absolute() and not Path(model).is_dir():
         raise PenstockError(ErrorCode.INTERNAL, f"--model {model}: there is no such directory")
-    return pipeline.run(launch, lambda children: _invite(launch.model_name, children))
+    return pipeline.run(launch, lambda children: _invite(launch, children))
 
 
-def _invite(model: str, children: list[Child]) -> None:
+def _invite(launch: Launch, children: list[Child]) -> None:
     """Says where and how the pipeline can be called."""
     gateways = [child for child in children if child.kind is SessionKind.GATEWAY]
     http, grpc = (
         callable_address(address).replace("127.0.0.1", "localhost")
         for address in (gateways[0].http_address, gateways[0].grpc_address)
     )
+    model, scheme, flags = launch.model_name, "http", ""
+    if launch.has_tls:
+        scheme, flags = "https", " --tls"
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Tell me a story about a fox."}]}
     print(f"\nPenstock serves {model}\n")
     for gateway in gateways:
-        print(f"  OpenAI HTTP  http://{gateway.http_address}/v1")
+        print(f"  OpenAI HTTP  {scheme}://{gateway.http_address}/v1")
         print(f"  gRPC         {gateway.grpc_address}  (penstock.v1.Inference)")
-    print(f"\n  curl -N http://{http}/v1/chat/completions -H 'Content-Type: application/json' \\")
+    print(f"\n  curl -N {scheme}://{http}/v1/chat/completions -H 'Content-Type: application/json' \\")
     print(f"    -d '{json.dumps(body)}'\n")
-    print(f"  penstock chat --address {grpc}")
+    print(f"  penstock chat --address {grpc}{flags}")
     token = f" --control-token-file {gateways[0].control_token_file}" if gateways[0].control_token_file else ""
-    print(f"  penstock status --watch --address {grpc}{token}\n", flush=True)
+    print(f"  penstock status --watch --address {grpc}{flags}{token}\n", flush=True)

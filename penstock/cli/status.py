@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from penstock.cli.arguments import add_connection
+from penstock.cli.arguments import add_connection, client_tls
 from penstock.client import Client
 from penstock.domain.api_keys import CONTROL_TOKEN_VARIABLE
 from penstock.domain.errors import invalid
@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     rate = Rate()
     token = _read_token(arguments.control_token_file)
-    with Client(arguments.address, timeout_s=10.0, api_key=arguments.api_key, control_token=token) as client:
+    with Client(
+        arguments.address, timeout_s=10.0, api_key=arguments.api_key, tls=client_tls(arguments), control_token=token
+    ) as client:
         status = client.pipeline()
         rate.observe(total(status, _GENERATED), time.monotonic())
         # Two looks: one alone tells no rate.

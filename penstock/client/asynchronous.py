@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from penstock.client.resumption import CANCEL_S, Resumption
+from penstock.client.tls import ClientTls
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
@@ -38,9 +39,13 @@ class AsyncClient:
         api_key: str | None = None,
         tenant: str | None = None,
         control_token: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """As `Client`; must be made while the loop runs."""
-        self._channel = aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        if tls is None:
+            self._channel = aio.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        else:
+            self._channel = aio.secure_channel(target(address), tls.credentials(), options=CHANNEL_OPTIONS)
         self._inference: inference_pb2_grpc.InferenceAsyncStub = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = call_metadata(api_key, tenant, control_token)

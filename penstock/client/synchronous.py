@@ -9,6 +9,7 @@ from typing import Any, Self
 import grpc
 
 from penstock.client.resumption import CANCEL_S, Resumption
+from penstock.client.tls import ClientTls
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
@@ -39,6 +40,7 @@ class Client:
         api_key: str | None = None,
         tenant: str | None = None,
         control_token: str | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         """Connects on first use.
 
@@ -48,12 +50,16 @@ class Client:
             timeout_s: for every call that does not say otherwise; None: none.
             api_key: sent with every call; on a network that others can listen on, mind that nothing is encrypted.
             tenant: for whom every call is, where the gateway trusts who says so.
+            tls: for a gateway with a certificate; None: nothing is encrypted.
             control_token: an operator's, for `pipeline` where the gateway asks for one.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: key, token or tenant cannot be one.
         """
-        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        if tls is None:
+            self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target(address), tls.credentials(), options=CHANNEL_OPTIONS)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = call_metadata(api_key, tenant, control_token)

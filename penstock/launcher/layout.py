@@ -32,7 +32,11 @@ KINDS = (
     SessionKind.DETOKENIZER,
 )
 _DECIDED_HERE = frozenset(
-    {"redis_url", "name", "grpc_address", "metrics_address", "http_address", "model", "rank", "distributed_address"}
+    {
+        *("redis_url", "name", "model", "rank"),
+        *("grpc_address", "metrics_address", "health_address", "grpc_health_address"),
+        *("http_address", "distributed_address"),
+    }
 )
 
 FIRST_PORT = 20_000  # of those that are found for services whose port nobody chose
@@ -91,6 +95,7 @@ class Child:
     grpc_address: str
     http_address: str  # of a gateway; empty: none
     metrics_address: str
+    health_address: str  # where the launcher asks how it is
     session_name: str  # how the pool knows it
     control_token_file: str  # what its control service asks for; empty: nothing
     # In its environment: everybody on the machine may read command lines, and a URL may hold a password.
@@ -115,6 +120,7 @@ class Launch:
     model_name: str  # what clients call the model
     control_token_file: Path | None  # what control services ask for
     has_keys: bool  # callers need API keys
+    has_tls: bool
     redis_url: str | None = field(repr=False)  # with its password; None: a server is to be started
 
     def count(self, kind: SessionKind) -> int:
@@ -171,6 +177,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         world_size=values["world_size"] or 1,
         model_name=given["served_model_name"].partition(",")[0],
         control_token_file=values["control_token_file"] or _path(environ.get(offered["control_token_file"].variable)),
+        has_tls=bool(values["tls_cert"] or environ.get(offered["tls_cert"].variable)),
         has_keys=bool(values["api_keys_file"] or environ.get(offered["api_keys_file"].variable)),
         redis_url=_bus_url(values["redis_url"], values["redis_password_file"]),
     )
@@ -185,7 +192,7 @@ def children(launch: Launch, redis_url: str, made_token_file: Path | None = None
     # A pool that others share must not see two workers of one name.
     prefix = f"{socket.gethostname()}-{os.getpid()}-" if settings.redis_url else ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    free = free_ports(2 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers)
+    free = free_ports(3 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers)
     token_file = str(made_token_file or launch.control_token_file or "")
     made = []
     for kind in KINDS:
@@ -201,11 +208,12 @@ def children(launch: Launch, redis_url: str, made_token_file: Path | None = None
             if kind is SessionKind.WORKER and launch.world_size > 1:
                 label = f"{label}.{rank}"
                 meeting = meeting if rank else f"tcp://127.0.0.1:{free.pop()}"
-            metrics_address = f"127.0.0.1:{free.pop()}"
+            metrics_address, health_address = (f"127.0.0.1:{free.pop()}" for _ in range(2))
             decided: dict[str, Any] = {
                 "name": name,
                 "grpc_address": grpc_address,
                 "metrics_address": metrics_address,
+                "health_address": health_address,
                 "http_address": http_address,
                 "model": settings.model,
                 "rank": rank,
@@ -213,7 +221,7 @@ def children(launch: Launch, redis_url: str, made_token_file: Path | None = None
                 "control_token_file": made_token_file,
             }
             flags = (*_flags(known, decided), *launch.passed_on[kind])
-            addresses = (grpc_address, http_address, metrics_address)
+            addresses = (grpc_address, http_address, metrics_address, health_address)
             made.append(Child(kind, label, flags, *addresses, f"{prefix}{label}", token_file, redis_url))
     return made
 

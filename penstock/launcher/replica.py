@@ -90,7 +90,7 @@ class Replica:
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(ANSWER_S):
-                reader, writer = await asyncio.open_connection(*split_address(self.child.metrics_address))
+                reader, writer = await asyncio.open_connection(*split_address(self.child.health_address))
                 writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 words = (await reader.readline()).split()
         except (OSError, TimeoutError):

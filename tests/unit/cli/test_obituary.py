@@ -7,7 +7,9 @@ from penstock.launcher.obituary import tell_dead
 from servicekit.bus import MemoryBus
 from servicekit.bus.calls import Hello, ListSessions, SessionKind
 
-CHILD = Child(SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "", "host-1-worker-0", "", "redis://h")
+CHILD = Child(
+    SessionKind.WORKER, "worker-0", (), "127.0.0.1:1", "", "", "127.0.0.1:1", "host-1-worker-0", "", "redis://h"
+)
 
 
 def test_the_leases_of_a_dead_child_end_and_no_others() -> None:

@@ -18,7 +18,7 @@ from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus.calls import SessionKind
 
-CHILD = Child(SessionKind.WORKER, "worker-0", (), "", "", "127.0.0.1:1", "host-1-worker-0", "", "redis://h")
+CHILD = Child(SessionKind.WORKER, "worker-0", (), "", "", "", "127.0.0.1:1", "host-1-worker-0", "", "redis://h")
 SLEEP = "import time; print('up', flush=True); time.sleep(100)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
@@ -308,7 +308,7 @@ def test_a_child_is_asked_over_http(
     async def test() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            child = dataclasses.replace(CHILD, metrics_address=f"127.0.0.1:{port}")
+            child = dataclasses.replace(CHILD, health_address=f"127.0.0.1:{port}")
 
             async def mourn(_child: Child) -> None:
                 pass
