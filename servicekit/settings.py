@@ -203,6 +203,15 @@ class Option:
         """Whether it is a switch without a value."""
         return bool in _alternatives(self.type)
 
+    @property
+    def choices(self) -> list[str]:
+        """The values that there are, if they can be listed."""
+        return _choices(self.type)
+
+    def explain(self, error: Exception) -> str:
+        """Why a value was not taken, for who gave it."""
+        return f"choose one of {', '.join(self.choices)}" if self.choices else str(error)
+
     def convert(self, text: str) -> Any:
         """The value that a text stands for.
 
@@ -261,7 +270,7 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
         try:
             values[option.name] = text if isinstance(text, bool) else option.convert(text)
         except msgspec.ValidationError as error:
-            parser.error(f"{source}={text!r}: {error}")
+            parser.error(f"{source}={text!r}: {option.explain(error)}")
     return cls(**values)
 
 
@@ -273,7 +282,7 @@ def add_flags(parser: argparse._ActionsContainer, known: Iterable[Option], *, wi
         if option.is_bool:
             parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            choices = _choices(option.type)
+            choices = option.choices
             metavar = "{" + ",".join(choices) + "}" if choices else option.name.rpartition("_")[2].upper()
             parser.add_argument(option.flag, metavar=metavar, help=text)
 

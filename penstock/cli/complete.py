@@ -13,9 +13,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="penstock complete", description=__doc__, allow_abbrev=False)
     add_connection(parser)
     add_sampling(parser, max_tokens=128)
-    parser.add_argument("prompt", nargs="?", help="the text; without it, standard input is read")
+    parser.add_argument(
+        "prompt", nargs="?", help="the text; without it, standard input is read, without its last line break"
+    )
     arguments = parser.parse_args(argv)
-    prompt = sys.stdin.read() if arguments.prompt is None else arguments.prompt
+    # A file ends with a line break, and so does what a terminal or `echo` gives: it is not part of the text.
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt is None else arguments.prompt
     params = sampling_params(arguments)
     with Client(arguments.address, api_key=arguments.api_key, tls=client_tls(arguments)) as client:
         for event in client.generate(prompt, params, timeout_s=arguments.timeout_s, resumable=True):

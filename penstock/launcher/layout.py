@@ -41,7 +41,9 @@ _DECIDED_HERE = frozenset(
 
 FIRST_PORT = 20_000  # of those that are found for services whose port nobody chose
 _PORTS_OF_A_PROCESS = 40
+_PORTS = 65_536
 
+_DOORS = ("control_token_file", "metrics_token_file", "tls_cert", "tls_key", "tls_client_ca")
 _Count = Annotated[int, msgspec.Meta(ge=1, le=64)]
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -66,6 +68,17 @@ class LaunchSettings:
     )
     grpc_port: _Port = field(
         default=50051, metadata={"help": "port of the gRPC API; further gateways take the next ones; 0: free ones"}
+    )
+    metrics_port: _Port = field(
+        default=0,
+        metadata={"help": "port of the metrics of all processes together, with their names as a label; 0: none"},
+    )
+    first_port: _Port = field(
+        default=0,
+        metadata={
+            "help": "first of the ports of 127.0.0.1 for what nobody calls from outside, the same for "
+            "the same numbers of processes; 0: free ones"
+        },
     )
     redis_url: str | None = field(
         default=None,
@@ -120,7 +133,7 @@ class Launch:
     model_name: str  # what clients call the model
     control_token_file: Path | None  # what control services ask for
     has_keys: bool  # callers need API keys
-    has_tls: bool
+    metrics: ServiceSettings  # token and certificate of the metrics of all
     redis_url: str | None = field(repr=False)  # with its password; None: a server is to be started
 
     def count(self, kind: SessionKind) -> int:
@@ -167,7 +180,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         try:
             values[option.name] = option.convert(text) if isinstance(text, str) else text
         except msgspec.ValidationError as error:
-            parser.error(f"{option.flag}={text!r}: {error}")
+            parser.error(f"{option.flag}={text!r}: {option.explain(error)}")
+    doors: dict[str, Any] = {name: values[name] or _path(environ.get(offered[name].variable)) for name in _DOORS}
     return Launch(
         settings=LaunchSettings(**{name: values[name] for name in own if name in given}),
         passed_on={kind: _flags(known, given) for kind, known in services.items()},
@@ -176,8 +190,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         pool=values["pool"],
         world_size=values["world_size"] or 1,
         model_name=given["served_model_name"].partition(",")[0],
-        control_token_file=values["control_token_file"] or _path(environ.get(offered["control_token_file"].variable)),
-        has_tls=bool(values["tls_cert"] or environ.get(offered["tls_cert"].variable)),
+        control_token_file=doors.pop("control_token_file"),
+        metrics=ServiceSettings(**doors),
         has_keys=bool(values["api_keys_file"] or environ.get(offered["api_keys_file"].variable)),
         redis_url=_bus_url(values["redis_url"], values["redis_password_file"]),
     )
@@ -192,7 +206,8 @@ def children(launch: Launch, redis_url: str, made_token_file: Path | None = None
     # A pool that others share must not see two workers of one name.
     prefix = f"{socket.gethostname()}-{os.getpid()}-" if settings.redis_url else ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    free = free_ports(3 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers)
+    wanted = 3 * sum(map(launch.count, KINDS)) + 2 * settings.gateways + settings.workers
+    free = ports_from(settings.first_port, wanted) if settings.first_port else free_ports(wanted)
     token_file = str(made_token_file or launch.control_token_file or "")
     made = []
     for kind in KINDS:
@@ -254,7 +269,14 @@ def check_free(children: Iterable[Child]) -> None:
         PenstockError: INTERNAL (the operator's fault): a port is taken, or the address is not one of this machine.
     """
     for child in children:
-        for what, address in (("port", child.http_address), ("grpc-port", child.grpc_address)):
+        inner = "first-port"
+        grpc_port = "grpc-port" if child.http_address else inner
+        for what, address in (
+            ("port", child.http_address),
+            (grpc_port, child.grpc_address),
+            (inner, child.metrics_address),
+            (inner, child.health_address),
+        ):
             if not address:
                 continue
             host, port = split_address(address)
@@ -268,6 +290,17 @@ def check_free(children: Iterable[Child]) -> None:
                         ErrorCode.INTERNAL,
                         f"{child.name} cannot listen on {address} ({error}): choose another --{what}",
                     ) from error
+
+
+def ports_from(first: int, count: int) -> list[int]:
+    """So many ports from one on, the first one last.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault): there are not so many.
+    """
+    if first + count > _PORTS:
+        raise PenstockError(ErrorCode.INTERNAL, f"--first-port may be at most {_PORTS - count}: {count} are needed")
+    return list(range(first + count - 1, first - 1, -1))
 
 
 def free_ports(count: int) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.launcher.layout import KINDS, Child, Launch, check_free, children
+from penstock.launcher.metrics import open_endpoint
 from penstock.launcher.obituary import tell_dead
 from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
@@ -39,6 +40,8 @@ class Pipeline:
         self._server: EmbeddedServer | None = None
         self._stopping = asyncio.Event()
         self._exit_status = 0
+        self.is_ready = False  # all services were, once
+        self.is_alive = True
 
     async def run(self) -> int:
         """Starts everything, serves, and stops everything in order; the exit status.
@@ -55,6 +58,9 @@ class Pipeline:
             check_free(made)
             bus, pause_s = open_bus(url, self._launch.pool), self._launch.settings.max_restart_pause_s
             self._replicas = [Replica(child, self._output, pause_s, partial(tell_dead, bus)) for child in made]
+            if port := self._launch.settings.metrics_port:
+                address = f"{self._launch.settings.host}:{port}"
+                stack.callback(open_endpoint(address, made, self, self._launch.metrics).close)
             lives = [asyncio.create_task(replica.run()) for replica in self._replicas]
             lives.append(asyncio.create_task(self._keep_server()))
             announcer = asyncio.create_task(self._announce(made))
@@ -108,6 +114,7 @@ class Pipeline:
                 self._output.say(f"waiting for {names} since {now_s - began_s:.0f} s")
             if waiting:
                 await asyncio.sleep(PROBE_INTERVAL_S)
+        self.is_ready = True
         self._on_ready(made)
 
     async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -105,7 +105,13 @@ class EmbeddedServer:
             raise PenstockError(
                 ErrorCode.INTERNAL, f"another server already answers at {self.url}: stop it, or choose another place"
             )
-        self._data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PenstockError(
+                ErrorCode.INTERNAL,
+                f"the server's data cannot be kept in {self._data_dir} ({error.strerror}): choose another directory",
+            ) from error
         self._process = _spawn_with_lasting_thread(
             [sys.executable, "-I", "-S", "-c", _EXEC_WITH_PARENT, str(os.getpid()), str(self._server), *self._options()]
         )

@@ -28,6 +28,24 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/none: there is no such directory" in refused(f"--model={tmp_path}/none")
 
 
+@pytest.mark.parametrize("model", ["./nope", "../nope", "~/nope", "nope/", "some/where/nope", "README.md"])
+def test_a_path_that_is_no_directory_is_found_before_anything_starts(model: str) -> None:
+    said = refused(f"--model={model}")
+    assert f"--model {model}: there is no such directory" in said
+    assert "started" not in said
+
+
+def test_data_cannot_be_kept_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused(f"--data-dir={tmp_path}/file/data")
+    assert f"the server's data cannot be kept in {tmp_path}/file/data" in said
+    assert "Not a directory" in said
+
+
+def test_a_value_that_is_none_of_several_is_told_which_there_are() -> None:
+    assert "--policy='best': choose one of fcfs, priority, fair" in refused("--policy=best")
+
+
 def test_a_directory_without_a_checkpoint_stops_the_start_with_a_reason(tmp_path: Path) -> None:
     said = refused(f"--model={tmp_path}", "--runner=model")
     assert "cannot start" in said

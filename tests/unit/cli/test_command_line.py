@@ -1,3 +1,4 @@
+import io
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,39 @@ def test_commands_that_call_take_a_key_from_the_flag_or_else_from_the_environmen
     with pytest.raises(SystemExit):
         main([argv[0], "--help"])
     assert "psk_variable" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt"), [("a b\n", "a b"), ("a\n\n", "a\n"), ("a", "a"), ("\n", ""), (" a \n", " a ")]
+)
+def test_the_line_break_at_the_end_of_standard_input_is_no_part_of_a_prompt(
+    given: str, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def generate(_self: Client, text: str, *_: object, **__: object) -> list[object]:
+        asked.append(text)
+        return []
+
+    monkeypatch.setattr(Client, "generate", generate)
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    assert main(["complete", "--address", "127.0.0.1:1"]) == 0
+    assert main(["complete", "--address", "127.0.0.1:1", "said\n"]) == 0
+    assert asked == [prompt, "said\n"]
+
+
+@pytest.mark.parametrize("given", ["-1", "0", "0.05", "nan", "inf", "x", "1e9"])
+def test_an_interval_that_cannot_be_waited_for_is_told_in_a_sentence(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["status", f"--interval-s={given}"])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "argument --interval-s" in said
+    assert "Traceback" not in said
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", f"--control-token-file={tmp_path}/none"]) == 2
+    assert f"{tmp_path}/none cannot be read" in capsys.readouterr().err

@@ -138,3 +138,19 @@ def test_the_servers_url_may_come_from_the_environment_and_its_password_from_a_f
     assert "s3cr" not in repr(children(asked, asked.redis_url))
     with pytest.raises(PenstockError, match="redis_password_file cannot be read"):
         parse(["--redis-url=redis://h", f"--redis-password-file={tmp_path / 'none'}"], {})
+
+
+def test_inner_ports_begin_where_the_flag_says_and_stay_the_same() -> None:
+    first, again = (children(launch("--first-port=21000", "--workers=2"), URL) for _ in range(2))
+    assert first == again
+    inner = [
+        int(address.rpartition(":")[2])
+        for child in first
+        for address in (child.grpc_address, child.metrics_address, child.health_address)
+        if address != first[0].grpc_address
+    ]
+    assert len(set(inner)) == len(inner) == 17
+    assert min(inner) >= 21000
+    assert max(inner) < 21000 + 24
+    with pytest.raises(PenstockError, match="--first-port may be at most"):
+        children(launch("--first-port=65530"), URL)

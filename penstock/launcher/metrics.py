@@ -1,0 +1,82 @@
+"""The metrics of all processes on one port."""
+
+import ssl
+import urllib.request
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from penstock.launcher.layout import Child
+from servicekit.metrics import MetricsEndpoint, Vitals
+from servicekit.settings import ServiceSettings
+from servicekit.tls import open_identity
+from servicekit.tls_files import TlsFiles
+
+ANSWER_S = 2.0  # for which a process is waited for; the others are told without it
+PROCESS = "process"  # the label that says whose a figure is
+
+
+class PipelineCollector(Collector):
+    """What each process tells at its own endpoint, with its name as a label."""
+
+    def __init__(self, children: Sequence[Child], tls: TlsFiles | None, token_file: Path | None) -> None:
+        self._children = children
+        self._tls = tls
+        self._token_file = token_file
+
+    def collect(self) -> Iterable[Metric]:
+        """Asks all of them at once. Who does not answer has `penstock_up` 0 and nothing else."""
+        with ThreadPoolExecutor(len(self._children)) as pool:
+            texts = list(pool.map(self._fetch, self._children))
+        up = GaugeMetricFamily("penstock_up", "Whether a process tells its metrics.", labels=[PROCESS])
+        families: dict[str, Metric] = {}
+        for child, text in zip(self._children, texts, strict=True):
+            up.add_metric([child.name], float(text is not None))
+            for family in text_string_to_metric_families(text or ""):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    labels = {**sample.labels, PROCESS: child.name}
+                    merged.samples.append(sample._replace(labels=labels))
+        yield up
+        yield from families.values()
+
+    def _fetch(self, child: Child) -> str | None:
+        scheme, context, headers = "http", None, {}
+        try:
+            if self._tls is not None:
+                scheme, context = "https", _own_context(self._tls)
+            if self._token_file is not None:
+                headers["Authorization"] = f"Bearer {self._token_file.read_text('ascii').strip()}"
+            asked = urllib.request.Request(f"{scheme}://{child.metrics_address}/metrics", headers=headers)
+            with urllib.request.urlopen(asked, timeout=ANSWER_S, context=context) as reply:
+                text: str = reply.read().decode()
+        except (OSError, ValueError):  # it starts, or has died, which the launcher says elsewhere
+            return None
+        return text
+
+
+def open_endpoint(
+    address: str, children: Sequence[Child], vitals: Vitals, settings: ServiceSettings
+) -> MetricsEndpoint:
+    """Serves them, with the token and the certificate that the processes have too.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault): the address is taken, or a file cannot be used.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(PipelineCollector(children, settings.tls_files, settings.metrics_token_file))
+    return MetricsEndpoint(address, registry, vitals, settings.metrics_token, open_identity(settings.tls_files))
+
+
+def _own_context(files: TlsFiles) -> ssl.SSLContext:
+    """For the launcher's own children on this machine: shows their certificate, and does not ask for whom theirs is."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(files.cert, files.key)
+    return context

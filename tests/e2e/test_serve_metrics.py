@@ -1,0 +1,81 @@
+"""The metrics of all processes on one port; ports that stay the same."""
+
+import os
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from served import SIMULATED, Served, wait_until
+
+from penstock.launcher.layout import free_ports
+from servicekit.tokens import write_token
+
+TOKEN = "of-metrics-" * 3
+NAMES = {f"{kind}-0" for kind in ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")}
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    (found,) = free_ports(1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("metrics")
+    write_token(folder / "token", TOKEN)
+    flags = (f"--model={checkpoint}", f"--metrics-port={port}", f"--metrics-token-file={folder}/token", *SIMULATED)
+    with Served(folder, *flags) as served:
+        yield served.wait_ready()
+
+
+def scrape(port: int, token: str) -> str:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
+    with urllib.request.urlopen(asked, timeout=60) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+def test_one_port_tells_what_all_processes_do(served: Served, port: int) -> None:
+    with served.client() as client:
+        client.complete("abc")
+
+    def have_counted() -> bool:
+        found = list(text_string_to_metric_families(scrape(port, TOKEN)))
+        assert len({family.name for family in found}) == len(found), "a family comes once"
+        samples = [sample for family in found for sample in family.samples]
+        told = {(sample.name, sample.labels.get("process")): sample.value for sample in samples}
+        up = {process: value for (name, process), value in told.items() if name == "penstock_up"}
+        assert set(up) == NAMES
+        counted = ("penstock_delivered_tokens_total", "gateway-0"), ("penstock_generated_tokens_total", "scheduler-0")
+        return set(up.values()) == {1.0} and all(told.get(each, 0) >= 16 for each in counted)
+
+    wait_until(have_counted, 60, "all have counted the tokens")
+
+
+@pytest.mark.usefixtures("served")
+def test_the_port_asks_for_the_token(port: int) -> None:
+    for token in ("", TOKEN[:-1]):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            scrape(port, token)
+
+
+def test_a_process_that_is_away_is_told_as_such(served: Served, port: int) -> None:
+    os.kill(served.pids()["detokenizer-0"], signal.SIGKILL)
+    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 0.0' in scrape(port, TOKEN), 60, "it is missed")
+    wait_until(lambda: 'penstock_up{process="detokenizer-0"} 1.0' in scrape(port, TOKEN), 90, "it is back")
+
+
+def test_a_port_that_is_taken_is_told_by_its_flag(checkpoint: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = (f"--model={checkpoint}", f"--first-port={taken.getsockname()[1] - 5}", *SIMULATED)
+        with Served(tmp_path, *flags) as served:
+            assert served.process.wait(60) == 2
+        assert "choose another --first-port" in served.err
