@@ -128,5 +128,5 @@ def test_an_interval_that_cannot_be_waited_for_is_told_in_a_sentence(
 
 
 def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", f"--control-token-file={tmp_path}/none"]) == 2
+    assert main(["status", f"--control-token-file={tmp_path}/none"]) == 1
     assert f"{tmp_path}/none cannot be read" in capsys.readouterr().err
