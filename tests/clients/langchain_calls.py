@@ -1,6 +1,4 @@
-"""What langchain-openai does with its defaults; run in an environment of its own with the URL of a gateway and a
-model's name.
-"""
+"""Calls of langchain-openai with its defaults, in an environment of its own, with a gateway's URL and a model's name."""
 
 import sys
 

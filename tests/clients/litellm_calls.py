@@ -1,4 +1,4 @@
-"""What litellm does with its defaults; run in an environment of its own with the URL of a gateway and a model's name."""
+"""Calls of litellm with its defaults; run in an environment of its own with a gateway's URL and a model's name."""
 
 import asyncio
 import sys

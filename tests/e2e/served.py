@@ -18,7 +18,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
 ROOT = Path(__file__).parents[2]
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 180.0
 SIMULATED = ("--runner=simulated", "--num-blocks=2048", "--max-num-seqs=64")
 VOCAB_SIZE = 300
 EOS = 256

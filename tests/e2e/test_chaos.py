@@ -14,7 +14,7 @@ KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 def bench(*words: str) -> str:
     """What a round prints that went well."""
     command = [sys.executable, "-m", "penstock.cli", "bench", *words]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -17,7 +17,7 @@ from penstock.domain.params import SamplingParams
 
 NUM_CLIENTS = 8
 NUM_TOKENS = 400
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 180.0
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 

@@ -153,7 +153,7 @@ def test_an_event_stream_goes_on_through_the_other_gateway(
     with httpx.stream("GET", url, headers={"last-event-id": heard.last_event_id}, timeout=60) as reply:
         heard.read(reply)
     assert_same(heard, undisturbed)
-    found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=30).json()
+    found = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=120).json()
     assert found["state"] == "ended"
     assert {each["index"]: each["text"] for each in found["reply"]["choices"]} == undisturbed.texts
     texts = dict.fromkeys(undisturbed.texts, "")
@@ -285,7 +285,7 @@ def test_a_request_whose_client_stays_away_is_cancelled(
     heard = begin(first_url, BODY | {"max_tokens": ENDLESS_TOKENS}, RESUMABLE, victim if killed else lambda: None)
 
     def state() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=30).json()
+        found: dict[str, Any] = httpx.get(f"{second_url}/v1/requests/{heard.request_id}", timeout=120).json()
         return found
 
     assert state()["state"] == "running"

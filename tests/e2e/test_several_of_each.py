@@ -44,7 +44,7 @@ def test_both_of_each_get_work(served: Served) -> None:
     def complete(number: int) -> list[int]:
         address = served.grpc_addresses[number % 2]
         with Client(address) as client:
-            return list(client.complete([number, 7], params, timeout_s=30.0).outputs[0].token_ids)
+            return list(client.complete([number, 7], params, timeout_s=120).outputs[0].token_ids)
 
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     numbers = iter(range(1, 250))

@@ -101,7 +101,7 @@ class FiredAt(Pipeline):
     def check_alive(self, number: int = 0) -> None:
         """No service has failed, and a healthy request is served."""
         self.wait_ready()
-        generation = self.client.complete([number % 250, 2, 3], HEALTHY, timeout_s=20.0)
+        generation = self.client.complete([number % 250, 2, 3], HEALTHY, timeout_s=120)
         assert len(generation.outputs[0].token_ids) == HEALTHY.max_tokens
         self._check()
 

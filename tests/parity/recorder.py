@@ -8,7 +8,7 @@ import numpy as np
 from penstock.domain.plan import StepPlan, StepResult
 from worker_svc.core.interface import Limits, PendingStep, Runner
 
-GATE_TIMEOUT_S = 60.0
+GATE_TIMEOUT_S = 180.0
 
 
 def open_gate() -> threading.Event:

@@ -30,8 +30,8 @@ from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 
-READY_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 20.0
+READY_TIMEOUT_S = 180.0
+END_TIMEOUT_S = 180.0
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -15,7 +15,7 @@ from bus_flow import ask
 from penstock.launcher.layout import free_ports
 from servicekit.bus.embedded import find_server
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -47,7 +47,7 @@ from tokenizer_svc.settings import TokenizerSettings
 T = TypeVar("T")
 GATEWAY, SCHEDULER = b"G" * 16, b"S" * 16
 TTL_MS = 600_000
-PATIENCE_S = 20.0
+PATIENCE_S = 180.0
 ANSWER = "the old mill by the brook 日本"
 
 

@@ -44,7 +44,7 @@ def gateway(launch: Callable[..., RunningGateway]) -> RunningGateway:
 @pytest.fixture
 def http(gateway: RunningGateway) -> Iterator[httpx.Client]:
     headers = {"content-type": "application/json"}
-    with httpx.Client(base_url=gateway.url, timeout=20, headers=headers) as client:
+    with httpx.Client(base_url=gateway.url, timeout=120, headers=headers) as client:
         yield client
 
 

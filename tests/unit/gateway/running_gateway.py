@@ -46,7 +46,7 @@ class RunningGateway:
 
     def post(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> socket.socket:
         """A client that has asked for a completion and reads nothing by itself."""
-        client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=20)
+        client = socket.create_connection(("127.0.0.1", self.service.http_port), timeout=120)
         content = json.dumps(body).encode()
         lines = [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
         lines += ["content-type: application/json\r\n", f"content-length: {len(content)}\r\n"]

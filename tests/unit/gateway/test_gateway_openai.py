@@ -22,7 +22,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def client(gateway: RunningGateway) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 

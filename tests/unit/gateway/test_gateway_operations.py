@@ -116,7 +116,7 @@ def test_without_a_worker_the_gateway_is_not_ready_and_says_why() -> None:
 def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        httpx.Client(base_url=gateway.url, timeout=120) as http,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply_stream,
     ):
         gateway.stop.drain()
@@ -151,7 +151,7 @@ def is_refused(url: str) -> bool:
 def test_connections_without_a_call_are_closed_when_draining_begins(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        httpx.Client(base_url=gateway.url, timeout=120) as http,
         socket.create_connection(("127.0.0.1", gateway.service.http_port), 20) as idle,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
     ):
@@ -167,7 +167,7 @@ def test_connections_without_a_call_are_closed_when_draining_begins(gateway: Run
 def test_streams_that_outlive_the_drain_end_with_an_error(gateway: RunningGateway) -> None:
     gateway.pipeline.script = lambda request: request.send(request.row("first"))
     with (
-        httpx.Client(base_url=gateway.url, timeout=20) as http,
+        httpx.Client(base_url=gateway.url, timeout=120) as http,
         http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply,
     ):
         gateway.stop.end()

@@ -14,7 +14,7 @@ from running_gateway import RunningGateway
 from scripted_pipeline import STOP
 
 Launch = Callable[..., RunningGateway]
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
 from penstock.wire.requests import pack_u32, unpack_u32
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 LARGE = {"model": "tiny", "prompt": [7] * 100_000}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 100_000}]}
 

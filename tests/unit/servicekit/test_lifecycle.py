@@ -69,7 +69,7 @@ def settings(**given: object) -> ServiceSettings:
 def healthy(port: int, service: str = "") -> bool:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = health_pb2.HealthCheckRequest(service=service)
-        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10, wait_for_ready=True)
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=120, wait_for_ready=True)
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -193,7 +193,7 @@ def test_a_main_loop_that_is_stuck_is_told_by_a_thread(
         return healthy_over_http("/health") == status
 
     def healthy_over_http(path: str) -> int:
-        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=20).status_code
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=120).status_code
 
     given = settings(metrics_address=f"127.0.0.1:{port}")
     assert serve(Stuck(lambda _service, _stop: None), given) == EXIT_OK

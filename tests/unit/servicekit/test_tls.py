@@ -24,7 +24,7 @@ from servicekit.settings import ServiceSettings
 from servicekit.tls import TlsIdentity, open_identity
 from servicekit.tls_files import TlsFiles
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Vitals:

@@ -120,11 +120,11 @@ def test_the_control_service_tells_and_drains(url: str, schedulers: ExitStack) -
     assert run_prompt(scheduler, 3) == simulated_reference(3)
     with grpc.insecure_channel(address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
-        status = stub.GetStatus(worker_pb2.GetWorkerStatusCall(), wait_for_ready=True, timeout=30)
+        status = stub.GetStatus(worker_pb2.GetWorkerStatusCall(), wait_for_ready=True, timeout=120)
         assert (status.incarnation, status.step, status.info.model) == (incarnation, 3, "m")
-        profile = stub.ProfileMemory(worker_pb2.ProfileMemoryCall(), timeout=30)
+        profile = stub.ProfileMemory(worker_pb2.ProfileMemoryCall(), timeout=120)
         assert profile.num_blocks == status.info.num_blocks
-        assert stub.Drain(worker_pb2.DrainWorkerCall(), timeout=30).plans_left == 0
+        assert stub.Drain(worker_pb2.DrainWorkerCall(), timeout=120).plans_left == 0
     status_code, log = ended(process)
     assert status_code == 0, log
     assert "registered" in [json.loads(line)["event"] for line in log.splitlines()]
