@@ -1,4 +1,4 @@
-"""Calls of langchain-openai with its defaults, in an environment of its own, with a gateway's URL and a model's name."""
+"""Calls of langchain-openai with its defaults, in an environment of its own: a gateway's URL and a model's name."""
 
 import sys
 
