@@ -101,7 +101,8 @@ class PromptTokenizer:
         """The token ids of a text: u32[num_tokens].
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: the text holds a lone surrogate, which no UTF-8 can express.
+            PenstockError: INVALID_ARGUMENT: the text holds a lone surrogate, which no UTF-8 can express, or a token of
+                the tokenizer that the model has no embedding of.
         """
         try:
             # The batch form lets go of the GIL while it works; `encode` does not.
@@ -109,7 +110,18 @@ class PromptTokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise invalid("the text is not valid Unicode: it holds half of a surrogate pair", param) from error
         # Four times as fast as to make a NumPy array of the list itself.
-        return np.frombuffer(array("I", encoding.ids), np.uint32)
+        token_ids = np.frombuffer(array("I", encoding.ids), np.uint32)
+        size = self.vocabulary.vocab_size
+        # A tokenizer may have more entries than the model: media tokens, say, that were added and never trained.
+        if len(token_ids) and token_ids.max() >= size:
+            wrong = int(token_ids[token_ids >= size][0])
+            token = self.vocabulary.tokenizer.id_to_token(wrong)
+            raise invalid(
+                f"the text becomes the token {token!r:.80} with the id {wrong}, which is outside the model's "
+                f"vocabulary of {size} tokens",
+                param,
+            )
+        return token_ids
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> U32:
         size = self.vocabulary.vocab_size

@@ -113,6 +113,18 @@ def test_a_wrong_prompt_is_named_by_its_index_and_spoils_nothing(llm: LLM, promp
     assert token_ids(output) == expected(output.prompt_token_ids, 8)
 
 
+def test_a_text_with_a_token_that_the_model_does_not_have_spoils_nothing(checkpoint: Path) -> None:
+    tokenizer = make_vocabulary().tokenizer
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    llm = LLM(str(checkpoint), runner="simulated")
+    with pytest.raises(PenstockError, match="'<image>' with the id 257") as raised:
+        llm.generate(["fine", "an <image>"], GREEDY, use_tqdm=False)
+    assert raised.value.fault is Fault.CALLER
+    (output,) = llm.generate("hi", GREEDY, use_tqdm=False)
+    assert token_ids(output) == expected(output.prompt_token_ids, 8)
+
+
 @pytest.mark.parametrize(
     ("messages", "what"),
     [

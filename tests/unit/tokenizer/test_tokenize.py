@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import write_checkpoint
+from checkpoint_files import tokenizer, write_checkpoint
 
 from penstock.domain.errors import ErrorCode, PenstockError
 from penstock.domain.params import SamplingParams
@@ -46,6 +46,28 @@ def test_a_chat_gets_only_what_its_template_writes(prompts: PromptTokenizer) -> 
 def test_ids_are_taken_as_they_are_up_to_the_models_vocabulary(prompts: PromptTokenizer) -> None:
     # 309 is the model's last id; the tokenizer itself ends earlier.
     assert prompts.tokenize(_request(Prompt(token_ids=(0, 309)))).token_ids.tolist() == [0, 309]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (Prompt(text="the <image> cat"), "prompt"),
+        (Prompt(messages=(Message("user", "the <image> cat"),)), "messages"),
+    ],
+)
+def test_a_text_with_a_token_that_the_model_does_not_have_is_refused(
+    tmp_path: Path, prompt: Prompt, param: str
+) -> None:
+    made = tokenizer()
+    size = made.get_vocab_size()
+    made.add_special_tokens(["<image>"])
+    config = {"vocab_size": size, "max_position_embeddings": 64}
+    path = write_checkpoint(tmp_path, tokenizer=made.to_str(), config=config)
+    prompts = PromptTokenizer(load_vocabulary(str(path)))
+    with pytest.raises(PenstockError, match=f"'<image>' with the id {size}.* vocabulary of {size} tokens") as caught:
+        prompts.tokenize(_request(prompt))
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, param)
+    assert len(prompts.tokenize(_request(Prompt(text="the cat"))).token_ids) > 1
 
 
 def test_max_tokens_is_resolved_to_what_the_context_leaves(prompts: PromptTokenizer) -> None:
@@ -119,8 +141,6 @@ def test_an_empty_text_is_a_prompt_only_if_the_tokenizer_adds_something(
     prompts: PromptTokenizer, tmp_path: Path
 ) -> None:
     assert len(prompts.tokenize(_request(Prompt(text=""))).token_ids) == 1
-    from checkpoint_files import tokenizer
-
     made = tokenizer()
     made.post_processor = None
     bare = PromptTokenizer(load_vocabulary(str(write_checkpoint(tmp_path, tokenizer=made.to_str()))))
