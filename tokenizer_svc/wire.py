@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError, invalid
 from penstock.domain.finish import RequestError
 from penstock.domain.plan import U32
-from penstock.domain.request import Header, Message, Prompt, Request
+from penstock.domain.request import Header, Prompt, Request
 from penstock.domain.rows import unstarted_rows
 from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2
 from penstock.wire import requests
@@ -51,7 +51,9 @@ def num_chars(message: requests_pb2.GenerateRequest) -> int:
     """About how long a request's text is, in characters; 0 for token ids."""
     if message.HasField("messages"):
         chat = message.messages
-        return len(chat.template_kwargs_json) + sum(len(m.content) + len(m.extra_json) for m in chat.messages)
+        return len(chat.template_kwargs_json) + sum(
+            len(m.content) + len(m.parts_json) + len(m.extra_json) for m in chat.messages
+        )
     return len(message.text)
 
 
@@ -82,10 +84,7 @@ def chat_prompt(chat: requests_pb2.ChatMessages) -> Prompt:
     Raises:
         PenstockError: INVALID_ARGUMENT: JSON that is none.
     """
-    messages = tuple(
-        Message(each.role, each.content, _json_object(f"messages[{i}]", each.extra_json))
-        for i, each in enumerate(chat.messages)
-    )
+    messages = tuple(requests.decode_message(f"messages[{index}]", each) for index, each in enumerate(chat.messages))
     kwargs = _json_object("chat_template_kwargs", chat.template_kwargs_json)
     return Prompt(messages=messages, chat_template_kwargs=kwargs)
 

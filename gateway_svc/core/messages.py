@@ -10,7 +10,7 @@ MAX_DEPTH = 64  # of what a chat template is given
 
 
 def parse_messages(raw: list[dict[str, Any]]) -> tuple[Message, ...]:
-    """Messages with their content as one text; keys beside role and content are kept for the chat template.
+    """Messages with a text, text parts or none as content; their other keys are kept for the chat template.
 
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the message and the part of it.
@@ -49,30 +49,28 @@ def _message(where: str, raw: dict[str, Any]) -> Message:
     content = raw.get("content")
     if content is None and not extra:
         raise invalid(f"{where}.content is missing", f"{where}.content")
-    return Message(role, _text(f"{where}.content", content), extra or None)
+    return Message(role, _content(f"{where}.content", content), extra or None)
 
 
-def _text(where: str, content: object) -> str:
-    """Text parts are joined by a line break, as vLLM does for templates that know strings only."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
+def _content(where: str, content: object) -> str | tuple[dict[str, Any], ...] | None:
+    """A text, text parts, or none: only the chat template knows which of them it wants."""
+    if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise invalid(f"{where} must be a string or a list of parts", where)
-    return "\n".join(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
+    check_depth(where, content)
+    return tuple(_part(f"{where}[{index}]", part) for index, part in enumerate(content))
 
 
-def _part(where: str, part: object) -> str:
+def _part(where: str, part: object) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise invalid(f"{where} must be an object with a type", where)
     if kind != "text":
         raise _other_part(where, kind)
-    text = part.get("text")
-    if not isinstance(text, str):
+    if not isinstance(part.get("text"), str):
         raise invalid(f"{where}.text must be a string", f"{where}.text")
-    return text
+    return part
 
 
 def _other_part(where: str, kind: str) -> PenstockError:

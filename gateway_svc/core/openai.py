@@ -106,6 +106,9 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 B = TypeVar("B", bound=_Body)
@@ -116,6 +119,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _completion = msgspec.json.Decoder(_CompletionBody)
 _chat = msgspec.json.Decoder(_ChatBody)
 _message = msgspec.json.Decoder(dict[str, Any])
+_TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message")
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
 COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__) | _OPTIONS
 CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__) | _OPTIONS
@@ -148,10 +152,7 @@ def parse_chat(body: bytes) -> Ask:
         raise invalid("messages is missing", "messages")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
-    check_depth("chat_template_kwargs", raw.chat_template_kwargs)
-    prompt = Prompt(
-        messages=parse_messages(_messages(raw.messages)), chat_template_kwargs=raw.chat_template_kwargs or None
-    )
+    prompt = Prompt(messages=parse_messages(_messages(raw.messages)), chat_template_kwargs=_template_kwargs(raw))
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
 
@@ -268,6 +269,19 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
             raise invalid(f"a key of logit_bias must be a token id in decimal, got {key!r:.40}", "logit_bias")
         biases[int(key[:20])] = bias
     return biases
+
+
+def _template_kwargs(raw: _ChatBody) -> dict[str, Any] | None:
+    """What the chat template is given: `chat_template_kwargs`, and what stands beside it as vLLM has it."""
+    check_depth("chat_template_kwargs", raw.chat_template_kwargs)
+    kwargs = dict(raw.chat_template_kwargs or {})
+    for name in _TEMPLATE_FIELDS:
+        value = getattr(raw, name)
+        if value is not None and kwargs.setdefault(name, value) != value:
+            raise invalid(f"{name} and chat_template_kwargs.{name} contradict each other", name)
+    if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
+        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
+    return kwargs or None
 
 
 def _num_chat_logprobs(raw: _ChatBody) -> int | None:

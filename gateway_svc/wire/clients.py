@@ -17,7 +17,7 @@ from penstock.domain.request import Message, Prompt, check_cache_salt
 from penstock.domain.rows import TextRow
 from penstock.v1 import inference_pb2, requests_pb2
 from penstock.wire.deltas import encode_delta
-from penstock.wire.requests import decode_params, unpack_u32
+from penstock.wire.requests import decode_message, decode_params, unpack_u32
 
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
@@ -96,12 +96,16 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
         raise invalid("messages must have at least one message", "messages")
     if len(message.messages.messages) > MAX_MESSAGES:
         raise invalid(f"at most {MAX_MESSAGES} messages, got {len(message.messages.messages)}", "messages")
-    messages = tuple(
-        Message(each.role, each.content, _object(f"messages[{index}].extra_json", each.extra_json))
-        for index, each in enumerate(message.messages.messages)
-    )
+    messages = tuple(_message(f"messages[{index}]", each) for index, each in enumerate(message.messages.messages))
     kwargs = _object("messages.template_kwargs_json", message.messages.template_kwargs_json)
     return Prompt(messages=messages, chat_template_kwargs=kwargs)
+
+
+def _message(where: str, each: requests_pb2.ChatMessage) -> Message:
+    message = decode_message(where, each)
+    parts = message.content if isinstance(message.content, tuple) else ()
+    check_depth(where, [message.extra, *parts])
+    return message
 
 
 def _signed(seed: int) -> int:

@@ -204,9 +204,15 @@ def _encode_message(message: Message | Mapping[str, Any]) -> requests_pb2.ChatMe
     if not isinstance(message, Message):
         given = dict(message)
         role, content = (given.pop(key, None) for key in _MESSAGE_KEYS)
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise invalid(f"a message has a text as role and as content, got {message!r:.80}", "messages")
-        message = Message(role, content, given or None)
+        if (
+            not isinstance(role, str)
+            or not isinstance(content, str | list | tuple | None)
+            or (content is None and not given)
+        ):
+            raise invalid(
+                f"a message has a text as role, and a text or text parts as content, got {message!r:.80}", "messages"
+            )
+        message = Message(role, tuple(content) if isinstance(content, list | tuple) else content, given or None)
     return encode_message(message)
 
 

@@ -26,10 +26,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. `content` is text; further keys of the caller's message (name, tool calls) are in `extra`."""
+    """One chat message; further keys of the caller's (name, tool calls) are in `extra`."""
 
     role: str
-    content: str
+    content: str | tuple[dict[str, Any], ...] | None  # text; parts, each with a `type` of "text" and a `text`; or none
     extra: dict[str, Any] | None = None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
 _MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
 _PART = 64 * 1024  # values that are packed in one call
+J = TypeVar("J")
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -211,6 +213,35 @@ def decode_text_options(message: requests_pb2.TextParameters) -> TextOptions:
 
 
 def encode_message(message: Message) -> requests_pb2.ChatMessage:
-    """A chat message; what it has beside role and content goes as JSON."""
+    """A chat message; what it has beside role and text goes as JSON."""
     extra = msgspec.json.encode(message.extra).decode() if message.extra else ""
-    return requests_pb2.ChatMessage(role=message.role, content=message.content, extra_json=extra)
+    encoded = requests_pb2.ChatMessage(role=message.role, extra_json=extra)
+    if isinstance(message.content, str):
+        encoded.content = message.content
+    elif message.content is not None:
+        encoded.parts_json = msgspec.json.encode(message.content).decode()
+    return encoded
+
+
+def decode_message(where: str, message: requests_pb2.ChatMessage) -> Message:
+    """The inverse of `encode_message`; `where` is what it is called in errors.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: JSON that is none, or not of the form that it must have.
+    """
+    extra = _read_json(f"{where}.extra_json", message.extra_json, dict[str, Any]) if message.extra_json else None
+    if message.parts_json:
+        parts = _read_json(f"{where}.parts_json", message.parts_json, list[dict[str, Any]])
+        for index, part in enumerate(parts):
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                name = f"{where}.parts_json[{index}]"
+                raise invalid(f"{name} must be an object with the type 'text' and a text", name)
+        return Message(message.role, tuple(parts), extra)
+    return Message(message.role, message.content if message.HasField("content") or not extra else None, extra)
+
+
+def _read_json(where: str, text: str, kind: type[J]) -> J:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(f"{where} cannot be read as JSON: {error}", where) from error

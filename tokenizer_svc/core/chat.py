@@ -1,7 +1,8 @@
 """Chat templates: Jinja in an immutable sandbox, with the names and settings that Hugging Face templates expect."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -15,9 +16,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.domain.errors import invalid
 from penstock.domain.request import Message
 from tokenizer_svc.core.checkpoint import broken
+from tokenizer_svc.core.content_format import walks_parts
+from tokenizer_svc.core.conversation import (
+    REASONING_KEYS,
+    Conversation,
+    conversation,
+    with_null_contents,
+    with_objects,
+)
 
 MAX_RENDERED_CHARS = 16 * 2**20
 _RESERVED = frozenset({"messages", "raise_exception", "strftime_now"})
+# Marks where a message ends that is to be continued; its space shows whether the template trims its messages.
+_END = "PENSTOCK_END_OF_FINAL_MESSAGE "
 
 
 class _GenerationBlock(Extension):
@@ -67,6 +78,19 @@ def _clock_at(now_ns: int) -> Callable[[str], str]:
     return moment.strftime
 
 
+class _UnrenderableError(Exception):
+    """A template failed over what it was given; `args[0]` says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """One template."""
+
+    source: str
+    template: jinja2.Template
+    keeps_parts: bool  # whether it walks the parts of a content
+
+
 class ChatTemplates:
     """The named chat templates of one model, compiled once.
 
@@ -82,10 +106,11 @@ class ChatTemplates:
         environment = _environment()
         self._special_tokens = dict(special_tokens)
         self.sources = dict(templates)  # by name
-        self._templates: dict[str, jinja2.Template] = {}
+        self._templates: dict[str, _Named] = {}
         for name, source in templates.items():
             try:
-                self._templates[name] = environment.from_string(source)
+                keeps_parts = walks_parts(environment.parse(source))
+                self._templates[name] = _Named(source, environment.from_string(source), keeps_parts)
             except jinja2.TemplateSyntaxError as error:
                 raise broken(
                     f"the chat template {name!r} of this model is not valid Jinja (line {error.lineno}: "
@@ -96,12 +121,13 @@ class ChatTemplates:
         return bool(self._templates)
 
     def render(self, messages: Sequence[Message], kwargs: Mapping[str, Any] | None = None, now_ns: int = 0) -> str:
-        """The prompt text of a conversation.
+        """The prompt text of a conversation, as transformers' `apply_chat_template` makes it.
 
         Args:
             messages: at least one.
-            kwargs: the caller's: tools, documents, add_generation_prompt (default true), continue_final_message,
-                and whatever else the template reads.
+            kwargs: the caller's: tools, documents, chat_template (the name of one), add_generation_prompt (default
+                true), continue_final_message (true, or the key of the final message that is continued), and whatever
+                else the template reads.
             now_ns: Unix time, nanoseconds, for templates that write the date (UTC).
 
         Raises:
@@ -112,37 +138,63 @@ class ChatTemplates:
             raise invalid(f"chat_template_kwargs must not set {min(forbidden)}", "chat_template_kwargs")
         if not messages:
             raise invalid("messages must hold at least one message", "messages")
-        continue_final = bool(variables.pop("continue_final_message", False))
-        add_generation_prompt = bool(variables.pop("add_generation_prompt", not continue_final))
-        if continue_final and add_generation_prompt:
+        continued = _continued_key(variables.pop("continue_final_message", False))
+        add_generation_prompt = bool(variables.pop("add_generation_prompt", not continued))
+        if continued and add_generation_prompt:
             raise invalid(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         tools = variables.pop("tools", None) or None
         documents = variables.pop("documents", None) or None
-        conversation = [
-            {"role": message.role, "content": message.content, **(message.extra or {})} for message in messages
-        ]
-        text = self._run(
-            self._choose(with_tools=tools is not None),
+        chosen = self._choose(variables.pop("chat_template", None), with_tools=tools is not None)
+        told = conversation(messages, keeps_parts=chosen.keeps_parts)
+        final = _mark_end(told, continued, chosen.source) if continued else ""
+        text = self._render_one_of(
+            chosen.template,
+            _forms(told),
             {
                 **self._special_tokens,
                 **variables,
-                "messages": conversation,
                 "tools": tools,
                 "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
                 "strftime_now": _clock_at(now_ns),
             },
         )
-        return _cut_behind(text, messages[-1].content) if continue_final else text
+        return _cut_at_end(text, final) if continued else text
 
-    def _choose(self, *, with_tools: bool) -> jinja2.Template:
-        if with_tools and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        if "default" in self._templates:
-            return self._templates["default"]
-        raise invalid("this model has no chat template: send the prompt as text or token ids", "messages")
+    def _choose(self, name: object, *, with_tools: bool) -> _Named:
+        if name is None:
+            name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        elif name not in self._templates:
+            raise invalid(
+                f"chat_template must be the name of one of the model's templates ({self._names()}), got {name!r:.80}; "
+                "templates themselves are not taken from requests",
+                "chat_template",
+            )
+        if (found := self._templates.get(str(name))) is not None:
+            return found
+        if not self._templates:
+            raise invalid("this model has no chat template: send the prompt as text or token ids", "messages")
+        raise invalid(
+            f"this model has several chat templates and no default: choose one with chat_template ({self._names()})",
+            "chat_template",
+        )
+
+    def _names(self) -> str:
+        return ", ".join(sorted(self._templates)) or "it has none"
+
+    def _render_one_of(
+        self, template: jinja2.Template, forms: Iterator[Conversation], variables: dict[str, Any]
+    ) -> str:
+        """The text that the template makes of the first form of the messages that it can work with."""
+        first: _UnrenderableError | None = None
+        for messages in forms:
+            try:
+                return self._run(template, {**variables, "messages": messages})
+            except _UnrenderableError as error:
+                first = first or error
+        raise invalid(f"the chat template cannot render these messages ({first})", "messages") from first
 
     def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         parts: list[str] = []
@@ -161,22 +213,57 @@ class ChatTemplates:
         # to a string, a recursion without an end.
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
                 RecursionError, OverflowError) as error:  # fmt: skip
-            raise invalid(
-                f"the chat template cannot render these messages ({type(error).__name__}: {str(error)[:300]})",
-                "messages",
-            ) from error
+            raise _UnrenderableError(f"{type(error).__name__}: {str(error)[:300]}") from error
         return "".join(parts)
 
 
-def _cut_behind(text: str, content: str) -> str:
-    """`text` up to the end of the final message's content, so that the model goes on with that message."""
-    final = content.rstrip()
-    start = text.rfind(final)
-    if not final or start < 0:
+def _forms(told: Conversation) -> Iterator[Conversation]:
+    """The messages as most templates want them, and then as those do that fail over that.
+
+    transformers leaves out a content that is null, and gives arguments of tool calls as objects; a template such as
+    DeepSeek-R1's asks whether the content is none, and joins arguments to strings.
+    """
+    objects = with_objects(told)
+    contents = [True] if all("content" in message for message in told) else [True, False]
+    for messages in [objects] if objects == told else [objects, told]:
+        for absent in contents:
+            yield messages if absent else with_null_contents(messages)
+
+
+def _continued_key(asked: object) -> str:
+    """The key of the final message that is continued; empty: none is."""
+    return asked if isinstance(asked, str) else "content" if asked else ""
+
+
+def _mark_end(told: Conversation, key: str, source: str) -> str:
+    """Mark where the final message ends; what is marked, a text."""
+    message = told[-1]
+    keys = [key]
+    if key in REASONING_KEYS:
+        keys = [name for name in REASONING_KEYS if message.get(name) == message.get(key)]
+    text = message.get(key)
+    if isinstance(text, list):  # of parts the last one goes on
+        text = text[-1]["text"] if text else None
+    if not isinstance(text, str) or not any(name in source for name in keys):
         raise invalid(
-            "continue_final_message needs a final message whose content the chat template writes as it is",
+            f"continue_final_message needs a final message with a text as {key}, which the chat template writes",
             "continue_final_message",
         )
-    end = start + len(content)
+    for name in keys:
+        if isinstance(message[name], list):
+            message[name][-1]["text"] = text + _END
+        else:
+            message[name] = text + _END
+    return text
+
+
+def _cut_at_end(text: str, final: str) -> str:
+    """`text` up to the end of the final message, so that the model goes on with that message."""
+    end = text.rfind(_END.rstrip())
+    if end < 0 or final.strip() not in text:
+        raise invalid(
+            "continue_final_message needs a final message that the chat template writes as it is",
+            "continue_final_message",
+        )
     # A template that trims its messages leaves out the blanks at the end; one that does not keeps them.
-    return text[:end] if text[start:end] == content else text[: start + len(final)]
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()

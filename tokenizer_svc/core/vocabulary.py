@@ -10,7 +10,6 @@ from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.checkpoint import broken, find_checkpoint, read_json
 from tokenizer_svc.core.longest_token import max_token_bytes
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
 
 
@@ -81,9 +80,12 @@ def _content(token: Any) -> str | None:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, Any]:
+    """What templates may write: the usual tokens, and a model's own, such as `image_token`."""
+    own = tokenizer_config.get("extra_special_tokens")
+    named = {name: token for name, token in tokenizer_config.items() if name.endswith("_token")}
     tokens: dict[str, Any] = {}
-    for name in _SPECIAL_TOKENS:
-        if (content := _content(tokenizer_config.get(name))) is not None:
+    for name, token in {**named, **(own if isinstance(own, dict) else {})}.items():
+        if (content := _content(token)) is not None:
             tokens[name] = content
     additional = tokenizer_config.get("additional_special_tokens")
     if isinstance(additional, list):
@@ -119,19 +121,20 @@ def _context_length(path: Path, config: dict[str, Any], max_model_len: int | Non
 
 
 def _chat_templates(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Sources by name; a file of its own wins over the same name inside tokenizer_config.json."""
+    """Sources by name: files of their own, else what tokenizer_config.json has, else what a processor's file has."""
     templates: dict[str, str] = {}
-    stated = tokenizer_config.get("chat_template")
-    if isinstance(stated, str):
-        templates["default"] = stated
-    elif isinstance(stated, dict):
-        templates.update(stated)
-    elif isinstance(stated, list):
-        templates.update({entry["name"]: entry["template"] for entry in stated})
-    if isinstance(processor := read_json(path / "chat_template.json").get("chat_template"), str):
-        templates["default"] = processor
     if (file := path / "chat_template.jinja").is_file():
         templates["default"] = file.read_text("utf-8")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         templates[file.stem] = file.read_text("utf-8")
+    for stated in (tokenizer_config.get("chat_template"), read_json(path / "chat_template.json").get("chat_template")):
+        templates = templates or _stated_templates(stated)
     return templates
+
+
+def _stated_templates(stated: Any) -> dict[str, str]:
+    if isinstance(stated, str):
+        return {"default": stated}
+    if isinstance(stated, list):
+        return {entry["name"]: entry["template"] for entry in stated}
+    return dict(stated) if isinstance(stated, dict) else {}

@@ -45,13 +45,17 @@ params = st.builds(
 )
 json_values = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5)
 objects = st.none() | st.dictionaries(st.text(max_size=5), json_values, min_size=1, max_size=3)
+text_parts = st.lists(
+    st.builds(lambda text: {"type": "text", "text": text}, st.text(max_size=5)), min_size=1, max_size=3
+).map(tuple)
 prompts = (
     st.builds(Prompt, text=st.text(max_size=20))
     | st.builds(Prompt, token_ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=9).map(tuple))
     | st.builds(
         Prompt,
         messages=st.lists(
-            st.builds(Message, st.sampled_from(["user", "assistant"]), st.text(max_size=9), objects),
+            st.builds(Message, st.sampled_from(["user", "assistant"]), st.text(max_size=9) | text_parts, objects)
+            | st.builds(Message, st.just("assistant"), st.none(), st.just({"tool_calls": []})),
             min_size=1,
             max_size=3,
         ).map(tuple),

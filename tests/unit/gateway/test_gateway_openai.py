@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import openai
 import pytest
 from naive_client import naive_events
@@ -286,4 +287,5 @@ def test_vllms_sampling_fields_arrive(gateway: RunningGateway, client: openai.Op
     assert body.text_options.include_stop_str_in_output
     assert gateway.pipeline.wait_for()[0].header.priority == -2
     assert body.messages.template_kwargs_json == '{"enable_thinking":false}'
-    assert body.messages.messages[0].content == "a\nb"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert msgspec.json.decode(body.messages.messages[0].parts_json) == parts

@@ -209,3 +209,36 @@ def test_what_is_no_salt_is_refused_by_name(salt: object) -> None:
     with pytest.raises(PenstockError) as caught:
         parse_completion(json.dumps({"prompt": "x", "cache_salt": salt}).encode())
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "cache_salt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": False},
+         {"continue_final_message": True, "add_generation_prompt": False}),
+        ({"chat_template": "rag", "chat_template_kwargs": {"x": 1}}, {"chat_template": "rag", "x": 1}),
+        ({"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": True}},
+         {"add_generation_prompt": True}),
+        ({"add_generation_prompt": None}, None),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_chat_template_kwargs_goes_to_the_template(
+    fields: dict[str, Any], given: dict[str, Any] | None
+) -> None:
+    asked = parse_chat(json.dumps({**BODIES["chat"], **fields}).encode())
+    assert asked.prompts[0].chat_template_kwargs == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": True, "chat_template_kwargs": {"add_generation_prompt": False}},
+         "add_generation_prompt"),
+        ({"chat_template": {"a": 1}}, "chat_template"),
+    ],
+)  # fmt: skip
+def test_contradictions_of_what_a_template_is_given_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(PenstockError) as refused:
+        parse_chat(json.dumps({**BODIES["chat"], **fields}).encode())
+    assert refused.value.param == param

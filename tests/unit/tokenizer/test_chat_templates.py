@@ -170,7 +170,7 @@ def test_tojson_takes_the_settings_that_templates_pass() -> None:
         ((), {}, "at least one"),
         (_TURNS, {"messages": []}, "must not set messages"),
         (_TURNS, {"continue_final_message": True, "add_generation_prompt": True}, "exclude"),
-        ((Message("user", ""),), {"continue_final_message": True}, "final message"),
+        ((Message("user", None, {"name": "x"}),), {"continue_final_message": True}, "final message"),
     ],
 )
 def test_wrong_arguments_are_the_callers(messages: tuple[Message, ...], kwargs: dict[str, Any], words: str) -> None:

@@ -80,9 +80,50 @@ def test_a_directory_that_is_not_there_is_not_looked_for_elsewhere(model: str) -
     assert caught.value.fault is Fault.OPERATOR
 
 
-def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, **{"chat_template.jinja": "file"})
-    assert load_vocabulary(str(tmp_path)).chat.render(_HELLO) == "file"
+def test_template_files_win_over_the_configuration_and_that_over_a_processors(tmp_path: Path) -> None:
+    processor = {"chat_template": "processor"}
+    write_checkpoint(tmp_path, tokenizer_config={"chat_template": "configuration"}, chat_template=processor)
+    assert load_vocabulary(str(tmp_path)).chat.render(_HELLO) == "configuration"
+    (tmp_path / "additional_chat_templates").mkdir()
+    write_checkpoint(
+        tmp_path,
+        **{"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "documents"},
+        tokenizer_config={"chat_template": [{"name": "default", "template": "a"}, {"name": "b", "template": "b"}]},
+    )
+    chat = load_vocabulary(str(tmp_path)).chat
+    assert chat.render(_HELLO) == "file"
+    assert chat.render(_HELLO, {"chat_template": "rag"}) == "documents"
+    with pytest.raises(PenstockError, match=r"\(default, rag\), got 'b'") as refused:
+        chat.render(_HELLO, {"chat_template": "b"})
+    assert (refused.value.fault, refused.value.param) == (Fault.CALLER, "chat_template")
+
+
+def test_several_templates_without_a_default_must_be_chosen_from(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, tokenizer_config={"chat_template": {"a": "first", "b": "second"}})
+    chat = load_vocabulary(str(tmp_path)).chat
+    with pytest.raises(PenstockError, match=r"choose one with chat_template \(a, b\)"):
+        chat.render(_HELLO)
+    assert chat.render(_HELLO, {"chat_template": "b"}) == "second"
+
+
+def test_a_template_may_write_the_models_own_special_tokens_as_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    template = "{{ bos_token }}{{ image_token }}{{ boi_token }}{{ audio_token }}"
+    write_checkpoint(
+        tmp_path,
+        tokenizer_config={
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "boi_token": "<boi>",
+            "chat_template": template,
+            "extra_special_tokens": {"image_token": "<image>", "audio_token": "<audio>"},
+        },
+    )
+    written = load_vocabulary(str(tmp_path)).chat.render(_HELLO)
+    assert written == "<s><image><boi><audio>"
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert written == theirs.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
 
 
 def test_named_templates_are_chosen_by_tools(tmp_path: Path) -> None:
