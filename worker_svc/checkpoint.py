@@ -60,6 +60,11 @@ def read_model_config(directory: Path) -> ModelConfig:
         PenstockError: see `parse_config`.
     """
     path = directory / "config.json"
+    if not path.exists():
+        raise broken(
+            f"{path} is missing, without which {directory} is no checkpoint: give the directory that holds it beside "
+            "the weights, or fetch the checkpoint again"
+        )
     fields = read_json(path)
     generation = directory / "generation_config.json"
     if generation.is_file():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -20,7 +21,7 @@ from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
-from worker_svc.weights import fill_randomly, load_weights
+from worker_svc.weights import fill_randomly, has_own_head, load_weights
 
 # Of the standard library: `LLM` runs in processes that are not ours to configure.
 _log = logging.getLogger(__name__)
@@ -58,15 +59,8 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
     started_ns = clock_ns()
     device = _device(options)
-    directory = resolve_checkpoint(options.model, options.revision)
-    config = read_model_config(directory)
+    directory, config, max_model_len = _read_model(options)
     dtype = _dtype(options.dtype, config, device)
-    max_model_len = options.max_model_len or config.max_position_embeddings
-    if max_model_len > config.max_position_embeddings:
-        raise invalid(
-            f"max_model_len {max_model_len} exceeds the model's context of {config.max_position_embeddings} tokens",
-            "max_model_len",
-        )
     group = connect(options.rank, options.world_size, options.distributed_address, device)
     plain = Placement(device, dtype, group)
     heads = plain.part(config.num_heads, "num_attention_heads")
@@ -113,6 +107,22 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
     return LoadedRunner(runner, profile, config, device, group, compute)
+
+
+def _read_model(options: RunnerOptions) -> tuple[Path, ModelConfig, int]:
+    """Where the checkpoint is, what it says of the model, and the context length that is wanted."""
+    directory = resolve_checkpoint(options.model, options.revision)
+    config = read_model_config(directory)
+    max_model_len = options.max_model_len or config.max_position_embeddings
+    if max_model_len > config.longest_context:
+        raise invalid(
+            f"max_model_len {max_model_len} exceeds the model's context of {config.longest_context} tokens",
+            "max_model_len",
+        )
+    if config.tie_word_embeddings and options.load_format != "dummy" and has_own_head(directory):
+        _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
+        config = replace(config, tie_word_embeddings=False)
+    return directory, config, max_model_len
 
 
 def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: Placement) -> Products:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from byte_tokenizer import write_tokenizer
 from checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE, save_checkpoint
 
+from penstock import LLM, SamplingParams
 from penstock.domain.errors import ErrorCode, PenstockError
 from worker_svc.factory import LoadedRunner, load_runner
 from worker_svc.runner_options import RunnerOptions
@@ -89,3 +92,41 @@ def test_options_that_make_no_sense_name_themselves(
         load(checkpoint, **options)
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     assert caught.value.param == param
+
+
+def test_a_linear_ropes_stretched_context_can_be_used_by_worker_and_tokenizer(tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    variant = next(each for each in VARIANTS if each.name == "llama_linear_rope_wide_heads")
+    save_checkpoint(tmp_path, variant)
+    write_tokenizer(tmp_path)
+    stretched = 2 * MAX_POSITIONS
+    llm = LLM(str(tmp_path), max_model_len=stretched)
+    prompt = [3 + (7 * index) % 250 for index in range(stretched - 40)]
+    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert output.outputs[0].token_ids == ids[0, len(prompt) :].tolist()
+    with pytest.raises(PenstockError, match=f"{stretched + 1}.* {stretched}"):
+        load(tmp_path, max_model_len=stretched + 1)
+
+
+def test_a_tied_models_other_head_is_used_as_in_transformers(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2ForCausalLM
+
+    variant = next(each for each in VARIANTS if each.name == "qwen2_tied")
+    save_checkpoint(tmp_path, variant)
+    write_tokenizer(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (tied,) = LLM(str(tmp_path)).generate([[5, 6, 7]], params, use_tqdm=False)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    (output,) = LLM(str(tmp_path)).generate([[5, 6, 7]], params, use_tqdm=False)
+    model = Qwen2ForCausalLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        ids = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert output.outputs[0].token_ids == ids[0, 3:].tolist() != tied.outputs[0].token_ids

@@ -107,6 +107,11 @@ def _eos_token_ids(
 def _context_length(path: Path, config: dict[str, Any], max_model_len: int | None) -> int:
     stated = config.get("max_position_embeddings")
     if not isinstance(stated, int):
+        if max_model_len is None and not (path / "config.json").exists():
+            raise broken(
+                f"{path} has no config.json, which says how long the model's context is: give the directory that holds "
+                "it, fetch the checkpoint again, or set max_model_len"
+            )
         if max_model_len is None:
             raise broken(f"{path}/config.json does not say max_position_embeddings; set max_model_len")
         return max_model_len

@@ -46,6 +46,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     @property
+    def longest_context(self) -> int:
+        """Tokens that it can be asked for: a linear rope stretches the positions, those of llama3 are stretched."""
+        stretched = self.max_position_embeddings * self.rope.factor
+        return int(stretched) if self.rope.rope_type == "linear" else self.max_position_embeddings
+
+    @property
     def num_layer_weights(self) -> int:
         """What all layers multiply a token with."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
@@ -144,10 +150,11 @@ class _Reader:
         return tuple(values)
 
     def rope(self) -> RopeConfig:
-        """`rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (before)."""
-        parameters = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
+        """`rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (before), which wins over it."""
+        field = "rope_scaling" if self._fields.get("rope_scaling") else "rope_parameters"
+        parameters = self._fields.get(field) or {}
         if not isinstance(parameters, Mapping):
-            raise self.wrong("rope_parameters", f"must be an object, got {parameters!r}")
+            raise self.wrong(field, f"must be an object, got {parameters!r}")
         rope_type = parameters.get("rope_type", parameters.get("type", "default"))
         if rope_type not in _ROPE_TYPES:
             raise unimplemented(f"rope type {rope_type!r} (there are: {', '.join(_ROPE_TYPES)})")

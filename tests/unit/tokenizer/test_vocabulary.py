@@ -58,6 +58,7 @@ def test_without_a_vocabulary_size_the_tokenizers_counts(tmp_path: Path) -> None
         ({"tokenizer": "{"}, None, ["tokenizer.json", "not a tokenizer"]),
         ({"config": "{]"}, None, ["config.json", "JSON"]),
         ({"config": "[]"}, None, ["config.json", "object"]),
+        ({"config": None}, None, ["no config.json", "give the directory", "max_model_len"]),
         ({"config": {"vocab_size": 310}}, None, ["max_position_embeddings", "max_model_len"]),
         ({}, 65, ["65", "64"]),
         ({"tokenizer_config": {"chat_template": "{% for %}"}}, None, ["chat template", "Jinja"]),

@@ -47,6 +47,26 @@ def test_rope_is_read_from_both_places_it_was_ever_written_to() -> None:
     assert oldest == RopeConfig(5e5, "linear", 2.0)
 
 
+def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
+    from transformers import LlamaConfig
+
+    fields = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }
+    theirs = LlamaConfig(**fields).rope_parameters
+    assert parse(**fields).rope == RopeConfig(theirs["rope_theta"], "linear", theirs["factor"])
+    assert parse(**{**fields, "rope_scaling": {}}).rope == RopeConfig(5e5)
+    with pytest.raises(PenstockError, match="rope_scaling must be an object"):
+        parse(**{**fields, "rope_scaling": "linear"})
+
+
+def test_only_a_linear_rope_stretches_the_context_beyond_the_positions() -> None:
+    assert parse().longest_context == 512
+    assert parse(rope_scaling={"type": "linear", "factor": 2.5}).longest_context == 1280
+    assert parse(rope_scaling=LLAMA3).longest_context == 512
+
+
 def test_eos_may_be_one_id_or_several() -> None:
     assert parse(eos_token_id=7).eos_token_ids == (7,)
     assert parse(eos_token_id=[7, 9]).eos_token_ids == (7, 9)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from penstock.domain.errors import ErrorCode, PenstockError
-from worker_svc import lanes
+from worker_svc import lanes, weights
 from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -152,6 +152,45 @@ def test_a_stored_head_is_left_out_where_it_is_tied(tmp_path: Path) -> None:
     load(tmp_path, {**TENSORS, "lm_head.weight": torch.ones(3)}, tied=True)
 
 
+EMBEDDING = torch.arange(12, dtype=torch.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("head", "is_own"),
+    [
+        (None, False),
+        (EMBEDDING.clone(), False),
+        (EMBEDDING + torch.tensor([0.0, 0.0, 1e-6]), True),
+        (EMBEDDING.to(torch.bfloat16), True),
+    ],
+)
+@pytest.mark.parametrize("compared_bytes", [5, 1 << 24])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_head_is_a_models_own_if_it_is_not_the_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: Tensor | None, compared_bytes: int, *, is_own: bool,
+    is_split: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(weights, "_COMPARED_BYTES", compared_bytes)
+    names = {"model.embed_tokens.weight": EMBEDDING, "a.weight": torch.zeros(5)}
+    heads = {} if head is None else {"lm_head.weight": head}
+    if is_split:
+        save_file(names, tmp_path / "a.safetensors")
+        save_file({**heads, "b": torch.zeros(1)}, tmp_path / "b.safetensors")
+        weight_map = dict.fromkeys(names, "a.safetensors") | dict.fromkeys({**heads, "b": 0}, "b.safetensors")
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    else:
+        save_file(names | heads, tmp_path / "model.safetensors")
+    assert weights.has_own_head(tmp_path) is is_own
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_weights_that_are_pickles_alone_are_to_be_converted(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(PenstockError, match=rf"{name}.* safetensors alone.*save_pretrained") as caught:
+        load_weights(tmp_path, layers()[0].shards, tied=False)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,7 +222,7 @@ def test_a_corrupt_file_is_named(damage: str, tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
         load_weights(tmp_path, layers()[0].shards, tied=False)
-    with pytest.raises(PenstockError, match=r"config\.json is missing"):
+    with pytest.raises(PenstockError, match=r"config\.json is missing.*give the directory"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(PenstockError, match=r"config\.json cannot be read"):
