@@ -52,7 +52,7 @@ def has_own_head(directory: Path) -> bool:
     Raises:
         PenstockError: INTERNAL (the operator's fault): a file is missing or corrupt.
     """
-    found = {}
+    found: dict[str, tuple[Path, StoredTensor]] = {}
     for path in _files(directory):
         found |= {name: (path, stored) for name, stored in read_header(path).items() if name in {_EMBEDDING, _HEAD}}
     if len(found) < 2:
