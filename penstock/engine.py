@@ -75,7 +75,7 @@ class LLMEngine:
         self.progress = Progress()
         self.runner = runner
         self._seed = seed & _U64
-        self._prompt_tokenizer = PromptTokenizer(vocabulary)
+        self.prompt_tokenizer = PromptTokenizer(vocabulary)
         self._detokenizer = Detokenizer(vocabulary.tokenizer)
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(
@@ -110,6 +110,7 @@ class LLMEngine:
         priority: int = 0,
         *,
         timeout_s: float | None = None,
+        clips: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -119,6 +120,7 @@ class LLMEngine:
             params: how to generate.
             priority: lower is served first, with the policy "priority".
             timeout_s: seconds from now after which the request ends with an error; None: never.
+            clips: whether `max_tokens` beyond the context are as many as it leaves, instead of an error.
 
         Raises:
             PenstockError: the prompt is wrong or does not fit (the caller's fault); nothing was queued then.
@@ -136,7 +138,7 @@ class LLMEngine:
             traceparent="",
             seed=chain.mix(self._seed ^ chain.mix(self._num_requests)) if params.seed is None else params.seed & _U64,
         )
-        tokenized = self._prompt_tokenizer.tokenize(Request(header, "", prompt, params))
+        tokenized = self.prompt_tokenizer.tokenize(Request(header, "", prompt, params), clips=clips)
         self._num_requests += 1
         eos_token_ids = () if params.ignore_eos else tokenized.eos_token_ids
         self._detokenizer.open(

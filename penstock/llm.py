@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tokenizers import Tokenizer
-
+from penstock.chat_tokenizer import ChatTokenizer
 from penstock.domain.errors import invalid, unimplemented
 from penstock.domain.params import SamplingParams
 from penstock.domain.request import Prompt
@@ -27,6 +26,8 @@ from tokenizer_svc.core.vocabulary import load_vocabulary
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
 
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
+
 
 class LLM:
     """A model that answers lists of prompts, batched.
@@ -37,7 +38,8 @@ class LLM:
         tokenizer_mode: "auto" or "fast": the tokenizer is always a fast one.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: code from a checkpoint is never run; True fails by name.
-        dtype: "auto" (as stored; float32 on a CPU), "float32", "bfloat16", "float16", or a torch dtype.
+        dtype: "auto" (as stored; float32 on a CPU), "float32" or "float", "bfloat16", "float16" or
+            "half", or a torch dtype.
         seed: where the seeds of requests without one are drawn from: the same calls give the same outputs.
         max_model_len: tokens of prompt and output together; None: what the model allows.
         gpu_memory_utilization: share of the GPU's memory for weights, activations and KV cache.
@@ -63,6 +65,7 @@ class LLM:
         cuda_graphs: whether decode steps are recorded as CUDA graphs, where triton's kernels compute.
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.
+        num_threads: threads of a step on a CPU, of the whole process; None: one less than the cores it may use.
 
     Raises:
         PenstockError: an argument is wrong (the caller's fault), not implemented yet (named), or the checkpoint is
@@ -98,6 +101,7 @@ class LLM:
         cuda_graphs: bool = True,
         runner: str = "torch",
         step_ms: float = 0.0,
+        num_threads: int | None = None,
     ) -> None:
         if tokenizer_mode not in ("auto", "fast"):
             raise unimplemented(f"tokenizer_mode {tokenizer_mode!r} (there are: auto, fast)")
@@ -123,11 +127,13 @@ class LLM:
             num_blocks=num_blocks,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             max_model_len=max_model_len,
+            num_threads=num_threads,
         )
         _check_choice("policy", policy, tuple(POLICIES))
         _check_choice("load_format", load_format, ("auto", "dummy"))
         _check_choice("attention", attention, ("auto", "torch", "triton"))
         _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
+        _check_choice("dtype", _dtype(dtype), ("auto", "float32", "bfloat16", "float16"))
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
@@ -136,7 +142,7 @@ class LLM:
                 model=model,
                 revision=revision,
                 runner="simulated" if runner == "simulated" else "model",
-                dtype=cast(Any, str(dtype).removeprefix("torch.")),
+                dtype=cast(Any, _dtype(dtype)),
                 load_format=cast(Any, load_format),
                 attention=cast(Any, attention),
                 prefill_attention=cast(Any, prefill_attention),
@@ -149,6 +155,7 @@ class LLM:
                 kv_cache_memory_bytes=kv_cache_memory_bytes,
                 gpu_memory_utilization=gpu_memory_utilization,
                 step_ms=step_ms,
+                num_threads=num_threads,
                 vocab_size=vocabulary.vocab_size,
             )
         )
@@ -161,9 +168,9 @@ class LLM:
         self.llm_engine = LLMEngine(vocabulary, worker.runner, config, seed=seed)
         self._num_requests = 0
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer that prompts go through."""
-        return self.llm_engine.tokenizer
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The tokenizer that prompts go through, with the model's chat templates."""
+        return ChatTokenizer(self.llm_engine.prompt_tokenizer)
 
     def generate(
         self,
@@ -177,7 +184,7 @@ class LLM:
 
         Args:
             prompts: one or a list of: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
-            sampling_params: one for all or one for each.
+            sampling_params: one for all or one for each; `max_tokens` beyond the context are as many as it leaves.
             use_tqdm: whether a bar shows the progress and the speed of prefill and decode.
             priority: one for each prompt, lower is served first (with `policy="priority"`).
 
@@ -245,7 +252,7 @@ class LLM:
                 request_id = str(self._num_requests)
                 self._num_requests += 1
                 with at_index("prompts", index):
-                    self.llm_engine.add_request(request_id, prompt, params[index], priorities[index])
+                    self.llm_engine.add_request(request_id, prompt, params[index], priorities[index], clips=True)
                 pending[request_id] = index
                 if priority is None:
                     self.llm_engine.begin()
@@ -264,6 +271,12 @@ class LLM:
             for request_id in pending:
                 self.llm_engine.abort_request(request_id)
         return [outputs[index] for index in range(len(prompts))]
+
+
+def _dtype(dtype: Any) -> str:
+    """The name of a dtype that is given by one of its names, or as torch's."""
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPE_ALIASES.get(name, name)
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.settings import num_cores
 from worker_svc.checkpoint import read_model_config
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
@@ -100,6 +101,9 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
     _log.info("torch imported", extra={"seconds": round(time.perf_counter() - began_s, 2)})
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
+    elif settings.device == "cpu" or not torch.cuda.is_available():
+        # Threads of one step wait for each other: beside other work on every core, each step waits for the slowest.
+        torch.set_num_threads(max(1, int(num_cores()) - 1))
     options = RunnerOptions(
         model=settings.model,
         revision=settings.revision,

@@ -81,7 +81,8 @@ class WorkerSettings(ServiceSettings):
         default="tcp://127.0.0.1:29500", metadata={"help": "where the ranks meet: tcp://host:port or file://path"}
     )
     num_threads: _Count | None = field(
-        default=None, metadata={"help": "CPU threads of a step; none: torch's own choice"}
+        default=None,
+        metadata={"help": "CPU threads of a step; none: on a CPU the cores it may use less one"},
     )
     home_shard: Annotated[int, msgspec.Meta(ge=0)] | None = field(
         default=None, metadata={"help": "shard of the token log for this worker's requests; none: from its name"}

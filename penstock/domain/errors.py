@@ -69,8 +69,14 @@ class PenstockError(Exception):
     """An error that a caller or an operator can act on.
 
     `message` says what is wrong and what to do; `param` names the offending request field, if one is to blame;
-    `retry_after_s` is when it is worth sending the request again, where that is known.
+    `retry_after_s` is when it is worth sending the request again, where that is known. One that is the caller's fault
+    is a `ValueError` too.
     """
+
+    def __new__(cls, code: ErrorCode, *_: object, **__: object) -> "PenstockError":
+        """An error that is a `ValueError` where the caller is at fault."""
+        is_callers = cls is PenstockError and ERROR_KINDS[code].fault is Fault.CALLER
+        return super().__new__(CallersError if is_callers else cls)
 
     def __init__(
         self, code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -90,6 +96,10 @@ class PenstockError(Exception):
     def fault(self) -> Fault:
         """Who must act."""
         return self.kind.fault
+
+
+class CallersError(PenstockError, ValueError):
+    """An error whose fault is the caller's; made by `PenstockError` itself."""
 
 
 def invalid(message: str, param: str | None = None) -> PenstockError:

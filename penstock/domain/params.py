@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
 
 from penstock.domain.errors import invalid
 
@@ -59,11 +61,25 @@ class TextOptions:
     skip_special_tokens: bool = True
 
 
-def _finite(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def _finite(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise invalid(f"{name} must be a number, got {value!r:.80}", name)
+    value = float(value)
     outside = value <= low if open_low else value < low
     if not math.isfinite(value) or outside or value > high:
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
         raise invalid(f"{name} must be in {bounds}, got {value!r}", name)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise invalid(f"{name} must be true or false, got {value!r:.80}", name)
+
+
+def _list(name: str, value: object) -> Sequence[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise invalid(f"{name} must be a list, got {value!r:.80}", name)
+    return value
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
@@ -87,12 +103,12 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logit_bias: Mapping[int, float] | None = field(default_factory=dict, hash=False)
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | Sequence[str] = field(default=(), hash=False)  # sequences need not be hashable
-    stop_token_ids: Sequence[int] = field(default=(), hash=False)
+    stop: str | Sequence[str] | None = field(default=(), hash=False)  # sequences need not be hashable; None: none
+    stop_token_ids: Sequence[int] | None = field(default=(), hash=False)  # None: none
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
@@ -107,11 +123,12 @@ class SamplingParams:
         _finite("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _finite("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _finite("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise invalid(
-                f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}", "logit_bias"
-            )
-        for token_id, bias in self.logit_bias.items():
+        biases: object = self.logit_bias or {}
+        if not isinstance(biases, Mapping):
+            raise invalid(f"logit_bias must map token ids to numbers, got {biases!r:.80}", "logit_bias")
+        if len(biases) > MAX_LOGIT_BIAS:
+            raise invalid(f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, got {len(biases)}", "logit_bias")
+        for token_id, bias in biases.items():
             _integer("logit_bias", token_id, 0, _U32 - 1)
             _finite("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
@@ -123,10 +140,12 @@ class SamplingParams:
             raise invalid(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})", "min_tokens")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _flag(name, getattr(self, name))
         self._check_stops()
 
     def _check_stops(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _list("stop", () if self.stop is None else self.stop)
         if len(stop) > MAX_STOP_STRINGS:
             raise invalid(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}", "stop")
         for text in stop:
@@ -134,11 +153,10 @@ class SamplingParams:
                 raise invalid(
                     f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, got {text!r:.80}", "stop"
                 )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise invalid(
-                f"at most {MAX_STOP_TOKEN_IDS} stop token ids, got {len(self.stop_token_ids)}", "stop_token_ids"
-            )
-        for token_id in self.stop_token_ids:
+        stop_token_ids = _list("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
+        if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise invalid(f"at most {MAX_STOP_TOKEN_IDS} stop token ids, got {len(stop_token_ids)}", "stop_token_ids")
+        for token_id in stop_token_ids:
             _integer("stop_token_ids", token_id, 0, _U32 - 1)
 
     @property
@@ -152,17 +170,17 @@ class SamplingParams:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=tuple(sorted(self.logit_bias.items())),
+            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
             num_logprobs=self.logprobs,
         )
 
     @property
     def stopping(self) -> Stopping:
         """The scheduler's part."""
-        return Stopping(self.max_tokens, self.min_tokens, tuple(self.stop_token_ids), self.ignore_eos)
+        return Stopping(self.max_tokens, self.min_tokens, tuple(self.stop_token_ids or ()), self.ignore_eos)
 
     @property
     def text(self) -> TextOptions:
         """The detokenizer's part."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return TextOptions(stop, self.include_stop_str_in_output, self.skip_special_tokens)

@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.domain.errors import invalid
+from penstock.domain.errors import PenstockError, invalid
 from penstock.domain.request import Message
 from tokenizer_svc.core.checkpoint import broken
 from tokenizer_svc.core.content_format import walks_parts
@@ -205,6 +205,8 @@ class ChatTemplates:
                 if num_chars > MAX_RENDERED_CHARS:
                     raise invalid(f"the rendered chat exceeds {MAX_RENDERED_CHARS} characters", "messages")
                 parts.append(part)
+        except PenstockError:
+            raise
         except _Refused as error:
             raise invalid(f"the chat template refuses these messages: {error.message}", "messages") from error
         except jinja2.exceptions.SecurityError as error:

@@ -27,15 +27,15 @@ class PromptTokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
-    def tokenize(self, request: Request) -> TokenizedPrompt:
-        """Tokenizes and checks one request.
+    def tokenize(self, request: Request, *, clips: bool = False) -> TokenizedPrompt:
+        """Tokenizes and checks one request; `clips`: `max_tokens` beyond the context are as many as it leaves.
 
         Raises:
             PenstockError: INVALID_ARGUMENT or CONTEXT_LENGTH_EXCEEDED (caller), naming the field.
         """
         self._check_params(request)
         token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
-        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, self._resolve(request, len(token_ids)))
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, self._resolve(request, len(token_ids), clips))
 
     def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0) -> U32:
         """The token ids of a prompt: u32[num_prompt_tokens], at least one.
@@ -137,13 +137,13 @@ class PromptTokenizer:
     def _check_params(self, request: Request) -> None:
         size = self.vocabulary.vocab_size
         for name, ids in (
-            ("stop_token_ids", request.params.stop_token_ids),
-            ("logit_bias", request.params.logit_bias),
+            ("stop_token_ids", request.params.stop_token_ids or ()),
+            ("logit_bias", request.params.logit_bias or ()),
         ):
             if (wrong := max(ids, default=0)) >= size:
                 raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
 
-    def _resolve(self, request: Request, num_prompt_tokens: int) -> Stopping:
+    def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length
         left = context - num_prompt_tokens
         if left < 1:
@@ -153,6 +153,8 @@ class PromptTokenizer:
                 "messages" if request.prompt.messages is not None else "prompt",
             )
         stopping = request.params.stopping
+        if clips and stopping.max_tokens is not None:
+            stopping = replace(stopping, max_tokens=min(stopping.max_tokens, left))
         for name, wanted in (("max_tokens", stopping.max_tokens or 1), ("min_tokens", stopping.min_tokens)):
             if wanted > left:
                 raise context_exceeded(

@@ -182,7 +182,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
         "seed": params.seed,
         "max_tokens": params.max_tokens,
         "ignore_eos": params.ignore_eos,
-        "stop": list(params.stop) or None,
+        "stop": list(params.stop or ()) or None,
         "logprobs": params.logprobs,
         "stream": True,
         "stream_options": {"include_usage": True},

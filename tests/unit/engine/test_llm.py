@@ -178,6 +178,73 @@ def test_sampling_params_out_of_bounds_name_their_field(field: str, value: Any) 
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, "hot") for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "seed")),
+        *((name, [1]) for name in ("presence_penalty", "frequency_penalty", "max_tokens", "min_tokens", "logprobs")),
+        *((name, True) for name in ("temperature", "logprobs", "stop", "stop_token_ids", "logit_bias")),
+        *((name, None) for name in ("temperature", "top_p", "n", "min_tokens", "ignore_eos", "skip_special_tokens")),
+        *((name, 1) for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "stop")),
+        ("stop", [5]),
+        ("stop", {"a"}),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", ["1"]),
+        ("logit_bias", [(1, 2.0)]),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {1: "b"}),
+    ],
+)
+def test_sampling_params_of_a_wrong_type_name_their_field(field: str, value: Any) -> None:
+    with pytest.raises(PenstockError) as raised:
+        SamplingParams(**{field: value})
+    assert raised.value.param == field
+    assert raised.value.fault is Fault.CALLER
+
+
+def test_what_is_the_callers_fault_is_a_value_error(checkpoint: Path, llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="temperature") as raised:
+        SamplingParams(temperature=-1)
+    assert isinstance(raised.value, PenstockError)
+    with pytest.raises(ValueError, match=r"prompts\[0\]"):
+        llm.generate([[9999]], use_tqdm=False)
+    with pytest.raises(PenstockError) as operators:
+        LLM(str(tmp_path / "nothing"))
+    assert not isinstance(operators.value, ValueError)
+
+
+def test_max_tokens_beyond_the_context_are_what_it_leaves(llm: LLM) -> None:
+    (output,) = llm.generate([[1] * 250], SamplingParams(temperature=0, max_tokens=1000), use_tqdm=False)
+    assert len(token_ids(output)) == 6
+    assert output.outputs[0].finish_reason == "length"
+    with pytest.raises(PenstockError, match="min_tokens is 7"):
+        llm.generate([[1] * 250], SamplingParams(min_tokens=7, max_tokens=1000), use_tqdm=False)
+
+
+@pytest.mark.parametrize("dtype", ["half", "float", "float16", "torch.bfloat16", "auto"])
+def test_dtypes_have_the_names_of_torch(checkpoint: Path, dtype: str) -> None:
+    assert LLM(str(checkpoint), runner="simulated", dtype=dtype).llm_engine
+
+
+def test_the_tokenizer_applies_the_models_chat_template(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<user>hi"
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    assert tokenizer.decode(ids) == "<user>hi<a>"
+    (output,) = llm.chat(chat, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == ids
+    with pytest.raises(PenstockError, match="at least one message"):
+        tokenizer.apply_chat_template([])
+
+
+def test_none_asks_for_no_stops_and_no_bias_as_in_vllm(llm: LLM) -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None, temperature=0, max_tokens=8)
+    assert (params.text, params.stopping, params.sampling) == (GREEDY.text, GREEDY.stopping, GREEDY.sampling)
+    (output,) = llm.generate("hi", params, use_tqdm=False)
+    assert token_ids(output) == expected(output.prompt_token_ids, 8)
+
+
+@pytest.mark.parametrize(
     ("arguments", "what"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
@@ -204,6 +271,8 @@ def test_what_is_not_there_yet_fails_by_name(checkpoint: Path, arguments: dict[s
         {"kv_cache_memory_bytes": 0},
         {"gpu_memory_utilization": float("nan")},
         {"policy": "luck"},
+        {"dtype": "int8"},
+        {"num_threads": 0},
         {"runner": "abacus"},
         {"step_ms": -1.0},
     ],
