@@ -305,7 +305,7 @@ class DetokenizerService:
         self._ready = True
 
     def _sessions(self, session: Session, surveyed: Surveyed | None) -> list[SessionInfo]:
-        """All of them, behind an answer to a survey and those that complete it."""
+        """All of them, after an answer to a survey and those that complete it."""
         while not session.roster.note(surveyed, time.monotonic()):
             surveyed = session.connection.call(session.roster.survey())
         return session.roster.sessions(time.monotonic())

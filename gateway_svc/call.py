@@ -23,7 +23,7 @@ class Sink(Protocol):
         ...
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
-        """How many tokens the prompt with this index has; before its first row."""
+        """Take the number of tokens of the prompt with this index; before its first row."""
         ...
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:

@@ -93,7 +93,7 @@ class Delivery:
                 self._break(served.call)
 
     def learn(self, served: Served, num_prompt_tokens: int) -> None:
-        """How many tokens a request's prompt has, for clients that are told with every chunk."""
+        """Take the number of tokens of a request's prompt, for clients that are told with every chunk."""
         served.num_prompt_tokens = num_prompt_tokens
         served.call.sink.learn(served.prompt, num_prompt_tokens)
 

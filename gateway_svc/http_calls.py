@@ -27,7 +27,7 @@ _SEND = "penstock.send"  # in a request's scope
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How a call is streamed."""
+    """The form of a streamed reply."""
 
     have: Sequence[SequenceState]  # what the client has of each choice
     max_backlog_bytes: int
@@ -128,7 +128,7 @@ def _told(scope: Scope, send: Send) -> Send:
 
 
 def form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
-    """How a new call is answered."""
+    """The form of a new call's reply."""
     first = requests[0]
     return ReplyForm(
         request_ids=tuple(each.header.request_id for each in requests),
@@ -146,7 +146,7 @@ def form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
 
 
 def nothing(form: ReplyForm) -> list[SequenceState]:
-    """What a new client has of each choice."""
+    """The state of each choice at a new client: nothing."""
     return [SequenceState() for _ in range(form.num_choices)]
 
 

@@ -81,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_head_too_large(self._limits))
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn says of what is no HTTP, or of what a callback here did not take."""
+        """Answer as uvicorn does to what is no HTTP, or of what a callback here did not take."""
         self._refuse(self._refusal or HttpError(400, f"{msg} Send HTTP/1.1."))
 
     def on_message_begin(self) -> None:
@@ -131,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise httptools.HttpParserError
 
     def _wait_for_head(self) -> None:
-        """Whatever comes does not begin the time anew: only a head that is complete ends it."""
+        """Take bytes; they do not begin the time anew: only a head that is complete ends it."""
         if self._timer is None:
             self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_late)
 
@@ -180,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write_eof()
 
     def _can_tell(self) -> bool:
-        """Whether nothing else is being answered, or has been already."""
+        """Return whether nothing else is being answered, or has been already."""
         cycle: Any = self.cycle  # None before the first request, whatever its type says
         if cycle is None:
             return True

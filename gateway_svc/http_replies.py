@@ -63,7 +63,7 @@ def json_response(fields: dict[str, Any], status: int = 200) -> Response:
 
 
 def state_response(fields: dict[str, Any], *, is_good: bool) -> Response:
-    """What a probe is told: 200, or 503 and when to ask again."""
+    """The answer to a probe: 200, or 503 and when to ask again."""
     response = json_response(fields, 200 if is_good else 503)
     if not is_good:
         response.headers["retry-after"] = str(math.ceil(RETRY_AFTER_S))

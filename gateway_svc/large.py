@@ -1,4 +1,4 @@
-"""What is large is read and written in a thread, so that the loop has its turns meanwhile."""
+"""Large bodies are read and written in a thread, so that the loop has its turns meanwhile."""
 
 import asyncio
 from collections.abc import Callable

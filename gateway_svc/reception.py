@@ -160,7 +160,7 @@ class Reception:
         return Recollection(form, min(states, key=list(RequestState).index), rows)
 
     async def has_ended(self, request_id: bytes, tenant: str) -> bool:
-        """Whether the call of a request is over, and its result still kept.
+        """Return whether the call of a request is over, and its result still kept.
 
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer.

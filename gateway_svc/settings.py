@@ -137,7 +137,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def http_limits(self) -> HttpLimits:
-        """What a connection may cost."""
+        """The bounds of a connection."""
         return HttpLimits(
             max_header_bytes=self.max_header_bytes,
             max_headers=self.max_headers,

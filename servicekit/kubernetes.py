@@ -1,4 +1,4 @@
-"""What Kubernetes puts into every container's environment for each Service of the namespace.
+"""The variables that Kubernetes puts into every container's environment for each Service of the namespace.
 
 A Service called `penstock`, or `penstock-…`, makes variables that begin as the settings' do: `PENSTOCK_PORT=tcp://…`,
 `PENSTOCK_SERVICE_HOST`, `PENSTOCK_PORT_8000_TCP_ADDR` and so on. They are nobody's settings.

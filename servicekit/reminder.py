@@ -13,7 +13,7 @@ class Reminder:
         self._told_s = float("-inf")
 
     def is_due(self, now_s: float | None = None) -> bool:
-        """Whether it is to be said now; the next time is a period later.
+        """Return whether it is to be said now; the next time is a period later.
 
         Args:
             now_s: a clock that never goes back, in seconds; None: `time.monotonic`.

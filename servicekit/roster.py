@@ -1,4 +1,4 @@
-"""Who is in a pool, kept up to date by what surveys say has changed."""
+"""The members of a pool, kept up to date by surveys, which tell what has changed."""
 
 from dataclasses import replace
 

@@ -159,7 +159,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
 
 def control_refusal() -> PenstockError:
-    """What is said to who has no control token, or a wrong one."""
+    """The error of a caller without the control token, or with a wrong one."""
     return PenstockError(
         ErrorCode.UNAUTHENTICATED,
         f"this is for who has the service's control token: send it as the metadata {CONTROL_TOKEN_HEADER}",

@@ -131,7 +131,7 @@ class ServiceSettings:
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """What servers show, and ask of their clients; None: no TLS.
+        """The certificate of servers, and what they ask of their clients; None: no TLS.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): one of the files is not named.
@@ -144,7 +144,7 @@ class ServiceSettings:
 
     @property
     def control_token(self) -> TokenFile | None:
-        """What control services ask for; None: nothing.
+        """The token that control services ask for; None: none.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): it cannot be used.
@@ -153,7 +153,7 @@ class ServiceSettings:
 
     @property
     def metrics_token(self) -> TokenFile | None:
-        """What `/metrics` asks for; None: nothing.
+        """The token that `/metrics` asks for; None: none.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): it cannot be used.

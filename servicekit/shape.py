@@ -1,4 +1,4 @@
-"""What all services of a pool must agree on: who differs in it would leave requests where nobody looks for them."""
+"""The settings that all services of a pool must agree on: one that differs would leave requests where nobody looks."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -25,7 +25,7 @@ class _Loaded:
 
 
 class TlsIdentity:
-    """What servers of this process show, and ask of their clients. May be used by several threads.
+    """The certificate of this process's servers, and what they ask of their clients. May be used by several threads.
 
     The files are looked at when somebody connects, at most once a second. What they hold counts for connections that
     begin from then on; files that cannot be used change nothing, which is logged.

@@ -28,7 +28,7 @@ class TokenFile:
         self._read()
 
     def admits(self, given: str | None) -> bool:
-        """Whether somebody who gives this, or nothing, has the token."""
+        """Return whether somebody who gives this, or nothing, has the token."""
         try:
             self._read()
         except PenstockError as error:

@@ -234,7 +234,7 @@ class TokenizerService:
         return self._jobs(session, list(read.values()))
 
     def _note(self, session: Session, surveyed: Surveyed | None) -> None:
-        """What a survey has told; the rest of it at the next turn."""
+        """Take over what a survey has told; the rest of it at the next turn."""
         now_s = time.monotonic()
         if session.roster.note(surveyed, now_s):
             self._leftover_names = _leftovers(session.roster.sessions(now_s), session.sid)

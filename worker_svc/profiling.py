@@ -50,7 +50,7 @@ class RunnerMaker:
 
     @property
     def used_sizes(self) -> StepSizes:
-        """What the options say, or else what suits."""
+        """The sizes that the options say, or else those that suit."""
         return StepSizes(self.max_num_batched_tokens, self.max_num_seqs)
 
     def make(

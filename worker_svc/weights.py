@@ -47,7 +47,7 @@ def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) ->
 
 
 def has_own_head(directory: Path) -> bool:
-    """Whether a head is stored that is not the embedding: then it is used, whatever the configuration says.
+    """Return whether a head is stored that is not the embedding: then it is used, whatever the configuration says.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault): a file is missing or corrupt.

@@ -158,7 +158,7 @@ def parse_chat(body: bytes) -> Ask:
 
 
 def refused_field(ask: Ask) -> PenstockError | None:
-    """What is said of a call with fields that nobody knows, where such are refused; None: it has none."""
+    """The error of a call with fields that nobody knows, where such are refused; None: it has none."""
     if not ask.ignored_fields:
         return None
     known = CHAT_FIELDS if ask.form is Form.CHAT else COMPLETION_FIELDS
@@ -272,7 +272,7 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
 
 
 def _template_kwargs(raw: _ChatBody) -> dict[str, Any] | None:
-    """What the chat template is given: `chat_template_kwargs`, and what stands beside it as vLLM has it."""
+    """The variables of the chat template: `chat_template_kwargs`, and what stands beside it as vLLM has it."""
     check_depth("chat_template_kwargs", raw.chat_template_kwargs)
     kwargs = dict(raw.chat_template_kwargs or {})
     for name in _TEMPLATE_FIELDS:

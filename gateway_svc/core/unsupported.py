@@ -231,7 +231,7 @@ def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection
 
 
 def unknown_field(form: str, name: str, known: Collection[str]) -> PenstockError:
-    """What is said of a field that nobody knows where such are refused, with the name that it is nearest to."""
+    """The error of a field that nobody knows where such are refused, with the name that it is nearest to."""
     names = {*known, *HARMLESS, *NEUTRAL, *MISPLACED[""], *MISPLACED[form]}
     nearest = difflib.get_close_matches(name[:64], sorted(names), 1)
     question = f": did you mean {nearest[0]!r}?" if nearest else ""

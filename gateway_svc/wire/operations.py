@@ -27,7 +27,7 @@ def decode_worker(info: bytes) -> tuple[str, int]:
 
 
 def takes_priorities(sessions: Iterable[SessionInfo]) -> bool | None:
-    """Whether a living scheduler serves by priority; None: none has said so far what it does."""
+    """Return whether a living scheduler serves by priority; None: none has said so far what it does."""
     told = []
     for session in sessions:
         if session.kind is SessionKind.SCHEDULER and session.alive:

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _is_path(model: str) -> bool:
-    """Whether it cannot be a hub id: those are `name` or `owner/name`, and name no file here."""
+    """Return whether it cannot be a hub id: those are `name` or `owner/name`, and name no file here."""
     return model.startswith((".", "~", "/")) or model.count("/") > 1 or model.endswith("/") or Path(model).is_file()
 
 

@@ -22,7 +22,7 @@ PROCESS = "process"  # the label that says whose a figure is
 
 
 class PipelineCollector(Collector):
-    """What each process tells at its own endpoint, with its name as a label."""
+    """The metrics of each process's own endpoint, with its name as a label."""
 
     def __init__(self, children: Sequence[Child], tls: TlsFiles | None, token_file: Path | None) -> None:
         self._children = children

@@ -33,7 +33,7 @@ class _InFlight:
 
 @dataclass(slots=True)
 class _Durations:
-    """How long steps take: the least of the last few, so that no prediction is late for long."""
+    """Durations of steps: the least of the last few, so that no prediction is late for long."""
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=4))
     per_token_ns: deque[float] = field(default_factory=lambda: deque(maxlen=8))
@@ -58,7 +58,7 @@ class _Durations:
 
 
 class _Lead:
-    """How long before the predicted end of the steps before it a plan is made."""
+    """Time between the making of a plan and the predicted end of the steps before it."""
 
     def __init__(self) -> None:
         self._needed_ns = deque[int](maxlen=_NUM_STEPS)

@@ -30,7 +30,7 @@ _REMEDIES = {
 
 
 def differs(part: str, agreed: str, told: str) -> PenstockError:
-    """What is said to a process whose shape is not its pool's."""
+    """The error of a process whose shape is not its pool's."""
     remedy = _REMEDIES.get(part, "start all services of a pool alike")
     message = f"the pool's {part} is {agreed}, this process's {told}: {remedy}, or this one another --pool"
     return PenstockError(ErrorCode.INTERNAL, message)

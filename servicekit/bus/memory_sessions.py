@@ -173,7 +173,7 @@ class MemorySessions:
         self._shape = shape if differing else self._shape | shape
 
     def _is_deserted(self) -> bool:
-        """Whether nobody is there any more, and no request that somebody could go on with."""
+        """Return whether nobody is there any more, and no request that somebody could go on with."""
         now_ms = self._now_ms()
         return not self._has_waiting() and not any(
             (session.state is not _SessionState.LEFT and session.until_ms > now_ms) or self._num_owned(sid)

@@ -36,7 +36,7 @@ class FileCredentials:
 
 
 def load_provider(name: str) -> "CredentialProvider":
-    """What `MODULE:NAME` makes: a class or function that is called without arguments and gives a redis-py provider.
+    """The redis-py provider that `MODULE:NAME`, a class or function, gives when it is called without arguments.
 
     Raises:
         PenstockError: it cannot be imported or called (the operator's to mend).

@@ -30,7 +30,7 @@ class AddressFinder:
         return self._candidates[0]
 
     def give_up(self) -> None:
-        """What was found cannot be reached: another node of the cluster knows who holds the pool, too."""
+        """Forget a server that cannot be reached: another node of the cluster knows who holds the pool, too."""
         self._candidates.rotate(-1)
 
     def find_moved(self, key: bytes) -> RedisAddress:
@@ -108,7 +108,7 @@ class SentinelFinder(AddressFinder):
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What a bus URL says; each connection has a finder of its own."""
+    """The finder of a bus URL; each connection has one of its own."""
 
     server: RedisAddress
     sentinels: Sentinels | None = None
@@ -155,7 +155,7 @@ def _host(text: str) -> Any:
 
 
 def _redis_py_options(address: RedisAddress) -> dict[str, Any]:
-    """How redis-py is told to log in as `address` does."""
+    """The arguments by which redis-py logs in as `address` does."""
     options: dict[str, Any] = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
     if address.credentials is not None:
         options["credential_provider"] = address.credentials

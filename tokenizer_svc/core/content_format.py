@@ -1,4 +1,4 @@
-"""Whether a chat template walks the parts of a message's content, found in its syntax tree, or wants one text.
+"""The form of a message's content that a chat template wants, parts or one text, found in its syntax tree.
 
 Templates of models with media walk parts (`for part in message.content`), most others join the content to strings.
 """
@@ -12,7 +12,7 @@ _JOINING = frozenset({"map", "join", "length", "count"})  # filters that see the
 
 
 def walks_parts(tree: nodes.Template) -> bool:
-    """Whether a template goes through the members of a message's content, or reads a part of it by its index."""
+    """Return whether a template goes through the members of a message's content, or reads a part of it by its index."""
     return _Walk(tree).found
 
 
@@ -49,7 +49,7 @@ class _Walk:
             self._content.add(name)
 
     def _bind_arguments(self, call: nodes.Call) -> None:
-        """What a macro is called with is what its parameters stand for."""
+        """Bind the parameters of a macro to what it is called with."""
         if not isinstance(call.node, nodes.Name) or (macro := self._macros.get(call.node.name)) is None:
             return
         for parameter, value in zip(macro.args, call.args, strict=False):
@@ -110,7 +110,7 @@ class _Walk:
 
 
 def _name(node: nodes.Node | None) -> str | None:
-    """What a variable, or an attribute of a namespace, is called."""
+    """The name of a variable, or of an attribute of a namespace."""
     match node:
         case nodes.Name(name=name):
             return str(name)
@@ -121,7 +121,7 @@ def _name(node: nodes.Node | None) -> str | None:
 
 
 def _source(node: nodes.Node | None) -> nodes.Node | None:
-    """What is gone through, without filters and slices that keep its members."""
+    """The expression that is gone through, without filters and slices that keep its members."""
     while True:
         match node:
             case nodes.Filter(name=name, node=inner) if name in _KEEPING or name in _JOINING or name in _MEMBERS:
@@ -133,7 +133,7 @@ def _source(node: nodes.Node | None) -> nodes.Node | None:
 
 
 def _sees_members(node: nodes.Filter) -> bool:
-    """Whether a filter reads attributes of members, as it makes sense for parts and not for characters."""
+    """Return whether a filter reads attributes of members, as it makes sense for parts and not for characters."""
     return node.name in {"selectattr", "rejectattr"} or (
         node.name == "map" and any(keyword.key == "attribute" for keyword in node.kwargs)
     )

@@ -80,7 +80,7 @@ def _content(token: Any) -> str | None:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, Any]:
-    """What templates may write: the usual tokens, and a model's own, such as `image_token`."""
+    """The tokens that templates may write: the usual tokens, and a model's own, such as `image_token`."""
     own = tokenizer_config.get("extra_special_tokens")
     named = {name: token for name, token in tokenizer_config.items() if name.endswith("_token")}
     tokens: dict[str, Any] = {}

@@ -1,11 +1,11 @@
-"""How many tokens a step may compute and how many sequences run at once, where nobody says."""
+"""Tokens of a step and sequences at once, where nobody says."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What a worker is made for."""
+    """The sizes that a worker is made for."""
 
     max_num_batched_tokens: int
     max_num_seqs: int

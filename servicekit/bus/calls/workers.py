@@ -74,14 +74,14 @@ class RegisteredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """What has changed of sessions and workers.
+    """The changes of sessions and workers.
 
     Statuses are those of the last change, a session's first status among them; `num_owned` is not told.
     """
 
-    generation: int  # to ask behind next time
+    generation: int  # to ask after next time
     is_whole: bool  # begins from nothing: whatever is not in it is not there
-    is_last: bool  # nothing has changed behind `generation`; otherwise there is more to ask for
+    is_last: bool  # nothing has changed after `generation`; otherwise there is more to ask for
     sessions: list[SessionInfo]
     gone_sessions: list[bytes]
     workers: list[RegisteredWorker]
@@ -90,7 +90,7 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class Survey(Call[Surveyed | None]):
-    """What has changed behind a generation; 0: everything. None: nothing, which costs the server next to nothing.
+    """Asks for the changes after a generation; 0: everything. None: nothing, which costs the server next to nothing.
 
     A lease that runs out is a change. Sessions that are dead for a minute and own nothing are forgotten here.
     """
