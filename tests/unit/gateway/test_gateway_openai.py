@@ -175,6 +175,23 @@ def test_a_chat_choice_that_ended_without_text_is_not_opened_again(gateway: Runn
     assert b'"role"' in sse.chunk(1, first, CHAIN_START)
 
 
+@pytest.mark.parametrize("form", [Form.CHAT, Form.COMPLETION])
+def test_a_choice_is_heard_of_with_its_first_token_though_that_has_no_text(form: Form) -> None:
+    sse = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [SequenceState()])
+    first, second, third = (
+        sse.chunk(0, TextRow(b"r" * 16, 0, token, 0, CHAIN_START, (7,), text), CHAIN_START)
+        for token, text in enumerate(("", "", "é"))
+    )
+    assert first.count(b"data: ") == 1
+    assert b'"content":""' in first or b'"text":""' in first
+    assert second == b""
+    assert third.count(b"data: ") == 1
+    assert b"\xc3\xa9" in third
+    # Who comes back after the first token has heard of it.
+    again = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [SequenceState(num_tokens=1)])
+    assert again.chunk(0, TextRow(b"r" * 16, 0, 1, 0, CHAIN_START, (7,), ""), CHAIN_START) == b""
+
+
 def test_several_prompts_with_several_samples_are_indexed(gateway: RunningGateway, client: openai.OpenAI) -> None:
     def script(request: Incoming) -> None:
         for sequence in (1, 0):
