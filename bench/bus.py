@@ -199,7 +199,7 @@ def report_housekeeping(url: str, num_sessions: int) -> bool:
 
 
 def measure(url: str, options: argparse.Namespace) -> None:
-    """What was asked for."""
+    """The options of the command line."""
     if not options.sessions:
         report(url, options.round_trips)
     elif not report_housekeeping(url, options.sessions):

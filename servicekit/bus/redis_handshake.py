@@ -45,7 +45,7 @@ class BusMoved(BusUnavailable):
 
 
 def first_commands(address: RedisAddress, library: Library, key: bytes) -> list[Command]:
-    """What a new connection says first. The last reply lists the library; it is empty if the server lacks it.
+    """The first commands of a new connection. The last reply lists the library; it is empty if the server lacks it.
 
     `key` is one of the pool's: a cluster's node that does not hold it says so.
 
@@ -69,7 +69,7 @@ def check_replies(address: RedisAddress, replies: Iterable[Reply]) -> None:
 
 
 def bus_error(address: RedisAddress, error: Exception) -> Exception:
-    """What an error reply means to a caller of the bus: to wait, unless waiting can never help."""
+    """The meaning of an error reply to a caller of the bus: to wait, unless waiting can never help."""
     text = str(error)
     code = text.partition(" ")[0]
     if code == "EVICTS":

@@ -98,7 +98,7 @@ def test_steps_with_prompts_are_predicted_by_their_tokens() -> None:
     for number in range(600):
         num_tokens = 0 if number % 3 else 1000
         waits_ns.append(device.plan(6 * MS + num_tokens * 20_000, num_tokens))
-    # A plan after a step of 26 ms waits for it as little as one behind a step of 6.
+    # A plan after a step of 26 ms waits for it as little as one after a step of 6.
     assert max(waits_ns[300:]) <= 2 * MS
     assert device.idle_ns == 0
 

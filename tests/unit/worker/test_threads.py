@@ -1,4 +1,4 @@
-"""How many threads a step on a CPU has."""
+"""The number of threads of a step on a CPU."""
 
 import os
 from collections.abc import Iterator
