@@ -1,0 +1,278 @@
+"""The chart's Valkey servers and Sentinels as local processes: its own scripts, with addresses of the loopback."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import CHART
+from redis import Redis
+from redis.exceptions import RedisError
+
+from servicekit.bus.embedded import find_server
+
+LIMIT_S = 120.0
+NAME = "penstock"
+PASSWORDS = {"admin": "admin-of-tests", "services": "services-of-tests", "scaler": "scaler-of-tests"}
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    probes = [socket.socket() for _ in range(number)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server may listen there: one that was killed may still be on its way out."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Until something is so.
+
+    Raises:
+        AssertionError: it is not, after a time that a busy machine keeps.
+    """
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        try:
+            if holds():
+                return
+        except (RedisError, OSError):
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"not within {LIMIT_S:.0f} s: {what}")
+
+
+class Pod:
+    """One pod of the chart: its script, and what it would have mounted."""
+
+    def __init__(self, kind: str, port: int, folder: Path, environment: dict[str, str]) -> None:
+        self.kind, self.port, self.address = kind, port, f"127.0.0.1:{port}"
+        self._folder = folder
+        self._environment = environment | {
+            "SELF": self.address,
+            "DATA_DIR": str(folder / "data"),
+            "RUN_DIR": str(folder / "run"),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """As a kubelet starts the container of a new pod: /run is empty, /data is what it was."""
+        wait_until(lambda: is_free(self.port), f"port {self.port} is free")
+        shutil.rmtree(self._folder / "run", ignore_errors=True)
+        for name in ("run", "data"):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["sh", str(CHART / "files" / f"{self.kind}.sh"), "start"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process of the pod, as when its node goes."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
+    def kill(self) -> None:
+        """Ends it at once; nothing if it has ended."""
+        if self._process is not None:
+            try:
+                self.signal(signal.SIGKILL)
+            except ProcessLookupError:
+                self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Ends it in order, as a kubelet does."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(LIMIT_S)
+        self.kill()
+
+    def empty(self) -> None:
+        """Its disk is lost."""
+        shutil.rmtree(self._folder / "data")
+
+    def run(self, command: str) -> int:
+        """The exit status of a probe."""
+        script = str(CHART / "files" / f"{self.kind}.sh")
+        return subprocess.run(["sh", script, command], env=self._environment, check=False, timeout=LIMIT_S).returncode
+
+    def log(self) -> str:
+        """Its output so far."""
+        return (self._folder / "log").read_text(errors="replace")
+
+    def client(self, user: str = "admin") -> "Redis":
+        """A connection; Sentinels ask for no password."""
+        options: dict[str, Any] = {} if self.kind == "sentinel" else {"password": PASSWORDS[user]}
+        if options and user != "admin":
+            options["username"] = {"services": "penstock", "scaler": "scaler"}[user]
+        if folder := self._environment.get("TLS_DIR"):
+            options |= {"ssl": True, "ssl_ca_certs": f"{folder}/ca.crt"}
+            options |= {"ssl_certfile": f"{folder}/tls.crt", "ssl_keyfile": f"{folder}/tls.key"}
+        return Redis(
+            host="127.0.0.1",
+            port=self.port,
+            socket_timeout=5,
+            socket_connect_timeout=5,
+            decode_responses=True,
+            **options,
+        )
+
+    def info(self) -> dict[str, object]:
+        """Its INFO replication; empty if it does not answer."""
+        try:
+            with self.client() as client:
+                found: dict[str, object] = client.info("replication")
+                return found
+        except (RedisError, OSError):
+            return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates as in a Secret: tls.crt, tls.key and ca.crt of a folder."""
+
+    folder: Path
+    clients_show_theirs: bool
+
+
+class Valkeys:
+    """A primary, its replicas and three Sentinels, as the chart has them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        servers: int = 2,
+        patience_s: int = 120,
+        program: Path | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            folder: for everything that they write.
+            servers: the primary and its replicas.
+            patience_s: as `valkey.sentinel.patienceSeconds`.
+            program: the server; None: that which comes with Penstock.
+            tls: certificates of all of them; None: no TLS.
+        """
+        cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
+        if cli is None:
+            pytest.skip("no valkey-cli or redis-cli on PATH, which the chart's scripts ask servers with")
+        ports = free_ports(servers + 3)
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        passwords = folder / "passwords"
+        passwords.mkdir(parents=True)
+        for name, password in PASSWORDS.items():
+            (passwords / name).write_text(password)
+        settings = folder / "settings"
+        settings.write_text("repl-backlog-size 16mb\n")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "VALKEY_SERVER": str(program or find_server()),
+            "VALKEY_CLI": cli,
+            "PEERS": " ".join(addresses[:servers]),
+            "SERVERS": " ".join(addresses[:servers]),
+            "SENTINELS": " ".join(addresses[servers:]),
+            "PRIMARY_NAME": NAME,
+            "QUORUM": "2",
+            "DOWN_AFTER_MS": "2000",
+            "FAILOVER_TIMEOUT_MS": "5000",
+            "PATIENCE_S": str(patience_s),
+            "POOL": NAME,
+            "PASSWORD_DIR": str(passwords),
+            "SETTINGS_FILE": str(settings),
+            "RIGHTS_FILE": str(CHART / "files" / "rights"),
+        }
+        scheme, parameters = "sentinel", ""
+        if tls is not None:
+            environment |= {"TLS_DIR": str(tls.folder), "TLS_AUTH_CLIENTS": "yes" if tls.clients_show_theirs else "no"}
+            scheme, parameters = "sentinels", f"?ssl_ca_certs={tls.folder}/ca.crt"
+            if tls.clients_show_theirs:
+                parameters += f"&ssl_certfile={tls.folder}/tls.crt&ssl_keyfile={tls.folder}/tls.key"
+        self.servers = [Pod("valkey", port, folder / f"valkey-{port}", environment) for port in ports[:servers]]
+        self.sentinels = [Pod("sentinel", port, folder / f"sentinel-{port}", environment) for port in ports[servers:]]
+        user = f"penstock:{PASSWORDS['services']}@"
+        self.url = f"{scheme}://{user}{','.join(each.address for each in self.sentinels)}/{NAME}{parameters}"
+
+    def start(self) -> None:
+        for each in (*self.servers, *self.sentinels):
+            each.start()
+
+    def __enter__(self) -> "Valkeys":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (*self.servers, *self.sentinels):
+            each.kill()
+
+    def primary(self) -> Pod | None:
+        """The one server that is a primary and that all Sentinels name; None: there is none, or they disagree."""
+        primaries = [each for each in self.servers if each.info().get("role") == "master"]
+        named = set()
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                named.add(client.sentinel_get_master_addr_by_name(NAME))
+        return primaries[0] if len(primaries) == 1 and named == {("127.0.0.1", primaries[0].port)} else None
+
+    def is_whole(self) -> bool:
+        """Return whether there is a primary, and every other server has a complete copy."""
+        primary = self.primary()
+        if primary is None:
+            return False
+        replicas = [each for each in self.servers if each is not primary]
+        return all(
+            each.info().get("master_link_status") == "up" and each.info().get("slave_priority") == 100
+            for each in replicas
+        )
+
+    def knows_replicas(self) -> bool:
+        """Return whether all Sentinels could promote a replica."""
+        for sentinel in self.sentinels:
+            with sentinel.client() as client:
+                replicas = client.sentinel_slaves(NAME)
+            states = [(each["flags"], each["slave-priority"]) for each in replicas]
+            if states != [("slave", 100)] * (len(self.servers) - 1):
+                return False
+        return True
+
+    def wait_whole(self) -> Pod:
+        """The primary, once everything is as it should be."""
+        try:
+            wait_until(self.is_whole, "one primary with complete copies")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.describe()}") from error
+        primary = self.primary()
+        assert primary is not None
+        return primary
+
+    def describe(self) -> str:
+        return "; ".join(f"{each.address}: {each.log()[-600:]}" for each in (*self.servers, *self.sentinels))

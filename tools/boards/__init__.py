@@ -1,0 +1,1 @@
+"""The boards for Grafana, as data: a module each, made of panels and PromQL."""
