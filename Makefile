@@ -16,7 +16,7 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.12 python3.11 python3.13 
 	$(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(python))))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format types proto proto-check bench clean
+.PHONY: help run test lint format types proto proto-check docs docs-check bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +45,16 @@ proto: $(VENV)/.dev
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tools/generate_proto.py --check
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m tools.generate_metrics
+	$(BIN)/python -m tools.helm_values
+	$(BIN)/python -m tools.boards
+
+docs-check: $(VENV)/.dev
+	$(BIN)/python -m tools.generate_metrics --check
+	$(BIN)/python -m tools.helm_values --check
+	$(BIN)/python -m tools.boards --check
 
 bench: $(VENV)/.run
 	$(BIN)/penstock bench $(ARGS)

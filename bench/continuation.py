@@ -5,7 +5,7 @@ is promised is that no delivered token changes, and that each further one is a t
 chosen. So clients generate greedily while workers are killed with kill -9, each while another is up. Then every stream
 is asked for again from its start, which must bring the tokens that its client got, and transformers says in fp32, to
 the whole sequence at once, by how much each token misses the likeliest. The exit status is 1 if a stream was lost or
-changed, or a token behind a death is further off than `--max-gap`.
+changed, or a token after a death is further off than `--max-gap`.
 
     penstock bench continuation --device cuda --workers 3 --kills 4
     penstock bench continuation --device cpu --workers 2 --kills 2 --clients 4 --tokens 100
@@ -33,12 +33,12 @@ from bench.rig.chaos.pipeline import ServedPipeline
 from bench.rig.machine import describe_machine
 from bench.rig.prose import prose
 from bench.rig.teacher import F32, gaps
+from contract.domain.errors import PenstockError
+from contract.domain.params import SamplingParams
+from contract.v1 import inference_pb2, inference_pb2_grpc
 from penstock.client import Accepted, AsyncClient
 from penstock.client.wire import CHANNEL_OPTIONS
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import SamplingParams
 from penstock.launcher.layout import BUNDLED_MODEL
-from penstock.v1 import inference_pb2, inference_pb2_grpc
 
 # What rounding to bf16 does to these models where nothing dies; see tests/parity/test_gpu_parity.py.
 MAX_GAP = 0.75

@@ -19,15 +19,16 @@ from tokenizers import Tokenizer
 
 from bench.rig.machine import describe_machine
 from bench.rig.prose import prose, train_tokenizer
+from contract.domain import chain
+from contract.domain.finish import FinishReason
+from contract.domain.plan import Logprobs
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
+from contract.v1 import common_pb2, requests_pb2
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
 from detokenizer_svc.shard import Shard
 from detokenizer_svc.tokenizer_file import load_tokenizer
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason
-from penstock.domain.plan import Logprobs
-from penstock.domain.rows import TokenRows
-from penstock.v1 import common_pb2, requests_pb2
 from scheduler_svc.wire import encode_rows
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Entry
@@ -93,6 +94,7 @@ def log(case: Case, ids: Ids) -> list[Entry]:
             cached_tokens=zeros,
             logprobs=Logprobs(
                 np.full(num_sequences, -1.0, np.float32),
+                np.ones(num_sequences, np.uint32),
                 np.full(num_sequences, NUM_TOP, np.uint32),
                 top,
                 np.full(len(top), -1.0, np.float32),
@@ -100,7 +102,7 @@ def log(case: Case, ids: Ids) -> list[Entry]:
             if case.has_logprobs
             else None,
         )
-        entries.append(Entry(b"0-1", {k.PAYLOAD: encode_rows(rows, SESSION, SESSION, step + 1, 0)}))
+        entries.append(Entry(b"0-1", {k.PAYLOAD: encode_rows(rows, SESSION, Computed("worker-0", SESSION, step + 1))}))
         chains = chain.extend_columns(chains, ids[step])
     return entries
 

@@ -18,7 +18,7 @@ from bench.rig import crowd
 from bench.rig.arrivals import Load, Visit
 from bench.rig.chaos.pipeline import ServedPipeline
 from bench.rig.machine import describe_machine
-from penstock.domain.api_keys import hash_api_key
+from contract.domain.api_keys import hash_api_key
 
 MAX_RATIO = 2.0
 LEAD_S = 5.0  # A comes so long before B, so that its queue is full
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="device time of a step")
     parser.add_argument("--slots", type=int, default=8, help="sequences that run at once")
     parser.add_argument("--tokens", type=int, default=50, help="of each reply")
-    parser.add_argument("--policy", default="fair", help="of the scheduler: to compare with")
+    parser.add_argument("--scheduling-policy", default="fair", help="of the scheduler: to compare with")
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="penstock-fairness-") as folder:
@@ -44,9 +44,9 @@ def main() -> int:
         flags = [
             *(f"--step-ms={options.step_ms:g}", f"--max-num-seqs={options.slots}", "--num-blocks=4096"),
             *(
-                f"--policy={options.policy}",
+                f"--scheduling-policy={options.scheduling_policy}",
                 f"--api-keys-file={keys}",
-                "--max-waiting-per-tenant=200",
+                "--max-waiting-requests-per-tenant=200",
                 "--log-level=warning",
             ),
         ]
@@ -76,7 +76,10 @@ def _report(
     capacity: float,
     options: argparse.Namespace,
 ) -> int:
-    print(f"\npolicy {options.policy}, {options.slots} slots, steps of {options.step_ms:g} ms: {capacity:.1f} a second")
+    print(
+        f"\npolicy {options.scheduling_policy}, {options.slots} slots, "
+        f"steps of {options.step_ms:g} ms: {capacity:.1f} a second"
+    )
     print("             A sent  let in   B sent  let in   first token of B p50   p95 (ms)")
     p95s = []
     for name, (of_a, of_b) in (("no flood", usual), ("flood", flood)):

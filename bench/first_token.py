@@ -31,11 +31,11 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=12.0, help="device time of a step")
     parser.add_argument("--streams", type=int, default=12, help="sequences that decode all the while")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--window", type=int, default=2, help="plans in flight at most")
+    parser.add_argument("--plans-in-flight", type=int, default=2, help="plans in flight at most")
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     step_s, lasts_s = options.step_ms / 1e3, WARM_S + options.seconds
-    with Services(step_s, options.streams + 64, MAX_MODEL_LEN, options.window) as services:
+    with Services(step_s, options.streams + 64, MAX_MODEL_LEN, options.plans_in_flight) as services:
         services.start(*SERVICES)
         services.wait_ready()
         port, num_steps = services.http_port, math.ceil((lasts_s + WARM_S) / step_s)

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from bench.rig.machine import describe_machine
-from penstock.domain import chain
-from penstock.v1 import common_pb2, results_pb2, text_pb2
+from contract.domain import chain
+from contract.v1 import common_pb2, results_pb2, text_pb2
 from servicekit.bus import Connection, open_bus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Call, Fetch, Hello, ReadGroup, RegisterWorker, SessionKind

@@ -33,12 +33,14 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="device time of a step")
     parser.add_argument("--slots", type=int, default=8, help="sequences that run at once")
     parser.add_argument("--tokens", type=int, default=50, help="of each reply")
-    parser.add_argument("--max-waiting", type=int, default=0, help="bound on the queue; 0: as many as there are slots")
+    parser.add_argument(
+        "--max-waiting-requests", type=int, default=0, help="bound on the queue; 0: as many as there are slots"
+    )
     parser.add_argument("--log", type=Path, help="keeps what the services write, in this file")
     options = parser.parse_args()
-    bound = options.max_waiting or options.slots
+    bound = options.max_waiting_requests or options.slots
     flags = [
-        *(f"--step-ms={options.step_ms:g}", f"--max-num-seqs={options.slots}", f"--max-waiting={bound}"),
+        *(f"--step-ms={options.step_ms:g}", f"--max-num-seqs={options.slots}", f"--max-waiting-requests={bound}"),
         *("--num-blocks=4096", "--log-level=warning"),
     ]
     print(describe_machine(), flush=True)

@@ -20,9 +20,9 @@ import numpy as np
 
 from bench.rig.machine import describe_machine
 from bench.rig.qwen3 import SIZES, write_qwen3
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from penstock import LLM
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
 from worker_svc.core.interface import PendingStep, Runner
 
 PROMPT, WARM, TIMED = 128, 8, 64  # tokens

@@ -1,6 +1,6 @@
 """CPU time of a scheduler for one step in which all sequences decode: `schedule`, `apply`, and the wire.
 
-    python bench/scheduler.py [--running 256] [--waiting 0 10000] [--steps 2000] [--window 2]
+    python bench/scheduler.py [--running 256] [--waiting 0 10000] [--steps 2000] [--plans-in-flight 2]
 
 Prints microseconds of the thread's CPU time a step: median and 99th percentile over all steps, in which every 16th
 token of a sequence needs a new block and fills an old one. The wire is: encode the plan, decode the result, encode the
@@ -14,9 +14,10 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domain.params import Stopping
-from penstock.domain.plan import StepPlan, StepResult
-from penstock.v1 import results_pb2
+from contract.domain.params import Stopping
+from contract.domain.plan import StepPlan, StepResult
+from contract.domain.timeline import Computed
+from contract.v1 import results_pb2
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
@@ -44,7 +45,7 @@ def answer(plan: StepPlan, generator: np.random.Generator) -> StepResult:
 
 def measure(num_running: int, num_waiting: int, num_steps: int, window: int) -> npt.NDArray[np.int64]:
     generator = np.random.default_rng(0)
-    config = SchedulerConfig(window=window, max_num_batched_tokens=1 << 20, max_waiting=1 << 20)
+    config = SchedulerConfig(plans_in_flight=window, max_num_batched_tokens=1 << 20, max_waiting_seqs=1 << 20)
     scheduler = Scheduler(config)
     for number in range(num_running + num_waiting):
         scheduler.add(request(number, generator), 0)
@@ -75,7 +76,7 @@ def measure(num_running: int, num_waiting: int, num_steps: int, window: int) -> 
         decoded = time.thread_time_ns()
         rows = scheduler.apply("w", received.result, 0)
         applied = time.thread_time_ns()
-        encode_rows(rows, SESSION, INCARNATION, plan.step, 0)
+        encode_rows(rows, SESSION, Computed("w", INCARNATION, plan.step))
         end = time.thread_time_ns()
         wire_ns = plan_encoded - planned + decoded - begun + end - applied
         spent.append((planned - start, applied - decoded, wire_ns))
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[32, 256, 1024])
     parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10_000])
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--window", type=int, default=2)
+    parser.add_argument("--plans-in-flight", type=int, default=2)
     options = parser.parse_args()
     print("                |        schedule |           apply |            wire |             all")
     print(
@@ -95,7 +96,7 @@ def main() -> None:
     )
     for num_running in options.running:
         for num_waiting in options.waiting:
-            spent = measure(num_running, num_waiting, options.steps, options.window)
+            spent = measure(num_running, num_waiting, options.steps, options.plans_in_flight)
             columns = [np.percentile(values, (50, 99)) / 1e3 for values in (*spent.T, spent.sum(axis=1))]
             figures = " | ".join(f"{median:7.0f} {tail:7.0f}" for median, tail in columns)
             print(f"{num_running:7d} {num_waiting:7d} | {figures}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.rig.machine import describe_machine
 from bench.rig.prose import prose, write_checkpoint
-from penstock.v1 import common_pb2, requests_pb2
+from contract.v1 import common_pb2, requests_pb2
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.core.vocabulary import load_vocabulary
@@ -63,7 +63,7 @@ def main() -> None:
         for body in bodies:
             request = wire.decode_request(wire.decode_header(header), wire.decode_body(body))
             prompt = prompts.tokenize(request)
-            wire.encode_tokenized(prompt, prompts.vocabulary.context_length)
+            wire.encode_tokenized(prompt)
             num_tokens += len(prompt.token_ids)
         return num_tokens
 

@@ -17,7 +17,12 @@ def main(argv: Sequence[str]) -> int:
     """Runs one detokenizer until it is told to end; the exit status."""
     settings = load(DetokenizerSettings, argv, os.environ)
     tokenizer = load_tokenizer(settings.model, settings.revision)
-    service = DetokenizerService(settings, open_bus(settings.bus_url, settings.pool), tokenizer)
+    collector = None
+    if settings.otlp_traces_endpoint:
+        from detokenizer_svc.otlp import Collector  # noqa: PLC0415  (the packages of an extra)
+
+        collector = Collector(settings.otlp_traces_endpoint)
+    service = DetokenizerService(settings, open_bus(settings.bus_url, settings.pool), tokenizer, collector)
     return lifecycle.serve(service, settings, [rpc_service(service.followers)], service.collectors())
 
 

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Callable
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.rows import TextRow
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.rows import TextRow
 
 Item = TextRow | PenstockError | None  # a row; why it ends early; None: the request has ended
 

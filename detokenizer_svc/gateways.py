@@ -38,7 +38,7 @@ class Gateways:
         }
 
     def is_gone(self, route: bytes) -> bool:
-        """Whether text for a gateway would be a stream without a reader, kept for ever."""
+        """Return whether text for a gateway would be a stream without a reader, kept for ever."""
         return route in self._gone
 
     def orphans(self, requests: Iterable[tuple[bytes, bytes]], now_s: float) -> list[tuple[bytes, bytes]]:

@@ -52,7 +52,7 @@ def candidates(held: Collection[int], num_shards: int, sid: bytes) -> list[int]:
 
 
 def has_successor(sessions: Iterable[SessionInfo], sid: bytes) -> bool:
-    """Whether another detokenizer is there that stays."""
+    """Return whether another detokenizer is there that stays."""
     return any(
         each.alive and each.kind is SessionKind.DETOKENIZER and each.sid != sid and not is_draining(each.status)
         for each in sessions

@@ -2,18 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
 
+from contract.domain.request import format_request_id
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Effects, Retirement
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.shard import Shard
-from penstock.domain.request import format_request_id
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Call, Cancel, Entry, Retire
 from servicekit.bus.dead_letters import dead_letter
@@ -25,16 +25,33 @@ MANY_ENDS = 16  # requests that one call retires: none may keep the server busy 
 _logger = structlog.stdlib.get_logger(__name__)
 
 
-class Outbox:
+class TextOutbox:
     """Effects as calls to the bus, in their order; all of them may be sent again."""
 
-    def __init__(self, names: Keys, gateways: Gateways, result_ttl_s: float, stats: ServiceStats) -> None:
+    def __init__(
+        self,
+        names: Keys,
+        gateways: Gateways,
+        result_ttl_s: float,
+        stats: ServiceStats,
+        trace_of: Callable[[Retirement], bytes] | None = None,
+    ) -> None:
+        """Begins empty.
+
+        Args:
+            names: the pool's.
+            gateways: which of them are there.
+            result_ttl_s: for how long results are kept.
+            stats: where is counted.
+            trace_of: what a collector of traces is told of a request, empty: nothing; None: there is no collector.
+        """
         self.calls: list[Call[Any]] = []
         self._ended: deque[tuple[Shard, Retirement]] = deque()  # their last text was put here, their results wait
         self._keys = names
         self._gateways = gateways
         self._result_ttl_ms = int(result_ttl_s * 1000)
         self._stats = stats
+        self._trace_of = trace_of
 
     def put_text(self, sid: bytes, route: bytes, rows: TextRows) -> None:
         """Rows for the gateway session `route`, unless nobody is there who would read them."""
@@ -86,8 +103,13 @@ class Outbox:
                 finish=[sequence.end.reason.name for sequence in each.result.sequences],
                 num_tokens=each.result.usage.num_output_tokens,
             )
+        for each in several:
+            each.result.timeline.retired_ns = time.time_ns()
         (request_id, result), *others = ((each.request_id, wire.encode_finished(each.result)) for each in several)
-        return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, tuple(others))
+        usages = (each.result.usage for each in several)
+        tokens = tuple(usage.num_prompt_tokens + usage.num_output_tokens for usage in usages)
+        traces = tuple(map(self._trace_of, several)) if self._trace_of else ()
+        return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, tuple(others), tokens, traces)
 
     def put_results(self, effects: Effects) -> None:
         """Gateways that came for text when it had gone to another call find it in the result."""

@@ -13,19 +13,21 @@ import structlog
 from prometheus_client.registry import Collector
 from tokenizers import Tokenizer
 
-from detokenizer_svc import leases
-from detokenizer_svc.core.detokenizer import Detokenizer
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import CancelReason
+from detokenizer_svc import leases, wire
+from detokenizer_svc.core.detokenizer import Detokenizer, Retirement
 from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.sequence import Offset
+from detokenizer_svc.core.spans import is_sampled
 from detokenizer_svc.followers import Follower, Followers
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
-from detokenizer_svc.outbox import MANY_ENDS, Outbox
+from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import CancelReason
+from detokenizer_svc.tracing import SpanCollector, TraceExporter
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.ahead import Ahead
 from servicekit.bus.calls import (
@@ -43,6 +45,7 @@ from servicekit.bus.calls import (
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.pool_stats import Hold, PoolCollector, PoolStats
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address
@@ -53,6 +56,7 @@ READ_COUNT = 64  # entries of each stream in one read
 FEW_ENDS = 4  # whose text need not be on its way before their results are made
 READ_BLOCK_MS = 200
 FULL_PAUSE_S = 0.1
+LAST_EXPORT_S = 2.0  # for the traces of what ended last
 
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -62,11 +66,23 @@ class DetokenizerService:
 
     kind = SessionKind.DETOKENIZER
 
-    def __init__(self, settings: DetokenizerSettings, bus: Bus, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, settings: DetokenizerSettings, bus: Bus, tokenizer: Tokenizer, collector: SpanCollector | None = None
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            settings: what it was told.
+            bus: the pool.
+            tokenizer: of the model.
+            collector: is told of requests that have ended; None: nobody is.
+        """
         self._settings = settings
         self._bus = bus
         self._core = Detokenizer(tokenizer)  # has no requests; every shard has a sibling of it
         self._shards: dict[int, Shard] = {}
+        # Asked for or given back by a call whose answer has not come: may be leased, and are not served.
+        self._unsure: set[int] = set()
         self._limits = LogLimits(settings.compact_entries, settings.compact_bytes)
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
@@ -77,7 +93,10 @@ class DetokenizerService:
         self.followers = Followers()
         self._hop = Hop("tokens")
         self._stats = ServiceStats(self._core.stats)
-        self._outbox = Outbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats)
+        self._pool_stats = PoolStats()
+        self._collector = collector
+        trace_of = None if collector is None else self._trace_of
+        self._outbox = TextOutbox(bus.keys, self._gateways, settings.result_ttl_s, self._stats, trace_of)
         self._ahead = Ahead()
         self._shape = pool_shape(settings.num_shards, vocabulary=tokenizer.get_vocab(with_added_tokens=True))
         self._started_ns = time.time_ns()
@@ -93,7 +112,7 @@ class DetokenizerService:
         return self._settings.name
 
     def is_ready(self) -> bool:
-        """Whether it takes new work."""
+        """Return whether it takes new work."""
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
@@ -127,7 +146,12 @@ class DetokenizerService:
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [DetokenizerCollector(self.stats), HopCollector([self._hop]), self._recoveries]
+        return [
+            DetokenizerCollector(self.stats),
+            HopCollector([self._hop]),
+            PoolCollector(lambda: [Hold(self._bus.keys.pool, self._pool_stats, self._bus.call_times)]),
+            self._recoveries,
+        ]
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
@@ -139,7 +163,11 @@ class DetokenizerService:
             ttl_ms=self._ttl_ms,
             stop=stop.now,
             shape=self._shape,
+            stats=self._pool_stats,
         )
+        exporter = None
+        if self._collector is not None:
+            exporter = TraceExporter(self._bus, self.name, self._collector, self._stats.tracing)
         try:
             session.connect(stop.draining)
             while not self._is_drained(stop):
@@ -151,6 +179,13 @@ class DetokenizerService:
             for shard in list(self._shards.values()):
                 self._forget(shard)
             session.leave()
+            if exporter is not None:
+                exporter.stop(LAST_EXPORT_S)
+
+    def _trace_of(self, retirement: Retirement) -> bytes:
+        trace = retirement.trace
+        is_told = is_sampled(trace.header, self._settings.otlp_traces_sample_ratio)
+        return wire.encode_trace(trace) if is_told else b""
 
     def _is_drained(self, stop: Stop) -> bool:
         if not stop.draining.is_set():
@@ -189,6 +224,7 @@ class DetokenizerService:
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
             self._outbox.clear()
+            self._unsure.clear()
             self._gateways.forget()
             for shard in list(self._shards.values()):
                 self._forget(shard)
@@ -283,15 +319,19 @@ class DetokenizerService:
             LeaseShard(session.sid, number, held=True, num_read=self._shards[number].extent.num_entries)
             for number in held
         ]
+        # A lease that lives and is not served would keep all others from the shard.
+        calls += [ReleaseShard(session.sid, number) for number in sorted(self._unsure)]
         calls.append(session.roster.survey())
         answers = session.connection.execute(calls)
         if renewal and not answers[len(self._outbox.calls)]:
             self._recover(session)
             return
         self._outbox.calls = []
+        self._unsure.clear()
         for number, has_lease in zip(held, answers[num_before:], strict=False):
             if not has_lease:
                 _logger.warning("lost a shard", shard=number)
+                self._stats.num_lost_shards += 1
                 self._forget(self._shards[number])
         sessions = self._sessions(session, answers[-1])
         self._note_gateways(sessions)
@@ -339,18 +379,22 @@ class DetokenizerService:
         for number in numbers:
             _logger.info("gave back a shard", shard=number)
             self._forget(self._shards[number])
+            self._unsure.add(number)
             session.connection.call(ReleaseShard(session.sid, number))
+            self._unsure.discard(number)
 
     def _take_shards(self, session: Session, share: int) -> None:
         heard_s, has_taken = self._deaths.last_heard_s(), False
         for number in leases.candidates(self._shards, self._settings.num_shards, session.sid):
             if len(self._shards) >= share:
                 break
+            self._unsure.add(number)
             if session.connection.call(LeaseShard(session.sid, number)):
                 self._rebuild(session, number)
                 has_taken = True
                 if heard_s is not None:
                     self._recoveries.observe("shard", time.monotonic() - heard_s)
+            self._unsure.discard(number)
         if has_taken:
             self._deaths.settle()
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from contract.domain.errors import PenstockError
+from contract.domain.request import parse_request_id
+from contract.v1 import detokenizer_pb2, detokenizer_pb2_grpc, inference_pb2
 from detokenizer_svc import wire
 from detokenizer_svc.followers import Follower, Followers, Item
-from penstock.domain.errors import PenstockError
-from penstock.domain.request import parse_request_id
-from penstock.v1 import detokenizer_pb2, detokenizer_pb2_grpc, inference_pb2
 from servicekit.rpc import RpcService
 
 

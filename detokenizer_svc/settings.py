@@ -25,6 +25,17 @@ class DetokenizerSettings(ServiceSettings):
         default=8 << 20,
         metadata={"help": "bytes of a shard's log that live requests may need before it is compacted"},
     )
+    otlp_traces_endpoint: str = field(
+        default="",
+        metadata={
+            "help": "http://host:port or https://host:port of a collector that takes OpenTelemetry's traces over gRPC; "
+            "empty: requests are not traced. Variables of OpenTelemetry (OTEL_EXPORTER_OTLP_HEADERS …) hold"
+        },
+    )
+    otlp_traces_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = field(
+        default=1.0,
+        metadata={"help": "part of the requests that is traced, of those whose callers' traceparent does not say it"},
+    )
     orphan_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = field(
         default=10.0,
         metadata={"help": "seconds after which the requests of a gateway that is gone are cancelled"},

@@ -1,15 +1,15 @@
 """One shard of the log: how far it is read, which requests are open in it, and what is to be done about its entries."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from contract.domain.errors import ErrorCode, PoisonMessageError
+from contract.domain.finish import RequestError
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, Effects
 from detokenizer_svc.core.extent import Compaction, LogExtent
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import NewRow, text_rows
-from penstock.domain.errors import ErrorCode, PoisonMessageError
-from penstock.domain.finish import RequestError
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Checkpoint, Compact, Entry
 from servicekit.bus.keys import Keys
@@ -41,6 +41,8 @@ class Shard:
         self.extent = LogExtent()
         # A client may come back through another gateway before the opening of its request is read.
         self._early: dict[bytes, tuple[bytes, list[Offset]]] = {}
+        # Live when an entry came that says of nobody that it is theirs: one of them that turns out to lack rows ends.
+        self._doubtful: set[bytes] = set()
 
     def take(self, entry: Entry, routes: Mapping[bytes, bytes | None] | None = None) -> Taken:
         """Reads the next entry of the log.
@@ -53,11 +55,7 @@ class Shard:
         self.log_position = entry.entry_id
         self.extent.read(entry.entry_id, sum(len(name) + len(value) for name, value in entry.fields.items()))
         if (payload := entry.fields.get(k.PAYLOAD)) is not None:
-            try:
-                sent_ns, rows = wire.decode_tokens(payload)
-            except PoisonMessageError as error:
-                return self._poisoned(error)
-            return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=routes is None)), sent_ns)
+            return self._take_rows(payload, gives_texts=routes is None)
         request_id = entry.fields.get(k.REQUEST, b"")
         if len(request_id) != 16:
             return Taken(Effects(), poison="an entry of the log that is neither rows nor an opening")
@@ -70,7 +68,7 @@ class Shard:
             self.detokenizer.forget(request_id)
             return Taken(Effects())
         self.extent.open(request_id)
-        return self._open(request_id, entry.fields, route)
+        return self._open(request_id, entry.fields, route, _opened_ns(entry.entry_id))
 
     def restore(self, checkpoint: Checkpoint) -> Taken:
         """Reads a checkpoint, before anything of the log; texts are not given out."""
@@ -81,10 +79,12 @@ class Shard:
         if opened.poison:
             return opened
         try:
-            _, rows = wire.decode_tokens(checkpoint.rows)
+            computed, rows = wire.decode_tokens(checkpoint.rows)
         except PoisonMessageError as error:
             return self._poisoned(PoisonMessageError(f"a checkpoint: {error}", [request_id]))
-        return Taken(self._drop_ended(self.detokenizer.push(rows, gives_texts=False)))
+        if rows.timeline is not None:
+            self.detokenizer.recall(request_id, rows.timeline)
+        return Taken(self._drop_ended(self.detokenizer.push(rows, computed, gives_texts=False)))
 
     def compact(self, compaction: Compaction, sid: bytes, sent_ns: int) -> list[Compact]:
         """The calls of a compaction, the last of which drops what they all have made superfluous."""
@@ -116,12 +116,24 @@ class Shard:
                 del self._early[next(iter(self._early))]
         return Taken(self.detokenizer.attach(request_id, route, offsets))
 
-    def _open(self, request_id: bytes, opening: Mapping[bytes, bytes], route: bytes) -> Taken:
+    def _take_rows(self, payload: bytes, *, gives_texts: bool) -> Taken:
+        try:
+            computed, rows = wire.decode_tokens(payload)
+        except PoisonMessageError as error:
+            return self._poisoned(error)
+        if not len(rows):
+            return self._poisoned(PoisonMessageError("a TokenBatch that names no request"))
+        effects = self._drop_ended(self.detokenizer.push(rows, computed, gives_texts=gives_texts))
+        if self._doubtful and (lacking := self._doubtful.intersection(effects.gaps)):
+            effects.add(self._failed(sorted(lacking)))
+        return Taken(effects, computed.sent_ns)
+
+    def _open(self, request_id: bytes, opening: Mapping[bytes, bytes], route: bytes, opened_ns: int = 0) -> Taken:
         offsets: list[Offset] = []
         if request_id in self._early:
             route, offsets = self._early.pop(request_id)
         try:
-            self.detokenizer.open(wire.decode_opening(opening), route)
+            self.detokenizer.open(wire.decode_opening(opening, opened_ns), route)
         except PoisonMessageError as error:
             self.detokenizer.open(wire.unreadable_request(request_id), route)
             return self._poisoned(error)
@@ -130,14 +142,21 @@ class Shard:
     def _poisoned(self, error: PoisonMessageError) -> Taken:
         """The requests that an unreadable entry concerns cannot be continued: their log has a hole.
 
-        Who they are may be unreadable as well; then it may be any that is live. A successor decides the same.
+        Every batch of a scheduler says whose it is, apart from its rows. An entry that does not was written by somebody
+        else, and nobody need end by it. Should it have held rows after all, then the next rows of these requests show
+        a gap. A successor decides the same.
         """
-        concerned = list(self.detokenizer.live_requests()) if error.request_ids is None else error.request_ids
+        if error.request_ids is None:
+            self._doubtful.update(self.detokenizer.live_requests())
+            return Taken(Effects(), poison=str(error))
+        return Taken(self._failed(error.request_ids), poison=str(error))
+
+    def _failed(self, request_ids: Iterable[bytes]) -> Effects:
         value = RequestError(
             ErrorCode.INTERNAL, "a part of what was generated cannot be read; see the detokenizer's log"
         )
         effects = Effects()
-        for request_id in dict.fromkeys(concerned):
+        for request_id in dict.fromkeys(request_ids):
             failed = self.detokenizer.fail(request_id, value)
             effects.cancels += failed.cancels
             effects.retirements += failed.retirements
@@ -146,9 +165,15 @@ class Shard:
         for each in effects.retirements:
             whole.setdefault(each.route, []).extend(each.result.new_rows())
         effects.texts = {route: text_rows(rows) for route, rows in whole.items()}
-        return Taken(self._drop_ended(effects), poison=str(error))
+        return self._drop_ended(effects)
 
     def _drop_ended(self, effects: Effects) -> Effects:
         for retirement in effects.retirements:
             self.extent.close(retirement.request_id)
+            self._doubtful.discard(retirement.request_id)
         return effects
+
+
+def _opened_ns(entry_id: bytes) -> int:
+    """When an entry was written, Unix time by the server's clock, which it tells in milliseconds."""
+    return int(entry_id.split(b"-")[0]) * 1_000_000

@@ -5,25 +5,29 @@ from collections.abc import Mapping
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from contract.domain.errors import PoisonMessageError
+from contract.domain.finish import FinishReason, Usage
+from contract.domain.params import MAX_N
+from contract.domain.request import Header
+from contract.domain.rows import TextRow, TokenRows
+from contract.domain.timeline import Computed
+from contract.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
+from contract.wire import tokens
+from contract.wire.deltas import encode_delta, encode_usage
+from contract.wire.requests import decode_header, decode_text_options, encode_header, num_samples
+from contract.wire.timeline import decode_timeline, encode_timeline
 from detokenizer_svc.core.logprobs import LogprobLog
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Offset
+from detokenizer_svc.core.spans import Asked, Trace
 from detokenizer_svc.core.textrows import SequenceEnd, TextRows
-from penstock.domain.errors import PoisonMessageError
-from penstock.domain.params import MAX_N
-from penstock.domain.request import Header
-from penstock.domain.rows import TextRow, TokenRows
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
-from penstock.wire import tokens
-from penstock.wire.deltas import encode_delta, encode_usage
-from penstock.wire.requests import decode_header, decode_text_options, encode_header, num_samples
 from servicekit.bus import keys as k
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def decode_opening(fields: Mapping[bytes, bytes]) -> OpenRequest:
-    """A request as its log opens it.
+def decode_opening(fields: Mapping[bytes, bytes], opened_ns: int = 0) -> OpenRequest:
+    """A request as its log opens it, at this Unix time.
 
     Raises:
         PoisonMessageError: its header, body or tokens cannot be read.
@@ -51,6 +55,21 @@ def decode_opening(fields: Mapping[bytes, bytes]) -> OpenRequest:
         stop_token_ids=tuple(stop_token_ids),
         eos_token_ids=() if body.stopping.ignore_eos else tuple(eos),
         wants_logprobs=body.sampling.HasField("num_logprobs"),
+        asked=_asked(body),
+        tokenizing_ns=meta.tokenizing_unix_ns,
+        tokenized_ns=meta.tokenized_unix_ns,
+        opened_ns=opened_ns,
+    )
+
+
+def _asked(body: requests_pb2.GenerateRequest) -> Asked:
+    sampling, stopping = body.sampling, body.stopping
+    return Asked(
+        model=body.model,
+        is_chat=body.HasField("messages"),
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        max_tokens=stopping.max_tokens if stopping.HasField("max_tokens") else None,
     )
 
 
@@ -59,8 +78,8 @@ def unreadable_request(request_id: bytes) -> OpenRequest:
     return OpenRequest(Header(request_id, "", 0, 0, 0, "", 0), n=1, num_prompt_tokens=0)
 
 
-def decode_tokens(payload: bytes) -> tuple[int, TokenRows]:
-    """When a TokenBatch was sent (Unix nanoseconds), and its rows.
+def decode_tokens(payload: bytes) -> tuple[Computed, TokenRows]:
+    """Where and when a TokenBatch was made, and its rows.
 
     Raises:
         PoisonMessageError: not a TokenBatch, or its columns do not fit together.
@@ -70,7 +89,7 @@ def decode_tokens(payload: bytes) -> tuple[int, TokenRows]:
 
 def encode_checkpoint(rows: TokenRows, session: bytes, sent_ns: int) -> bytes:
     """A penstock.v1.TokenBatch that was computed by nobody: what a log had of one request."""
-    return tokens.encode_rows(rows, session, b"", 0, sent_ns)
+    return tokens.encode_rows(rows, session, Computed(sent_ns=sent_ns))
 
 
 def decode_offsets(payload: bytes) -> list[Offset]:
@@ -103,6 +122,7 @@ def encode_text(rows: TextRows, session: bytes, sent_ns: int) -> bytes:
         counts=rows.counts.tobytes(),
         token_ids=rows.token_ids.tobytes(),
         texts=rows.texts,
+        model_digest=rows.model_digest,
     )
     if rows.logprobs is not None:
         batch.logprobs.CopyFrom(_logprob_columns(rows.logprobs))
@@ -120,6 +140,8 @@ def encode_finished(request: FinishedRequest) -> bytes:
     message = text_pb2.FinishedRequest(
         header=encode_header(request.header),
         usage=encode_usage(request.usage),
+        model_digest=request.model_digest,
+        timeline=encode_timeline(request.timeline),
     )
     for sequence in request.sequences:
         message.sequences.add(
@@ -150,6 +172,57 @@ def _logprob_columns(log: LogprobLog) -> common_pb2.LogprobColumns:
     columns.token_bytes = b"".join(token_bytes)
     columns.text_offsets = log.text_offsets().tobytes()
     return columns
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """A penstock.v1.TraceRecord."""
+    asked = trace.asked
+    result = text_pb2.FinishedRequest(
+        header=encode_header(trace.header), usage=encode_usage(trace.usage), timeline=encode_timeline(trace.timeline)
+    )
+    for reason in trace.reasons:
+        # Of an error that several samples have, one is told.
+        error = trace.error if reason is FinishReason.ERROR else None
+        result.sequences.add(end=_end(SequenceEnd(reason, error=error)))
+    return text_pb2.TraceRecord(
+        result=result,
+        model=asked.model,
+        chat=asked.is_chat,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        max_tokens=asked.max_tokens,
+    ).SerializeToString()
+
+
+def decode_trace(payload: bytes) -> Trace:
+    """The inverse of `encode_trace`.
+
+    Raises:
+        PoisonMessageError: not a TraceRecord.
+    """
+    try:
+        record = text_pb2.TraceRecord.FromString(payload)
+        result = record.result
+        errors = [tokens.decode_error(each.end.error) for each in result.sequences if each.end.HasField("error")]
+        return Trace(
+            decode_header(result.header),
+            Asked(
+                record.model,
+                record.chat,
+                record.temperature if record.HasField("temperature") else None,
+                record.top_p if record.HasField("top_p") else None,
+                record.max_tokens if record.HasField("max_tokens") else None,
+            ),
+            Usage(result.usage.prompt_tokens, result.usage.output_tokens, result.usage.cached_tokens),
+            decode_timeline(result.timeline),
+            tuple(FinishReason(each.end.reason) for each in result.sequences),
+            errors[0] if errors else None,
+        )
+    except (DecodeError, ValueError) as error:
+        raise PoisonMessageError(f"not a TraceRecord: {error}") from error
 
 
 # --- what gRPC clients see --------------------------------------------------------------------------------------------

@@ -4,11 +4,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from contract.v1 import inference_pb2_grpc
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
-from penstock.v1 import inference_pb2_grpc
 from servicekit import lifecycle
-from servicekit.bus import open_bus
 from servicekit.rpc import RpcService
 from servicekit.settings import load
 
@@ -16,7 +15,7 @@ from servicekit.settings import load
 def main(argv: Sequence[str]) -> int:
     """Runs one gateway until it is told to end; the exit status."""
     settings = load(GatewaySettings, argv, os.environ)
-    service = GatewayService(settings, open_bus(settings.bus_url, settings.pool))
+    service = GatewayService(settings)
     inference = RpcService(
         "penstock.v1.Inference",
         inference_pb2_grpc.add_InferenceServicer_to_server,

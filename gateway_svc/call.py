@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from contract.domain.errors import PenstockError
+from contract.domain.finish import Usage
+from contract.domain.histogram import Exemplar
+from contract.domain.rows import TextRow
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.streams import ClientStream, SequenceState
-from penstock.domain.errors import PenstockError
-from penstock.domain.finish import Usage
-from penstock.domain.rows import TextRow
+from gateway_svc.core.streams import ClientStream, DeliveredSequence
 from servicekit.bus.calls import Submit
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
@@ -19,11 +20,15 @@ class Sink(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether a row can be taken; if not, `Delivery.refill` is called when it can."""
+        """Return whether a row can be taken; if not, `Delivery.refill` is called when it can."""
         ...
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
         """Take the number of tokens of the prompt with this index; before its first row."""
+        ...
+
+    def learn_model(self, prompt: int, model_digest: bytes) -> None:
+        """Take the digest of the model that answers the prompt with this index; before its first row."""
         ...
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
@@ -39,12 +44,15 @@ class Sink(Protocol):
         ...
 
 
-class Nobody:
+class NoClient:
     """The sink of a call whose client is gone and may come back."""
 
     has_room = True
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
+        """Nobody is told."""
+
+    def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nobody is told."""
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
@@ -61,27 +69,40 @@ class Served:
     """One request of a call."""
 
     __slots__ = (
-        *("call", "is_behind", "is_taken", "last_s", "next_attach_s", "probe_s", "prompt", "request_id", "route"),
-        *("num_prompt_tokens", "stream", "submission", "usage"),
+        *(
+            "call",
+            "exemplar",
+            "is_behind",
+            "is_taken",
+            "last_s",
+            "next_attach_s",
+            "probe_s",
+            "prompt",
+            "request_id",
+            "route",
+        ),
+        *("model_digest", "num_prompt_tokens", "stream", "submission", "usage"),
     )
 
-    def __init__(self, call: "Call", prompt: int, stream: ClientStream, route: bytes) -> None:
+    def __init__(self, call: "ClientCall", prompt: int, stream: ClientStream, route: bytes) -> None:
         self.call = call
         self.prompt = prompt
         self.request_id = call.form.request_ids[prompt]
+        self.exemplar = Exemplar(self.request_id)  # of latencies: whose they are
         self.stream = stream
         self.route = route  # the gateway session that has it: ours, or the one that we were
         self.is_taken = True  # it is ours by submitting or attaching; if not yet, whoever has it must give it
         self.submission: Submit | None = None  # how it was submitted; None: by another gateway, or not yet
         self.usage = Usage()  # once it has ended
         self.num_prompt_tokens = 0  # once it is known
+        self.model_digest = b""  # of the model that answers it, once it is known
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0
         self.probe_s = PROBE_S
 
 
-class Call:
+class ClientCall:
     """What one client asked for: one request, or one for each of its prompts."""
 
     __slots__ = (
@@ -108,9 +129,9 @@ class Call:
         *,
         route: bytes,
         now_s: float,
-        have: Sequence[SequenceState] | None = None,
+        have: Sequence[DeliveredSequence] | None = None,
     ) -> None:
-        """A call that begins, or goes on behind what its client has of each choice."""
+        """A call that begins, or goes on after what its client has of each choice."""
         self.form = form
         self.tenant = tenant
         self.sink = sink

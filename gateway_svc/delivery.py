@@ -1,23 +1,23 @@
 """Requests being served: submitted once, their text handed to clients exactly once, cancelled when nobody listens."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
 
+from contract.domain.errors import ErrorCode, Fault, PenstockError, PoisonMessageError
+from contract.domain.finish import CancelReason, FinishReason, Usage
+from contract.domain.request import format_request_id
+from contract.domain.rows import TextRow
 from gateway_svc import wire
-from gateway_svc.call import PROBE_S, Call, Nobody, Served
+from gateway_svc.call import PROBE_S, ClientCall, NoClient, Served
+from gateway_svc.core.admission import Crowd
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import ClientStream, Refusal, error_of
 from gateway_svc.link import Link
-from gateway_svc.outbox import RETRY_S, Outbox
+from gateway_svc.outbox import RETRY_S, RequestOutbox
 from gateway_svc.witness import Witness
-from penstock.domain.errors import ErrorCode, Fault, PenstockError, PoisonMessageError
-from penstock.domain.finish import CancelReason, FinishReason, Usage
-from penstock.domain.request import format_request_id
-from penstock.domain.rows import TextRow
 from servicekit.bus.calls import Attachment, Bounds
 from servicekit.logs import is_debugging
 
@@ -27,10 +27,17 @@ _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Delivery:
-    """All calls of a gateway. Lives in one event loop."""
+    """All calls of a gateway in one pool. Lives in one event loop."""
 
     def __init__(
-        self, link: Link, bounds: Bounds, *, resume_grace_s: float, outage_patience_s: float, stats: GatewayStats
+        self,
+        link: Link,
+        bounds: Bounds,
+        *,
+        resume_grace_s: float,
+        outage_patience_s: float,
+        stats: GatewayStats,
+        crowd: Crowd,
     ) -> None:
         """Serves nobody yet.
 
@@ -40,15 +47,16 @@ class Delivery:
             resume_grace_s: for so long a resumable call waits for its client to come back.
             outage_patience_s: for so long a submit waits for a server that is away.
             stats: where is counted.
+            crowd: for whom the gateway serves, which this adds to.
         """
         self._stats = stats
         self._resume_grace_s = resume_grace_s
-        self._detached: set[Call] = set()
+        self._detached: set[ClientCall] = set()
         self._served: dict[bytes, Served] = {}
-        self._tenants: Counter[str] = Counter()  # how many of them are whose; a tenant without any is not there
+        self._crowd = crowd
         self._witness = Witness()
-        self.outbox = Outbox(link, bounds, self._attached, self._witness, outage_patience_s)
-        link.testimony = lambda: self._witness.testimony(self._served.values(), link.sid)
+        self.outbox = RequestOutbox(link, bounds, self._attached, self._witness, outage_patience_s)
+        link.restart_calls = lambda: self._witness.restart_calls(self._served.values(), link.sid)
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -62,14 +70,10 @@ class Delivery:
                 served.submission = served.submission or before.submission
                 self._let_go(before.call)
             if not self._is_served(served):
-                self._tenants[served.call.tenant] += 1
+                self._crowd.enter(served.call.tenant)
             self._served[served.request_id] = served
         self._stats.num_streams = len(self._served)
         self._idle.clear()
-
-    def num_tenants_beside(self, tenant: str) -> int:
-        """For how many others requests are being served."""
-        return len(self._tenants) - (tenant in self._tenants)
 
     def find(self, request_id: bytes) -> Served | None:
         """The request, if it is served here."""
@@ -81,11 +85,16 @@ class Delivery:
         for row in rows:
             served = self._served.get(row.request_id)
             if served is None:
-                stats.num_stray_rows += 1
+                stats.num_unknown_rows += 1
                 continue
             try:
                 if row.num_prompt_tokens and not served.num_prompt_tokens:
+                    if not any(each.num_tokens for each in served.stream.sequences):  # else it was counted before
+                        stats.of_tenant(served.call.tenant).num_prompt += row.num_prompt_tokens
                     self.learn(served, row.num_prompt_tokens)
+                if not served.model_digest and row.model_digest:
+                    served.model_digest = row.model_digest
+                    served.call.sink.learn_model(served.prompt, row.model_digest)
                 self._take(served, row, now_s)
             except Exception:
                 # One client's reply must not take the others with it.
@@ -97,7 +106,7 @@ class Delivery:
         served.num_prompt_tokens = num_prompt_tokens
         served.call.sink.learn(served.prompt, num_prompt_tokens)
 
-    def close(self, call: Call, reason: CancelReason) -> None:
+    def close(self, call: ClientCall, reason: CancelReason) -> None:
         """Nobody listens any more: what has not ended is cancelled, at once or when its client had time to return."""
         if call.is_over:
             return
@@ -106,11 +115,11 @@ class Delivery:
         else:
             self._give_up(call, reason)
 
-    def detach(self, call: Call) -> None:
+    def detach(self, call: ClientCall) -> None:
         """A call goes on without its client for as long as the grace lasts."""
         if call.is_over:
             return
-        call.sink = Nobody()
+        call.sink = NoClient()
         if self.draining:
             # When this gateway has left, the detokenizers wait as long as for one that died.
             self.forget(call)
@@ -121,7 +130,7 @@ class Delivery:
         call.grace = loop.call_later(self._resume_grace_s, self._give_up, call, CancelReason.CLIENT)
         self.refill(call)
 
-    def fail(self, call: Call, error: PenstockError, reason: CancelReason | None = None) -> None:
+    def fail(self, call: ClientCall, error: PenstockError, reason: CancelReason | None = None) -> None:
         """Ends a call with an error; with a reason, what goes on in the pipeline is cancelled."""
         if call.is_over:
             return
@@ -131,7 +140,7 @@ class Delivery:
         self.forget(call)
         call.sink.fail(error)
 
-    def refill(self, call: Call) -> None:
+    def refill(self, call: ClientCall) -> None:
         """The sink of a call has room again."""
         for served in call.served:
             if served.is_behind:
@@ -179,28 +188,29 @@ class Delivery:
         if not call.sink.has_room:
             if not served.is_behind:
                 served.is_behind = True
-                stats.num_lagging += 1
+                stats.num_slow_clients += 1
             return
         if served.is_behind:
             return
         taken = served.stream.accept(row)
         if isinstance(taken, Refusal):
             if taken is Refusal.KNOWN:
-                stats.num_known_rows += 1
+                stats.num_duplicate_rows += 1
             elif taken is Refusal.DIVERGED:
                 self._diverge(served)
             else:
-                stats.num_behind_rows += 1
+                stats.num_gap_rows += 1
                 self._want_attach(served, now_s)
             return
         stats.num_rows += 1
         num_tokens = len(taken.token_ids)
         if num_tokens:
             stats.num_tokens += num_tokens
+            stats.of_tenant(call.tenant).num_output += num_tokens
             if served.last_s:
-                stats.inter_token.observe((now_s - served.last_s) / num_tokens)
+                stats.inter_token_latency.observe((now_s - served.last_s) / num_tokens, served.exemplar)
             else:
-                stats.time_to_first_token.observe(now_s - call.accepted_s)
+                stats.time_to_first_token.observe(now_s - call.accepted_s, served.exemplar)
             served.last_s = now_s
             served.probe_s = PROBE_S
         if taken.finish:
@@ -230,14 +240,15 @@ class Delivery:
         call = served.call
         served.usage = usage
         self._stats.outcomes[_outcome_of_stream(served.stream)] += 1
-        self._stats.request.observe(now_s - call.accepted_s)
+        self._stats.e2e_request_latency.observe(now_s - call.accepted_s, served.exemplar)
         self._drop(served)
+        self.outbox.delivered_later(served)
         call.num_open -= 1
         if call.num_open == 0:
             self.forget(call)
             call.sink.end([each.usage for each in call.served])
 
-    def _break(self, call: Call) -> None:
+    def _break(self, call: ClientCall) -> None:
         """Ends a call whose reply could not be written, if need be without a word."""
         error = PenstockError(ErrorCode.INTERNAL, "the gateway failed to write this reply; see its log")
         try:
@@ -288,7 +299,7 @@ class Delivery:
         )
         self.fail(served.call, error)
 
-    def _let_go(self, call: Call) -> None:
+    def _let_go(self, call: ClientCall) -> None:
         """A client follows its requests through another call, which goes on where that client says."""
         if not call.is_over:
             self.forget(call)
@@ -300,22 +311,22 @@ class Delivery:
         served.next_attach_s = asyncio.get_running_loop().time() + ATTACH_ANSWER_S
         self.outbox.attach_later(served)
 
-    def expire(self, call: Call) -> None:
+    def expire(self, call: ClientCall) -> None:
         """The deadline of a call has come."""
         error = PenstockError(ErrorCode.DEADLINE_EXCEEDED, "the request's time is over")
         self.fail(call, error, CancelReason.DEADLINE)
 
-    def _give_up(self, call: Call, reason: CancelReason) -> None:
+    def _give_up(self, call: ClientCall, reason: CancelReason) -> None:
         self._stats.outcomes[Outcome.CANCELLED] += call.num_open
         self._cancel_open(call, reason)
         self.forget(call)
 
-    def _cancel_open(self, call: Call, reason: CancelReason) -> None:
+    def _cancel_open(self, call: ClientCall, reason: CancelReason) -> None:
         for served in call.served:
             if self._is_served(served) and not served.stream.ended:
                 self.outbox.cancel_later(served, reason)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: ClientCall) -> None:
         """The call is over; nothing becomes of its requests here."""
         call.is_over = True
         for timer in (call.deadline, call.grace):
@@ -332,10 +343,7 @@ class Delivery:
     def _drop(self, served: Served) -> None:
         if self._is_served(served):
             del self._served[served.request_id]
-            tenant = served.call.tenant
-            self._tenants[tenant] -= 1
-            if not self._tenants[tenant]:
-                del self._tenants[tenant]
+            self._crowd.leave(served.call.tenant)
             self._witness.end(served)
             if is_debugging():
                 _logger.debug(

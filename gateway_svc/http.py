@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -16,16 +15,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway_svc.call import Call, Sink
-from gateway_svc.core.auth import Door
+from contract import __version__
+from contract.domain import request as domain
+from contract.domain.errors import ErrorCode, PenstockError
+from gateway_svc.call import ClientCall, Sink
+from gateway_svc.call_pacer import CallPacer
+from gateway_svc.core.auth import Authenticator
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
-from gateway_svc.core.models import Catalogue
-from gateway_svc.core.openai import Ask, parse_chat, parse_completion, refused_field
+from gateway_svc.core.openai import Ask, DefaultsOf, parse_chat, parse_completion, refused_field
 from gateway_svc.core.recollection import request_fields
 from gateway_svc.core.stats import GatewayStats, Outcome
-from gateway_svc.core.streams import SequenceState
-from gateway_svc.delivery import Delivery
+from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.http_calls import (
     CallReply,
     Stream,
@@ -52,20 +53,16 @@ from gateway_svc.intake import (
     EVENT_IDS_HEADER,
     RESUMABLE_HEADER,
     TIMEOUT_HEADER,
-    Intake,
     parse_client_id,
     parse_switch,
     parse_timeout,
 )
 from gateway_svc.large import off_loop
-from gateway_svc.reception import Reception
-from gateway_svc.turnstile import Turnstile
-from penstock import __version__
-from penstock.domain import request as domain
-from penstock.domain.errors import ErrorCode, PenstockError
+from gateway_svc.pool import Pool
+from gateway_svc.pools import Pools
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
-from servicekit.metrics import bearer
+from servicekit.metrics import bearer, metrics_page
 from servicekit.tokens import TokenFile
 
 _logger = structlog.stdlib.get_logger(__name__)
@@ -95,7 +92,7 @@ _EXPOSED = (
 )
 
 
-class Vitals(Protocol):
+class GatewayHealth(Protocol):
     """What the service says of itself."""
 
     def trouble(self) -> str:
@@ -103,7 +100,7 @@ class Vitals(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """Whether it takes new requests."""
+        """Return whether it takes new requests."""
         ...
 
 
@@ -111,12 +108,9 @@ class Vitals(Protocol):
 class HttpApi:
     """The handlers."""
 
-    delivery: Delivery
-    reception: Reception
-    intake: Intake
-    auth: Door
-    catalogue: Callable[[], Catalogue]
-    vitals: Vitals
+    pools: Pools
+    auth: Authenticator
+    vitals: GatewayHealth
     stats: GatewayStats
     registry: CollectorRegistry
     max_body_bytes: int
@@ -126,7 +120,7 @@ class HttpApi:
     cors_origins: Sequence[str]
     all_resumable: bool
     metrics_token: TokenFile | None = None
-    turnstile: Turnstile = field(default_factory=Turnstile)
+    pacer: CallPacer = field(default_factory=CallPacer)
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
     def app(self) -> ASGIApp:
@@ -160,12 +154,15 @@ class HttpApi:
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         self.auth.authenticate(request.headers)
-        return json_response({"object": "list", "data": [model_fields(model) for model in self.catalogue().models]})
+        data = [model_fields(model, offer.catalogue.told_defaults) for model, offer in self.pools.routes.models]
+        return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
         self.auth.authenticate(request.headers)
-        return json_response(model_fields(self.catalogue().find(request.path_params["name"])))
+        name = request.path_params["name"]
+        served = self.pools.routes.find(name).catalogue
+        return json_response(model_fields(served.find(name), served.told_defaults))
 
     async def request(self, request: Request) -> Response:
         """GET /v1/requests/{id}: where the request is and, for a while after its end, its reply or error.
@@ -173,10 +170,10 @@ class HttpApi:
         DELETE: it ends soon, and its client gets an error that says so, unless it has ended already.
         """
         caller = self.auth.authenticate(request.headers)
-        request_id = _request_id(request)
+        pool, request_id = self._asked(request)
         if request.method == "DELETE":
-            return await self._cancel(request.path_params["request_id"], request_id, caller.tenant)
-        found = await self.reception.recall(request_id, caller.tenant)
+            return await self._cancel(request.path_params["request_id"], pool, request_id, caller.tenant)
+        found = await pool.reception.recall(request_id, caller.tenant)
         return json_response(request_fields(found.form, _STATES[found.state], found.rows))
 
     async def events(self, request: Request) -> ASGIApp:
@@ -185,19 +182,20 @@ class HttpApi:
             raise HttpError(405, "an event stream cannot be asked for its head alone", headers={"allow": "GET"})
         caller = self.auth.authenticate(request.headers)
         client_id = parse_client_id(request.headers.get(CLIENT_ID_HEADER))
-        form = await self.reception.form_of(_request_id(request), caller.tenant)
+        pool, request_id = self._asked(request)
+        form = await pool.reception.form_of(request_id, caller.tenant)
         last, have = request.headers.get(LAST_EVENT_ID), nothing(form)
         if last is not None:
             have = parse_event_id(last, form.request_ids[0], form.num_choices)
         if is_debugging():
-            request_id = domain.format_request_id(form.request_ids[0])
-            _logger.debug("resumed", request_id=request_id, client_request_id=client_id)
+            first = domain.format_request_id(form.request_ids[0])
+            _logger.debug("resumed", request_id=first, client_request_id=client_id)
 
-        def begin(sink: Sink) -> Awaitable[Call]:
-            return self.reception.resume(form, caller.tenant, sink, have, client_id=client_id)
+        def begin(sink: Sink) -> Awaitable[ClientCall]:
+            return pool.reception.resume(form, caller.tenant, sink, have, client_id=client_id)
 
-        headers = id_headers(form.request_ids[0], client_id)
-        return CallReply(self.delivery, form, begin, self._stream(have, with_ids=True), headers)
+        headers = id_headers(form, client_id)
+        return CallReply(pool.delivery, form, begin, self._stream(have, with_ids=True), headers)
 
     async def health(self, _request: Request) -> Response:
         """GET /health: whether the gateway makes progress, not only whether its process lives."""
@@ -214,24 +212,26 @@ class HttpApi:
         token = self.metrics_token
         if token is not None and not token.admits(bearer(request.headers.get("authorization"))):
             raise PenstockError(ErrorCode.UNAUTHENTICATED, "/metrics asks for its token: `Authorization: Bearer TOKEN`")
-        return Response(await asyncio.to_thread(generate_latest, self.registry), media_type=CONTENT_TYPE_LATEST)
+        page, content_type = await asyncio.to_thread(metrics_page, self.registry, request.headers.get("accept", ""))
+        # As a header, since Starlette would say a second charset.
+        return Response(page, headers={"content-type": content_type})
 
     async def version(self, _request: Request) -> Response:
         """GET /version."""
         return json_response({"version": __version__})
 
-    async def _cancel(self, text: str, request_id: bytes, tenant: str) -> Response:
-        if await self.reception.has_ended(request_id, tenant):
+    async def _cancel(self, text: str, pool: Pool, request_id: bytes, tenant: str) -> Response:
+        if await pool.reception.has_ended(request_id, tenant):
             return json_response({"id": text, "object": "request", "cancelled": False, "state": "ended"})
-        if not await self.reception.cancel(request_id, tenant):
+        if not await pool.reception.cancel(request_id, tenant):
             raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
         return json_response({"id": text, "object": "request", "cancelled": True})
 
-    async def _begin(self, request: Request, parse: Callable[[bytes], Ask]) -> ASGIApp:
+    async def _begin(self, request: Request, parse: Callable[[bytes, DefaultsOf], Ask]) -> ASGIApp:
         try:
             caller = self.auth.authenticate(request.headers)
             check_content_type(request.headers)
-            self.reception.expect()
+            self.pools.expect()
             client_id = parse_client_id(request.headers.get(CLIENT_ID_HEADER))
             timeout_s = parse_timeout(request.headers.get(TIMEOUT_HEADER))
             resumable = parse_switch(RESUMABLE_HEADER, request.headers.get(RESUMABLE_HEADER))
@@ -239,12 +239,13 @@ class HttpApi:
             key = request.headers.get(IDEMPOTENCY_KEY)
             key = None if key is None else check_key(key)
             body = await read_body(request, self.max_body_bytes)
-            await self.turnstile.enter()
-            ask = await off_loop(len(body), parse, body)
+            await self.pacer.enter()
+            ask = await off_loop(len(body), parse, body, self.pools.routes.defaults)
+            pool = self.pools.of_model(ask.model)
             if self.strict_fields and (refusal := refused_field(ask)) is not None:
                 raise refusal
-            self.intake.check_priority(ask.priority)
-            requests = self.intake.requests(
+            pool.intake.check_priority(ask.priority)
+            requests = pool.intake.requests(
                 ask.prompts,
                 ask.params,
                 model=ask.model,
@@ -254,10 +255,11 @@ class HttpApi:
                 timeout_s=timeout_s,
                 idempotency_key=key,
                 cache_salt=ask.cache_salt,
+                unsaid=ask.unsaid,
             )
-            form = form_of(ask, requests)
+            form = form_of(ask, requests, pool.label)
             if key is not None:
-                form = await self.reception.agreed(form, caller.tenant)
+                form = await pool.reception.agreed(form, caller.tenant)
             if resumable or ask.is_resumable or key is not None or self.all_resumable:
                 form = replace(form, is_resumable=True)
         except PenstockError:
@@ -270,22 +272,23 @@ class HttpApi:
                 client_request_id=client_id,
                 num_requests=len(requests),
             )
-        headers = id_headers(requests[0].header.request_id, client_id)
+        headers = id_headers(form, client_id)
         if ask.ignored_fields:
             headers.append(ignored_fields_header(ask.ignored_fields))
             self.ignored_fields.note(ask.ignored_fields)
 
-        def begin(sink: Sink) -> Awaitable[Call]:
-            return self.reception.open(requests, form, sink, is_idempotent=key is not None, client_id=client_id)
+        def begin(sink: Sink) -> Awaitable[ClientCall]:
+            return pool.reception.open(
+                requests, form, sink, is_idempotent=key is not None, client_id=client_id, limits=caller.limits
+            )
 
         stream = None
         if ask.stream:
             stream = self._stream(nothing(form), with_ids=with_ids or form.is_resumable)
-        return CallReply(self.delivery, form, begin, stream, headers)
+        return CallReply(pool.delivery, form, begin, stream, headers)
 
-    def _stream(self, have: Sequence[SequenceState], *, with_ids: bool) -> Stream:
+    def _stream(self, have: Sequence[DeliveredSequence], *, with_ids: bool) -> Stream:
         return Stream(have, self.max_backlog_bytes, self.sse_keep_alive_s, with_ids)
 
-
-def _request_id(request: Request) -> bytes:
-    return domain.parse_request_id(request.path_params["request_id"])
+    def _asked(self, request: Request) -> tuple[Pool, bytes]:
+        return self.pools.of_request(request.path_params["request_id"])

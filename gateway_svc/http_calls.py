@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway_svc.call import Call, Sink
+from contract.domain import request as domain
+from contract.domain.errors import PenstockError
+from contract.domain.finish import CancelReason
+from gateway_svc.call import ClientCall, Sink
 from gateway_svc.core.openai import Ask
 from gateway_svc.core.replies import Reply
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat
-from gateway_svc.core.streams import SequenceState
+from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
 from gateway_svc.sinks import Headers, ReplySink, SseSink
-from penstock.domain import request as domain
-from penstock.domain.errors import PenstockError
-from penstock.domain.finish import CancelReason
 
 REQUEST_ID_HEADER = b"x-penstock-request-id"
 _CLIENT_ID_HEADER = CLIENT_ID_HEADER.encode()
@@ -29,7 +29,7 @@ _SEND = "penstock.send"  # in a request's scope
 class Stream:
     """The form of a streamed reply."""
 
-    have: Sequence[SequenceState]  # what the client has of each choice
+    have: Sequence[DeliveredSequence]  # what the client has of each choice
     max_backlog_bytes: int
     keep_alive_s: float
     with_ids: bool  # of events
@@ -42,7 +42,7 @@ class CallReply:
         self,
         delivery: Delivery,
         form: ReplyForm,
-        begin: Callable[[Sink], Awaitable[Call]],
+        begin: Callable[[Sink], Awaitable[ClientCall]],
         stream: Stream | None,
         headers: Headers,
     ) -> None:
@@ -103,9 +103,9 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
     return called
 
 
-def id_headers(request_id: bytes, client_id: str) -> Headers:
+def id_headers(form: ReplyForm, client_id: str) -> Headers:
     """Our id of a call, and its client's if it gave one."""
-    ours = domain.format_request_id(request_id).encode()
+    ours = form.shown_id.encode()
     return [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
 
 
@@ -127,8 +127,8 @@ def _told(scope: Scope, send: Send) -> Send:
     return tell
 
 
-def form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
-    """The form of a new call's reply."""
+def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyForm:
+    """The form of a new call's reply, whose ids name `pool`."""
     first = requests[0]
     return ReplyForm(
         request_ids=tuple(each.header.request_id for each in requests),
@@ -142,12 +142,13 @@ def form_of(ask: Ask, requests: Sequence[domain.Request]) -> ReplyForm:
         tokens_as_ids=ask.tokens_as_ids,
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,
+        pool=pool,
     )
 
 
-def nothing(form: ReplyForm) -> list[SequenceState]:
+def nothing(form: ReplyForm) -> list[DeliveredSequence]:
     """The state of each choice at a new client: nothing."""
-    return [SequenceState() for _ in range(form.num_choices)]
+    return [DeliveredSequence() for _ in range(form.num_choices)]
 
 
 def check_content_type(headers: Mapping[str, str]) -> None:

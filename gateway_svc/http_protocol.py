@@ -8,10 +8,10 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_replies import HttpError, error_response
-from penstock.domain.errors import ErrorCode, PenstockError
 
 LINGER_S = 1.0  # in which a client that is refused may read why; what it sends meanwhile is thrown away
 MAX_LINGERING = 64  # connections for which that is done at once

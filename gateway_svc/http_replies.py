@@ -9,12 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.generation_defaults import GenerationDefaults
 from gateway_svc.core.admission import RETRY_AFTER_S
-from gateway_svc.core.models import ServedModel
+from gateway_svc.core.models import ListedModel
 from gateway_svc.core.replies import encode, error_fields
 from gateway_svc.ignored_fields import MAX_CHARS, MAX_NAMES
 from gateway_svc.sinks import Headers, error_headers
-from penstock.domain.errors import ErrorCode, PenstockError
 
 IGNORED_FIELDS_HEADER = b"x-penstock-ignored-fields"
 _CODES = {404: ErrorCode.NOT_FOUND}
@@ -70,8 +71,11 @@ def state_response(fields: dict[str, Any], *, is_good: bool) -> Response:
     return response
 
 
-def model_fields(model: ServedModel) -> dict[str, Any]:
-    """An entry of the list of models; vLLM's clients look for the tokenizer where `root` says."""
+def model_fields(model: ListedModel, defaults: GenerationDefaults | None) -> dict[str, Any]:
+    """An entry of the list of models; vLLM's clients look for the tokenizer where `root` says.
+
+    `defaults`: what holds where a request does not say otherwise; None: it is not known yet.
+    """
     return {
         "id": model.name,
         "object": "model",
@@ -79,6 +83,7 @@ def model_fields(model: ServedModel) -> dict[str, Any]:
         "owned_by": "penstock",
         "root": model.root,
         "max_model_len": model.max_model_len or None,
+        "generation_defaults": None if defaults is None else dict(defaults.stated),
     }
 
 

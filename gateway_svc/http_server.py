@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_protocol import BoundedConfig, BoundedProtocol
-from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit.settings import split_address
 from servicekit.tls import TlsIdentity
 

@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Prompt, Request
 from gateway_svc.core.idempotency import derive
 from gateway_svc.core.models import Catalogue
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Prompt, Request
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 RESUMABLE_HEADER = "x-penstock-resumable"
@@ -39,7 +39,7 @@ class Intake:
         if asked and self.takes_priorities is False:
             raise invalid(
                 f"priority is {asked}, but this pipeline serves who came first: leave it out, or have its operator "
-                "set --policy priority or fair",
+                "set --scheduling-policy priority or fair",
                 "priority",
             )
 
@@ -55,6 +55,7 @@ class Intake:
         timeout_s: float | None,
         idempotency_key: str | None = None,
         cache_salt: str = "",
+        unsaid: frozenset[str] = frozenset(),
     ) -> list[Request]:
         """One request for each prompt, all with the same seed. With a key, the same call gives the same requests.
 
@@ -77,7 +78,12 @@ class Intake:
         trace = traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
         return [
             Request(
-                Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed), name, prompt, params, cache_salt
+                Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed),
+                name,
+                prompt,
+                params,
+                cache_salt,
+                unsaid,
             )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]

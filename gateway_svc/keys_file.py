@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import structlog
 
+from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc.core.auth import Caller, parse_keys
 from gateway_svc.core.stats import GatewayStats
-from penstock.domain.errors import ErrorCode, PenstockError
 
 CHECK_S = 1.0  # between two looks at the file
 REMIND_S = 60.0  # between two reports of the same trouble
@@ -55,7 +55,7 @@ class KeysFile:
         None: the keys from before stay valid: it is the same, or there is trouble, which is logged.
         """
         try:
-            found = _version(self._path.stat())
+            found = version_of(self._path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return self._gone(now_s)
         except OSError:
@@ -101,7 +101,7 @@ class KeysFile:
         try:
             with self._path.open("rb") as file:
                 # Before it is read: a change from now on is a change.
-                version = _version(os.fstat(file.fileno()))
+                version = version_of(os.fstat(file.fileno()))
                 content = file.read()
         except OSError as error:
             self._seen = None
@@ -123,6 +123,7 @@ class KeysFile:
         return PenstockError(ErrorCode.INTERNAL, f"the API keys file {self._path} cannot be used: {why}")
 
 
-def _version(status: os.stat_result) -> Version:
+def version_of(status: os.stat_result) -> Version:
+    """A mark that is another after each change of a file."""
     # With the time of the last change of owner and mode: a file that could not be read may be readable now.
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

@@ -7,10 +7,11 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from penstock.domain.errors import PenstockError
-from servicekit.bus.calls import Call, DropStream, Entry, Hello, Leave, Read, Renew, Revalidate, SessionKind
+from contract.domain.errors import PenstockError
+from servicekit.bus.calls import Call, DropStream, Entry, Greeting, Hello, Leave, Read, Renew, Revalidate, SessionKind
 from servicekit.bus.interface import AsyncConnection, Bus, BusFull, BusUnavailable
 from servicekit.doorbell import Doorbell
+from servicekit.pool_stats import Loss, PoolStats
 from servicekit.reminder import Reminder
 from servicekit.roster import Roster
 from servicekit.session import RENEWALS
@@ -22,27 +23,37 @@ R = TypeVar("R")
 ANSWER_S = 3.0  # after which a server that is connected and silent counts as gone
 RETRY_S = (0.05, 0.1, 0.2, 0.3)  # waits between attempts, the last one repeated: a restarted server waits a second
 SOON_S = 5.0  # lost again within that time: coming back at once does not mend it
-TESTIMONY_CALLS = 64  # in one write
+RESTART_CALLS = 64  # in one write
 _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Link:
     """A session whose id is drawn anew when it was fenced; every change of route is told to `rerouted`.
 
-    A server that was restarted gets the `testimony` before the session is active again.
+    A server that was restarted gets the `restart_calls` before the session is active again.
     """
 
     def __init__(
-        self, bus: Bus, name: str, address: str, ttl_s: float, *, awake_s: float = 0.0, shape: Shape | None = None
+        self,
+        bus: Bus,
+        name: str,
+        address: str,
+        ttl_s: float,
+        *,
+        awake_s: float = 0.0,
+        shape: Shape | None = None,
+        stats: PoolStats | None = None,
     ) -> None:
         self._bus = bus
         self._name = name
         self._address = address
         self._ttl_ms = int(ttl_s * 1000)
         self._shape = tuple((shape or {}).items())
+        self._stats = stats or PoolStats()
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._num_losses = 0
+        self._term = 0  # of the pool, the latest that was heard of
         self._back_s = float("-inf")  # when the server last came back
         self._relapses = 0  # losses in a row, each soon after the server had come back
         self._reminder = Reminder()
@@ -52,11 +63,11 @@ class Link:
         self.sid = os.urandom(16)
         self.roster = Roster()  # who else is there, as surveys on this connection have told
         self.rerouted: Callable[[], None] = lambda: None
-        self.testimony: Callable[[], Sequence[Call[Any]]] = lambda: ()  # what a restarted server is to be told
+        self.restart_calls: Callable[[], Sequence[Call[Any]]] = lambda: ()  # what a restarted server is to be told
 
     @property
     def connected(self) -> bool:
-        """Whether the server answered last time and the session is active."""
+        """Return whether the server answered last time and the session is active."""
         return self._up.is_set()
 
     def ring(self) -> None:
@@ -112,6 +123,7 @@ class Link:
         if known_losses != self._num_losses:
             return
         self._num_losses += 1
+        self._stats.losses[Loss.UNREACHABLE] += 1
         self.roster.forget()
         if self._reminder.is_due():
             _logger.warning("lost the Redis server: %s", reason)
@@ -136,17 +148,22 @@ class Link:
             try:
                 self._calls = self._calls or await self._bus.connect_async()
                 self._reads = self._reads or await self._bus.connect_async()
-                await self.call(self._hello(create=True))
+                await self._greet(create=True)
             except (BusUnavailable, BusFull) as error:
                 await self._wait(attempt, error)
                 attempt += 1
             else:
-                self._lost.clear()
-                self._up.set()
+                self._set_up()
                 return
+
+    def _set_up(self) -> None:
+        self._lost.clear()
+        self._up.set()
+        self._stats.is_up = True
 
     def suspend(self) -> None:
         """Nothing is sent until the session is active again."""
+        self._stats.is_up = False
         self._up.clear()
         self._lost.set()
 
@@ -155,7 +172,7 @@ class Link:
         await self._up.wait()
 
     async def back_within(self, seconds: float) -> bool:
-        """Whether calls may be sent, now or within so many seconds."""
+        """Return whether calls may be sent, now or within so many seconds."""
         if self._up.is_set():
             return True
         try:
@@ -185,6 +202,7 @@ class Link:
                 await self.execute((DropStream(self.text_stream), Leave(self.sid)))
         except (BusUnavailable, BusFull) as error:
             _logger.warning("left without a word to the bus: %s", error)
+        self._stats.is_up = False
         self._up.clear()
         for connection in (self._calls, self._reads):
             if connection is not None:
@@ -192,7 +210,8 @@ class Link:
 
     async def _renew(self, status: bytes) -> bool:
         try:
-            return await self.call(Renew(self.sid, self._ttl_ms, status, is_draining(status)))
+            renewed = await self.call(Renew(self.sid, self._ttl_ms, status, is_draining(status)))
+            return bool(renewed)
         except (BusUnavailable, BusFull):
             return False
 
@@ -203,21 +222,22 @@ class Link:
             await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S)) - 1])
         while True:
             try:
-                greeting = await self.call(self._hello(create=False))
+                greeting = await self._greet(create=False)
                 if greeting.new_run or not greeting.active:
                     await self._testify()
                 active = greeting.active or await self.call(Revalidate(self.sid, self._ttl_ms))
                 if not active:
                     self.sid = os.urandom(16)
-                    await self.call(self._hello(create=True))
+                    await self._greet(create=True)
             except (BusUnavailable, BusFull, PenstockError) as error:  # what has worked waits until it does again
                 await self._wait(attempt, error)
                 attempt += 1
             else:
                 break
         self._back_s = loop.time()
-        self._lost.clear()
-        self._up.set()
+        if not greeting.active:
+            self._stats.losses[Loss.SUSPENDED if active else Loss.FENCED] += 1
+        self._set_up()
         _logger.info("the bus is back", new_run=greeting.new_run, new_session=not active)
         self.rerouted()
 
@@ -226,14 +246,21 @@ class Link:
 
         What the calls found is not looked at: the re-attachments that follow find the same.
         """
-        calls = self.testimony()
-        for start in range(0, len(calls), TESTIMONY_CALLS):
-            await self.execute((self._hello(create=False), *calls[start : start + TESTIMONY_CALLS]))
+        calls = self.restart_calls()
+        for start in range(0, len(calls), RESTART_CALLS):
+            await self.execute((self._hello(create=False), *calls[start : start + RESTART_CALLS]))
 
     async def _wait(self, attempt: int, error: Exception) -> None:
         if self._reminder.is_due():
             _logger.warning("waiting for the Redis server: %s", error)
         await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
+    async def _greet(self, *, create: bool) -> Greeting:
+        greeting = await self.call(self._hello(create=create))
+        self._term = max(self._term, greeting.term)
+        return greeting
+
     def _hello(self, *, create: bool) -> Hello:
-        return Hello(self.sid, SessionKind.GATEWAY, self._name, self._address, self._ttl_ms, create, self._shape)
+        return Hello(
+            self.sid, SessionKind.GATEWAY, self._name, self._address, self._ttl_ms, create, self._shape, self._term
+        )

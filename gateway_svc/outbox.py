@@ -3,29 +3,34 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import CancelReason
+from contract.domain.request import Request
 from gateway_svc import wire
 from gateway_svc.call import Served
 from gateway_svc.core.admission import retry_after_s
+from gateway_svc.core.auth import KeyLimits
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.large import off_loop
+from gateway_svc.limits import metered, over_limit
 from gateway_svc.link import Link
 from gateway_svc.witness import Witness
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import CancelReason
-from penstock.domain.request import Request
 from servicekit.bus.calls import (
     Attach,
     Attachment,
     Bounds,
     Cancel,
+    Delivered,
     Fetch,
+    Metered,
+    OverLimit,
     Overload,
     Recall,
     Recalled,
@@ -38,7 +43,9 @@ from servicekit.bus.calls import Call as BusCall
 from servicekit.bus.interface import BusFull, BusUnavailable
 
 RETRY_S = 0.2
-ASKING = 4  # calls of clients that the server is asked for at once: whatever others ask waits behind all of them
+DELIVERED_S = 0.1  # for so long ends are gathered: nobody waits to hear that they were delivered
+MANY = 64  # of them in one call: none may keep the server busy for long
+ASKING = 4  # calls of clients that the server is asked for at once: whatever others ask waits after all of them
 BYTES_PER_TOKEN = 4  # of a text that nobody has tokenized yet, roughly
 _logger = structlog.stdlib.get_logger(__name__)
 
@@ -53,7 +60,7 @@ class Submitted:
     submissions: list[Submit]  # by prompt
 
 
-class Outbox:
+class RequestOutbox:
     """Each request has at most one cancel and one re-attachment waiting here."""
 
     def __init__(
@@ -82,21 +89,25 @@ class Outbox:
         self._patience_s = patience_s
         self._cancels: dict[bytes, Cancel] = {}
         self._attaches: dict[bytes, Served] = {}
+        self._delivered: dict[bytes, int] = {}  # when clients had all of them, Unix time in nanoseconds
         self._woken = asyncio.Event()
         self._asking = asyncio.Semaphore(ASKING)
 
-    async def submit(self, requests: Sequence[Request], form: ReplyForm) -> Submitted:
-        """Gives the requests of one call to the pipeline.
+    async def submit(self, requests: Sequence[Request], form: ReplyForm, limits: KeyLimits | None = None) -> Submitted:
+        """Gives the requests of one call to the pipeline; `limits` are those of the key that it came with.
 
         Raises:
-            PenstockError: it is not known which of them were taken.
+            PenstockError: it is not known which of them were taken; INVALID_ARGUMENT: they are more than the key may
+                have at once.
         """
-        calls = await off_loop(_num_bytes(requests), self._submissions, requests, form)
-        outcomes: list[SubmitOutcome | Overload] = await self._ask_patiently(calls)
+        calls = await off_loop(num_bytes(requests), self._submissions, requests, form)
+        if limits is not None:
+            calls = metered(calls, requests, limits)
+        outcomes: list[SubmitOutcome | Overload | OverLimit] = await self._ask_patiently(calls)
         return Submitted(
             [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.CREATED],
             [prompt for prompt, outcome in enumerate(outcomes) if outcome is SubmitOutcome.EXISTS],
-            next((error for outcome in outcomes if (error := self._refusal(outcome))), None),
+            next((error for outcome in outcomes if (error := self._refusal(outcome, limits))), None),
             calls,
         )
 
@@ -120,8 +131,10 @@ class Outbox:
             reply=wire.encode_reply_form(form if header.request_id == form.request_ids[0] else form.of_another),
         )
 
-    def _refusal(self, outcome: SubmitOutcome | Overload) -> PenstockError | None:
+    def _refusal(self, outcome: SubmitOutcome | Overload | OverLimit, limits: KeyLimits | None) -> PenstockError | None:
         match outcome:
+            case OverLimit() if limits is not None:
+                return over_limit(outcome, limits)
             case Overload():
                 return _overloaded(outcome, self._bounds)
             case SubmitOutcome.OUT_OF_MEMORY:
@@ -146,7 +159,8 @@ class Outbox:
         answers = await self._ask([*calls, *(Fetch(each.request_id) for each in several)])
         for served, stored in zip(several, answers[len(calls) :], strict=True):
             if stored is not None and stored.body:
-                served.submission = served.submission or _submitted(served, stored)
+                # Not as this gateway would have submitted it: defaults may have changed since.
+                served.submission = _submitted(served, stored)
         self._tell(several, answers[: len(calls)], route)
 
     async def count_prompts(self, request_ids: Sequence[bytes]) -> list[int]:
@@ -197,12 +211,18 @@ class Outbox:
         self._woken.set()
 
     def attach_later(self, served: Served) -> None:
-        """The text behind what the client has by then is asked for once the server is there."""
+        """The text after what the client has by then is asked for once the server is there."""
         self._attaches[served.request_id] = served
         self._woken.set()
 
+    def delivered_later(self, served: Served) -> None:
+        """The client of a request has all of it; told once the server is there, of several together."""
+        if not self._delivered:
+            asyncio.get_running_loop().call_later(DELIVERED_S, self._woken.set)
+        self._delivered.setdefault(served.request_id, time.time_ns())
+
     async def run(self) -> None:
-        """Sends cancels and re-attachments for ever; while the server is away they wait."""
+        """Sends cancels, re-attachments and what was delivered for ever; while the server is away they wait."""
         while True:
             await self._woken.wait()
             await self._link.wait_connected()
@@ -210,10 +230,12 @@ class Outbox:
             cancels, self._cancels = self._cancels, {}
             attaches = [served for served in self._attaches.values() if not served.call.is_over]
             self._attaches = {}
+            delivered, self._delivered = self._delivered, {}
             route = self._link.sid
             calls: list[BusCall[Any]] = [
                 *cancels.values(),
                 *(_attach(each, route) for each in attaches),
+                *_delivered(delivered),
             ]
             if not calls:
                 continue
@@ -222,18 +244,21 @@ class Outbox:
             except (BusUnavailable, BusFull):
                 self._cancels = {**cancels, **self._cancels}
                 self._attaches = {each.request_id: each for each in attaches} | self._attaches
+                self._delivered = self._delivered | delivered
                 self._woken.set()
                 await asyncio.sleep(RETRY_S)
                 continue
             self._witness.cancel(cancels.values())
-            self._tell(attaches, answers[len(cancels) :], route)
+            self._tell(attaches, answers[len(cancels) : len(cancels) + len(attaches)], route)
 
     async def flush(self) -> None:
-        """Sends the cancels that wait; the last thing before the link closes."""
+        """Sends the cancels that wait, and what was delivered; the last thing before the link closes."""
         cancels, self._cancels = self._cancels, {}
-        if cancels and self._link.connected:
+        delivered, self._delivered = self._delivered, {}
+        calls: list[BusCall[Any]] = [*cancels.values(), *_delivered(delivered)]
+        if calls and self._link.connected:
             try:
-                await self._link.execute(list(cancels.values()))
+                await self._link.execute(calls)
             except (BusUnavailable, BusFull) as error:
                 _logger.warning("cancels were not sent: %s", error, num_requests=len(cancels))
 
@@ -271,8 +296,11 @@ class Outbox:
 
 
 def _digest(form: ReplyForm, body: bytes) -> bytes:
-    """What makes two submits the same: a call with another number of prompts is another call."""
-    return hashlib.blake2b(b"%d:" % len(form.request_ids) + body, digest_size=16).digest()
+    """The hash that makes two submits the same: a call with another number of prompts is another call.
+
+    With an idempotency key, what was asked: defaults that have changed since make no other call of it.
+    """
+    return form.asked or hashlib.blake2b(b"%d:" % len(form.request_ids) + body, digest_size=16).digest()
 
 
 def _submitted(served: Served, stored: StoredRequest) -> Submit:
@@ -288,12 +316,18 @@ def _submitted(served: Served, stored: StoredRequest) -> Submit:
         0,
         deadline_ns=form.deadline_ns,
         reply=wire.encode_reply_form(form),
+        metered=Metered(form.api_key, served.request_id) if form.api_key else None,
     )
 
 
 def _attach(served: Served, route: bytes) -> Attach:
     held = served.route if served.is_taken else b""
     return Attach(served.request_id, served.call.tenant, route, wire.encode_offsets(served.stream.offsets()), held)
+
+
+def _delivered(delivered: Mapping[bytes, int]) -> list[Delivered]:
+    several = tuple(delivered.items())
+    return [Delivered(several[first : first + MANY]) for first in range(0, len(several), MANY)]
 
 
 def _overloaded(overload: Overload, bounds: Bounds) -> PenstockError:
@@ -319,7 +353,7 @@ def _full() -> PenstockError:
     return PenstockError(ErrorCode.UNAVAILABLE, "the Redis server is short of memory; send the request again later")
 
 
-def _num_bytes(requests: Sequence[Request]) -> int:
+def num_bytes(requests: Sequence[Request]) -> int:
     """Of their prompts, roughly."""
     prompts = [each.prompt for each in requests]
     return sum(

@@ -14,7 +14,7 @@ class Outlet:
 
     An ASGI `send` only waits when the socket is full. So its first step is taken here, without a task of its own: that
     is all there is to it while the client keeps up, and one reader can write to all clients. A `send` that does wait is
-    finished by a task, and what comes meanwhile stands behind it.
+    finished by a task, and what comes meanwhile stands after it.
     """
 
     __slots__ = ("_drained", "_queue", "_send", "_task")
@@ -28,11 +28,11 @@ class Outlet:
 
     @property
     def blocked(self) -> bool:
-        """Whether the client does not keep up; what is written now takes memory."""
+        """Return whether the client does not keep up; what is written now takes memory."""
         return self._task is not None
 
     def write(self, message: Message) -> None:
-        """Sends a message behind all others."""
+        """Sends a message after all others."""
         if self._task is not None:
             self._queue.append(message)
             return

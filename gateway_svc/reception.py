@@ -5,19 +5,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.finish import CancelReason
+from contract.domain.request import Request, format_request_id
+from contract.domain.rows import TextRow
 from gateway_svc import wire
-from gateway_svc.call import Call, Sink
-from gateway_svc.core.admission import Limits, admit
+from gateway_svc.call import ClientCall, Sink
+from gateway_svc.core.admission import Crowd, admit
+from gateway_svc.core.auth import KeyLimits
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import GatewayStats, Outcome
-from gateway_svc.core.streams import SequenceState
+from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
+from gateway_svc.large import off_loop
 from gateway_svc.link import Link
-from gateway_svc.outbox import Outbox
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
-from penstock.domain.finish import CancelReason
-from penstock.domain.request import Request, format_request_id
-from penstock.domain.rows import TextRow
+from gateway_svc.outbox import RequestOutbox, num_bytes
 from servicekit.bus.calls import Recalled, RequestState
 
 
@@ -34,13 +36,21 @@ class Reception:
     """Where calls come in. Lives in the loop of its `Delivery`."""
 
     def __init__(
-        self, delivery: Delivery, link: Link, limits: Limits, outage_patience_s: float, stats: GatewayStats
+        self,
+        delivery: Delivery,
+        link: Link,
+        outage_patience_s: float,
+        stats: GatewayStats,
+        crowd: Crowd,
+        *,
+        label: str = "",
     ) -> None:
         self._delivery = delivery
         self._link = link
-        self._limits = limits
         self._outage_patience_s = outage_patience_s
         self._stats = stats
+        self._crowd = crowd
+        self._label = label  # of its pool, in the ids that clients see
 
     def expect(self) -> None:
         """Somebody calls, so that those who would have to wake up can do so meanwhile."""
@@ -48,8 +58,15 @@ class Reception:
             self._link.ring()
 
     async def open(
-        self, requests: Sequence[Request], form: ReplyForm, sink: Sink, *, is_idempotent: bool, client_id: str = ""
-    ) -> Call:
+        self,
+        requests: Sequence[Request],
+        form: ReplyForm,
+        sink: Sink,
+        *,
+        is_idempotent: bool,
+        client_id: str = "",
+        limits: KeyLimits | None = None,
+    ) -> ClientCall:
         """Submits the requests of one call; from now on `sink` gets their text.
 
         Args:
@@ -59,21 +76,28 @@ class Reception:
             is_idempotent: their ids follow from a key: they may be there already, then they are told from the start.
                 What may have been submitted before an error is not cancelled, for the client asks again.
             client_id: what the client calls it, for the log.
+            limits: of the key it came with; None: it has none.
 
         Raises:
             PenstockError: not accepted; nothing will come.
         """
         delivery = self._delivery
         self.expect()  # again: who has just turned its loop turns it faster when the request comes
+        if limits is not None:
+            form = replace(form, api_key=limits.key)
+        if is_idempotent:
+            form = replace(form, asked=await off_loop(num_bytes(requests), wire.asked_digest, requests))
         await self._link.back_within(self._outage_patience_s)
         call = self._call(form, requests[0].header.tenant, sink)
         call.client_id = client_id
+        for served, request in zip(call.served, requests, strict=True):
+            served.exemplar = replace(served.exemplar, trace_id=request.header.trace_id)
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
         try:
             self._admit(len(new), call.tenant)
             delivery.register(new)
-            submitted = await self._outbox.submit(requests, form)
+            submitted = await self._outbox.submit(requests, form, limits)
         except BaseException as error:
             outcome = Outcome.REJECTED if isinstance(error, PenstockError) else Outcome.CANCELLED
             self._stats.outcomes[outcome] += len(requests)
@@ -102,9 +126,9 @@ class Reception:
         return call
 
     async def resume(
-        self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState], *, client_id: str = ""
-    ) -> Call:
-        """Goes on with a call behind what its client has of each choice; who followed it until now is let go.
+        self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[DeliveredSequence], *, client_id: str = ""
+    ) -> ClientCall:
+        """Goes on with a call after what its client has of each choice; who followed it until now is let go.
 
         Raises:
             PenstockError: UNAVAILABLE, OVERLOADED: not now.
@@ -127,18 +151,18 @@ class Reception:
             PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
         """
         (recalled,) = await self._outbox.recall([request_id], tenant)
-        form = _form(request_id, recalled)
+        form = self._form(request_id, recalled)
         if request_id in form.request_ids:
             return form
         first = form.request_ids[0]
-        return _form(first, (await self._outbox.recall([first], tenant))[0])
+        return self._form(first, (await self._outbox.recall([first], tenant))[0])
 
     async def agreed(self, form: ReplyForm, tenant: str) -> ReplyForm:
         """The form of a call that may have been accepted before: then with the times of the first time."""
         (recalled,) = await self._outbox.recall(form.request_ids[:1], tenant)
         if recalled is None:
             return form
-        first = _form(form.request_ids[0], recalled)
+        first = self._form(form.request_ids[0], recalled)
         return replace(form, arrival_ns=first.arrival_ns, deadline_ns=first.deadline_ns)
 
     async def recall(self, request_id: bytes, tenant: str) -> Recollection:
@@ -153,7 +177,7 @@ class Reception:
         rows = []
         for each, found in zip(form.request_ids, recalled, strict=True):
             if found is None:
-                raise _unknown(each)
+                raise self._unknown(each)
             states.append(found.state)
             if found.result is not None:
                 rows.append(_rows(each, found.result))
@@ -189,25 +213,27 @@ class Reception:
         return await self._outbox.cancel(ids, tenant)
 
     @property
-    def _outbox(self) -> Outbox:
+    def _outbox(self) -> RequestOutbox:
         return self._delivery.outbox
 
     def _admit(self, num_new: int, tenant: str) -> None:
         admit(
-            self._limits,
-            num_streams=self._stats.num_streams,
+            self._crowd.limits,
+            num_streams=self._crowd.num_streams,
             num_new=num_new,
-            num_other_tenants=self._delivery.num_tenants_beside(tenant),
+            num_other_tenants=self._crowd.num_tenants_beside(tenant),
             draining=self._delivery.draining,
             connected=self._link.connected,
-            mean_stream_s=self._stats.request.mean_s,
+            mean_stream_s=self._stats.e2e_request_latency.mean,
         )
 
-    def _call(self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[SequenceState] | None = None) -> Call:
+    def _call(
+        self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[DeliveredSequence] | None = None
+    ) -> ClientCall:
         now_s = asyncio.get_running_loop().time()
-        return Call(form, tenant, sink, route=self._link.sid, now_s=now_s, have=have)
+        return ClientCall(form, tenant, sink, route=self._link.sid, now_s=now_s, have=have)
 
-    async def _take_over(self, call: Call, prompts: Sequence[int]) -> None:
+    async def _take_over(self, call: ClientCall, prompts: Sequence[int]) -> None:
         several = [call.served[prompt] for prompt in prompts]
         for served in several:
             served.is_taken = False
@@ -220,13 +246,13 @@ class Reception:
             self._delivery.detach(call)
             raise
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ClientCall) -> None:
         call.is_submitted = True
         if call.form.deadline_ns and not call.is_over:
             left_s = max(0.0, (call.form.deadline_ns - time.time_ns()) * 1e-9)
             call.deadline = asyncio.get_running_loop().call_later(left_s, self._delivery.expire, call)
 
-    def _withdraw(self, call: Call, *, is_idempotent: bool) -> None:
+    def _withdraw(self, call: ClientCall, *, is_idempotent: bool) -> None:
         """What may have been submitted of a call that is not accepted: a lost answer may be a yes."""
         registered = [each for each in call.served if self._delivery.find(each.request_id) is each]
         if is_idempotent and registered:
@@ -236,14 +262,17 @@ class Reception:
             self._outbox.cancel_later(served, CancelReason.CLIENT, anywhere=True)
         self._delivery.forget(call)
 
+    def _form(self, request_id: bytes, recalled: Recalled | None) -> ReplyForm:
+        if recalled is None:
+            raise self._unknown(request_id)
+        try:
+            return replace(wire.decode_reply_form(recalled.reply), pool=self._label)
+        except PoisonMessageError as error:
+            raise PenstockError(ErrorCode.INTERNAL, f"the request was submitted by another version: {error}") from error
 
-def _form(request_id: bytes, recalled: Recalled | None) -> ReplyForm:
-    if recalled is None:
-        raise _unknown(request_id)
-    try:
-        return wire.decode_reply_form(recalled.reply)
-    except PoisonMessageError as error:
-        raise PenstockError(ErrorCode.INTERNAL, f"the request was submitted by another version: {error}") from error
+    def _unknown(self, request_id: bytes) -> PenstockError:
+        text = format_request_id(request_id, self._label)
+        return PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
 
 
 def _rows(request_id: bytes, result: bytes) -> list[TextRow]:
@@ -251,8 +280,3 @@ def _rows(request_id: bytes, result: bytes) -> list[TextRow]:
         return wire.decode_finished(request_id, result)
     except PoisonMessageError as error:
         raise PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}") from error
-
-
-def _unknown(request_id: bytes) -> PenstockError:
-    text = format_request_id(request_id)
-    return PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")

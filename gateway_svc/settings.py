@@ -3,7 +3,7 @@
 import resource
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,13 @@ class GatewaySettings(ServiceSettings):
     served_model_name: tuple[str, ...] = field(
         default=(),
         metadata={"help": "names that clients may call the model by, separated by commas; empty: as workers register"},
+    )
+    pools: Path | None = field(
+        default=None,
+        metadata={
+            "help": "file of several model pools that this gateway serves, a JSON line each with name, redis_url and "
+            "models, read again when it changes; none: one pool, of --redis-url and --pool"
+        },
     )
     api_keys_file: Path | None = field(
         default=None,
@@ -92,14 +99,14 @@ class GatewaySettings(ServiceSettings):
     max_streams: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "requests that this gateway serves at once, 429 beyond; 0: no bound"}
     )
-    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = field(
+    max_waiting_requests: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=10_000,
         metadata={"help": "requests that may wait for their first slot in the whole pool, 429 beyond; 0: no bound"},
     )
     max_waiting_tokens: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=20_000_000, metadata={"help": "tokens that their prompts may have together; 0: no bound"}
     )
-    max_waiting_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
+    max_waiting_requests_per_tenant: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=1000,
         metadata={
             "help": "requests of one tenant that may wait; 0: no bound; a call without a tenant has only the pool's"
@@ -110,6 +117,13 @@ class GatewaySettings(ServiceSettings):
     )
     default_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = field(
         default=0.0, metadata={"help": "seconds after which a request is given up if its client says nothing; 0: never"}
+    )
+    metrics_aliases: Literal["none", "vllm"] = field(
+        default="none",
+        metadata={
+            "help": "vllm: tell what vLLM's metrics tell under their names too, of the whole pool, for tools that read "
+            "these"
+        },
     )
     resumable: bool = field(
         default=False,
@@ -150,8 +164,8 @@ class GatewaySettings(ServiceSettings):
     def bounds(self) -> Bounds:
         """How much may wait in the pool."""
         return Bounds(
-            requests=self.max_waiting,
+            requests=self.max_waiting_requests,
             tokens=self.max_waiting_tokens,
-            tenant_requests=self.max_waiting_per_tenant,
+            tenant_requests=self.max_waiting_requests_per_tenant,
             tenant_tokens=self.max_waiting_tokens_per_tenant,
         )

@@ -4,15 +4,15 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
+from contract.domain import chain as chains
+from contract.domain.errors import Fault, PenstockError
+from contract.domain.finish import Usage
+from contract.domain.rows import TextRow
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.backlog import Backlog
 from gateway_svc.core.replies import Reply, encode, error_fields
 from gateway_svc.core.sse import KEEP_ALIVE, SseFormat, error_event
 from gateway_svc.outlet import Outlet, Send
-from penstock.domain import chain as chains
-from penstock.domain.errors import Fault, PenstockError
-from penstock.domain.finish import Usage
-from penstock.domain.rows import TextRow
 
 Headers = list[tuple[bytes, bytes]]
 _UNAUTHENTICATED = 401
@@ -53,7 +53,7 @@ class SseSink:
         self._backlog = Backlog(max_backlog_bytes)
         self._started = False
         self._is_over = False
-        self._last: bytes | None = None  # what stands behind the backlog: the call is over
+        self._last: bytes | None = None  # what stands after the backlog: the call is over
         self._keep_alive_s = 0.0
         self._written_s = 0.0  # when something was, by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
@@ -61,7 +61,7 @@ class SseSink:
 
     @property
     def has_room(self) -> bool:
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         return not self._backlog.is_full
 
     def keep_alive(self, seconds: float) -> None:
@@ -78,8 +78,12 @@ class SseSink:
             self._timer.cancel()
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         self._format.learn(range(prompt * self._n, (prompt + 1) * self._n), num_prompt_tokens)
+
+    def learn_model(self, prompt: int, model_digest: bytes) -> None:
+        """Tell the model with every chunk of the prompt's choices."""
+        self._format.learn_model(range(prompt * self._n, (prompt + 1) * self._n), model_digest)
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """One event for each row; a client that lags gets several rows in one event."""
@@ -163,10 +167,13 @@ class ReplySink:
         self._headers = headers
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
-        """See `call.Sink`: the usage comes with the ends."""
+        """Implement `call.Sink`: the usage comes with the ends."""
+
+    def learn_model(self, prompt: int, model_digest: bytes) -> None:
+        """Nothing to keep: the rows say so."""
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (for event ids)
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         self._reply.add(prompt * self._n + row.sequence, row)
 
     def end(self, usages: Sequence[Usage]) -> None:
@@ -193,24 +200,27 @@ class QueueSink:
 
     @property
     def has_room(self) -> bool:
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         return not self._backlog.is_full
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
-        """See `call.Sink`: the usage comes with the ends."""
+        """Implement `call.Sink`: the usage comes with the ends."""
+
+    def learn_model(self, prompt: int, model_digest: bytes) -> None:
+        """Nothing to keep: the rows say so."""
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (rows may be merged)
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         self._backlog.add(prompt * self._n + row.sequence, row)
         self._woken.set()
 
     def end(self, usages: Sequence[Usage]) -> None:  # noqa: ARG002  (the last row has it)
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         self._ended = True
         self._woken.set()
 
     def fail(self, error: PenstockError) -> None:
-        """See `call.Sink`."""
+        """Implement `call.Sink`."""
         self._error = error
         self._woken.set()
 
@@ -233,5 +243,5 @@ class QueueSink:
 
 
 def chain_after(row: TextRow) -> int:
-    """The hash over a sample's tokens behind a row."""
+    """The hash over a sample's tokens after a row."""
     return chains.extend(row.chain, row.token_ids)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gateway_svc.call import Served
 from servicekit.bus.calls import Cancel, Submit
 
-REMEMBERED_S = 5.0  # behind the end of a request: whatever is older has reached the server's disk
+REMEMBERED_S = 5.0  # after the end of a request: whatever is older has reached the server's disk
 
 
 class Witness:
@@ -46,7 +46,7 @@ class Witness:
             while remembered and remembered[0][0] < oldest_s:
                 remembered.popleft()
 
-    def testimony(self, served: Iterable[Served], route: bytes) -> list[Submit | Cancel]:
+    def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | Cancel]:
         """What makes the pool know again what it may have forgotten.
 
         A request whose client has all of it is among that: it may have risen again without its end, and must end in the
@@ -70,4 +70,8 @@ class Witness:
 
 def _submission(served: Served) -> Submit | None:
     """The submit of a request again, with what its client has; None if it was submitted by another gateway."""
-    return None if served.submission is None else replace(served.submission, witness=served.stream.witness())
+    return (
+        None
+        if served.submission is None
+        else replace(served.submission, witness=served.stream.witness(), model_digest=served.model_digest)
+    )

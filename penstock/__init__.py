@@ -2,16 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import SamplingParams
+from contract import __version__
+from contract.domain.errors import PenstockError
+from contract.domain.params import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.client import AsyncClient, Client
     from penstock.engine import LLMEngine
     from penstock.llm import LLM
-    from penstock.outputs import CompletionOutput, RequestOutput
-
-__version__ = "0.1.0"
+    from penstock.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
     "LLM",
@@ -19,13 +18,14 @@ __all__ = [
     "Client",
     "CompletionOutput",
     "LLMEngine",
+    "Logprob",
     "PenstockError",
     "RequestOutput",
     "SamplingParams",
     "__version__",
 ]
 
-# Resolved on first use: services import `penstock.domain` and must not pay for torch, which `LLM` needs.
+# Resolved on first use: the command line must not pay for torch, which `LLM` needs.
 _LAZY = {
     "LLM": "penstock.llm",
     "LLMEngine": "penstock.engine",
@@ -33,6 +33,7 @@ _LAZY = {
     "AsyncClient": "penstock.client",
     "RequestOutput": "penstock.outputs",
     "CompletionOutput": "penstock.outputs",
+    "Logprob": "penstock.outputs",
 }
 
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.finish import CancelReason
+from contract.domain.params import SamplingParams
+from contract.domain.plan import StepPlan
+from contract.domain.request import Header, Prompt, Request
+from contract.domain.rows import TokenRows
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.request import OpenRequest
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
-from penstock.domain.finish import CancelReason
-from penstock.domain.params import SamplingParams
-from penstock.domain.plan import StepPlan
-from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import TokenRows
 from penstock.outputs import RequestOutput, new_samples
 from penstock.prompts import PromptLike, parse_prompt
 from scheduler_svc.core.config import SchedulerConfig
@@ -184,7 +184,7 @@ class LLMEngine:
             self._deliver(self._scheduler.cancel(key, CancelReason.CLIENT, time.time_ns()))
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything left to do or to give out."""
+        """Return whether `step` has anything left to do or to give out."""
         return bool(self._ids or self._changed)
 
     def step(self) -> list[RequestOutput]:
@@ -225,7 +225,7 @@ class LLMEngine:
             pass
 
     def _launch_one(self) -> bool:
-        """Whether there was a step to launch."""
+        """Return whether there was a step to launch."""
         if not self._launched:
             self._last_result_s = time.perf_counter()
         plan = self._scheduler.schedule(_WORKER, time.time_ns())

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from contract.domain.errors import invalid, unimplemented
+from contract.domain.params import SamplingParams
+from contract.domain.request import Prompt
 from penstock.chat_tokenizer import ChatTokenizer
-from penstock.domain.errors import invalid, unimplemented
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Prompt
 from penstock.engine import LLMEngine
 from penstock.outputs import RequestOutput
 from penstock.progress import ProgressBar
@@ -22,6 +22,8 @@ from penstock.prompts import (
 )
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import POLICIES
+from tokenizer_svc.core.checkpoint import find_checkpoint
+from tokenizer_svc.core.generation_config import GENERATION_CONFIG, MODELS_OWN, OPENAI
 from tokenizer_svc.core.vocabulary import load_vocabulary
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
@@ -54,8 +56,8 @@ class LLM:
         kv_cache_memory_bytes: memory of the KV cache; None: what fits.
         block_size: tokens of a KV block.
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
-        window: steps that are launched ahead of results.
-        policy: "fcfs", "priority" or "fair".
+        plans_in_flight: steps that are planned before their results come.
+        scheduling_policy: "fcfs", "priority" or "fair".
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
         attention: kernels, and always who attends for decoding sequences: "triton", "torch", or "auto": triton for
             half precision on CUDA and heads of 64-256 dimensions, torch for all else.
@@ -66,6 +68,8 @@ class LLM:
         runner: "torch", or "simulated": no model runs, tokens are pretended.
         step_ms: time that a simulated step takes, milliseconds.
         num_threads: threads of a step on a CPU, of the whole process; None: one less than the cores it may use.
+        generation_config: whose generation_config.json says what holds without `sampling_params`: "model" (or "auto"):
+            the model's; "openai" (or "vllm"): nobody's; or that of a directory.
 
     Raises:
         PenstockError: an argument is wrong (the caller's fault), not implemented yet (named), or the checkpoint is
@@ -93,8 +97,8 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         block_size: int = 16,
         enable_prefix_caching: bool = True,
-        window: int = 2,
-        policy: str = "fcfs",
+        plans_in_flight: int = 2,
+        scheduling_policy: str = "fcfs",
         load_format: str = "auto",
         attention: str = "auto",
         prefill_attention: str = "auto",
@@ -102,6 +106,7 @@ class LLM:
         runner: str = "torch",
         step_ms: float = 0.0,
         num_threads: int | None = None,
+        generation_config: str = "model",
     ) -> None:
         if tokenizer_mode not in ("auto", "fast"):
             raise unimplemented(f"tokenizer_mode {tokenizer_mode!r} (there are: auto, fast)")
@@ -123,20 +128,25 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
-            window=window,
+            plans_in_flight=plans_in_flight,
             num_blocks=num_blocks,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             max_model_len=max_model_len,
             num_threads=num_threads,
         )
-        _check_choice("policy", policy, tuple(POLICIES))
+        _check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
         _check_choice("load_format", load_format, ("auto", "dummy"))
         _check_choice("attention", attention, ("auto", "torch", "triton"))
         _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
         _check_choice("dtype", _dtype(dtype), ("auto", "float32", "bfloat16", "float16"))
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
-        vocabulary = load_vocabulary(tokenizer or model, revision=revision, max_model_len=max_model_len)
+        vocabulary = load_vocabulary(
+            tokenizer or model,
+            revision=revision,
+            max_model_len=max_model_len,
+            generation_config=_generation_config(generation_config, model, tokenizer, revision),
+        )
         worker = load_worker(
             WorkerSettings(
                 model=model,
@@ -160,8 +170,8 @@ class LLM:
             )
         )
         config = SchedulerConfig(
-            policy=policy,
-            window=window,
+            scheduling_policy=scheduling_policy,
+            plans_in_flight=plans_in_flight,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )
@@ -171,6 +181,10 @@ class LLM:
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer that prompts go through, with the model's chat templates."""
         return ChatTokenizer(self.llm_engine.prompt_tokenizer)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call that gives none: the model's defaults, and vLLM's for what they leave open."""
+        return self.llm_engine.vocabulary.defaults.params()
 
     def generate(
         self,
@@ -184,9 +198,10 @@ class LLM:
 
         Args:
             prompts: one or a list of: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
-            sampling_params: one for all or one for each; `max_tokens` beyond the context are as many as it leaves.
+            sampling_params: one for all or one for each, which count as they are; None: the model's defaults
+                (`get_default_sampling_params`). `max_tokens` beyond the context are as many as it leaves.
             use_tqdm: whether a bar shows the progress and the speed of prefill and decode.
-            priority: one for each prompt, lower is served first (with `policy="priority"`).
+            priority: one for each prompt, lower is served first (with `scheduling_policy="priority"`).
 
         Raises:
             PenstockError: a prompt is wrong, naming its index. Nothing was generated then, or what was is given up; the
@@ -213,7 +228,7 @@ class LLM:
 
         Args:
             messages: one conversation or a list of them; each is a list of `{"role": …, "content": text}`.
-            sampling_params: one for all or one for each.
+            sampling_params: one for all or one for each; None: the model's defaults.
             use_tqdm: whether a bar shows the progress.
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the model goes on with the last message instead of answering it.
@@ -241,6 +256,8 @@ class LLM:
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = pair_params(sampling_params, len(prompts))
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
@@ -271,6 +288,14 @@ class LLM:
             for request_id in pending:
                 self.llm_engine.abort_request(request_id)
         return [outputs[index] for index in range(len(prompts))]
+
+
+def _generation_config(choice: str, model: str, tokenizer: str | None, revision: str | None) -> str:
+    """Whose file counts, for who reads the tokenizer's directory: the model's own file is beside its weights."""
+    if tokenizer is None or choice not in MODELS_OWN:
+        return choice
+    path = find_checkpoint(model, revision)
+    return str(path) if (path / GENERATION_CONFIG).is_file() else OPENAI
 
 
 def _dtype(dtype: Any) -> str:

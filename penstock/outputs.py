@@ -1,11 +1,12 @@
 """What `LLM` and `LLMEngine` give back."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.params import SamplingParams
-from penstock.domain.rows import TextRow, TokenLogprob
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.params import SamplingParams
+from contract.domain.rows import TextRow, TokenLogprob
 
 FinishText = Literal["stop", "length", "abort", "error"]
 
@@ -46,6 +47,15 @@ class Addition(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token at one place of an output, as vLLM has it."""
+
+    logprob: float  # natural log of its probability by the raw logits
+    rank: int | None = None  # in the whole vocabulary, 1 for the most likely
+    decoded_token: str | None = None  # its text alone; a part of a character is U+FFFD
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One sample of a request, as far as it has come."""
@@ -53,14 +63,16 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None  # one for each token, if the request asked; natural logs
+    # If the request asked, by id for each token: the sampled one and the most likely, in this order. Empty for tokens
+    # that came back after a server lost them, when their client had not read them (docs/recovery.md).
+    logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs
     finish_reason: FinishText | None = None  # None while it goes on
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will be added."""
+        """Return whether nothing will be added."""
         return self.finish_reason is not None
 
     def extend(self, row: Addition) -> None:
@@ -68,11 +80,27 @@ class CompletionOutput:
         self.text += row.text
         self.token_ids.extend(row.token_ids)
         if self.logprobs is not None and self.cumulative_logprob is not None:
-            self.logprobs.extend(row.logprobs)
-            self.cumulative_logprob += sum(logprob.logprob for logprob in row.logprobs)
+            known = [each for each in row.logprobs if not math.isnan(each.logprob)]
+            by_token = map(_by_token, row.logprobs) if row.logprobs else ({} for _ in row.token_ids)
+            self.logprobs.extend(by_token)
+            self.cumulative_logprob += sum(each.logprob for each in known)
         if row.finish is not FinishReason.UNSPECIFIED:
             self.finish_reason = _FINISH_TEXTS[row.finish]
             self.stop_reason = row.stop_reason
+
+
+def _by_token(entry: TokenLogprob) -> dict[int, Logprob]:
+    if math.isnan(entry.logprob):
+        return {}
+    told = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token_bytes))}
+    top = zip(entry.top, entry.top_bytes, strict=True)
+    for rank, ((token_id, logprob), token_bytes) in enumerate(top, 1):
+        told.setdefault(token_id, Logprob(logprob, rank, _text(token_bytes)))
+    return told
+
+
+def _text(token_bytes: bytes) -> str:
+    return token_bytes.decode(errors="replace")
 
 
 def new_samples(params: SamplingParams) -> list[CompletionOutput]:

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from contract.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.params import SamplingParams
+from contract.domain.request import Prompt
 from gateway_svc.core.messages import parse_messages
-from penstock.domain.errors import PenstockError, invalid, unimplemented
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Prompt
 
 TokenIds: TypeAlias = Sequence[int]
 PromptLike: TypeAlias = str | TokenIds | Mapping[str, Any]
@@ -78,13 +78,11 @@ def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any
 
 
 def pair_params(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """One `SamplingParams` for each prompt: given once for all, one for each, or not at all.
+    """One `SamplingParams` for each prompt: given once for all, or one for each.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: another type, or another number of them.
     """
-    if params is None:
-        params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.v1 import scheduler_pb2_grpc
+from contract.v1 import scheduler_pb2_grpc
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.servicer import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings

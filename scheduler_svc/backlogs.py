@@ -20,7 +20,7 @@ class Backlogs:
         self.behind: frozenset[int] = frozenset()
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether to ask again: monotonic nanoseconds."""
+        """Return whether to ask again: monotonic nanoseconds."""
         if now_ns < self._ask_ns:
             return False
         self._ask_ns = now_ns + (ASK_AGAIN_NS if self.behind else ASK_NS)
@@ -37,5 +37,5 @@ class Backlogs:
         self.behind = behind
 
     def holds_up(self, shards: Iterable[int]) -> bool:
-        """Whether one of these shards is behind."""
+        """Return whether one of these shards is behind."""
         return not self.behind.isdisjoint(shards)

@@ -10,7 +10,7 @@ MAX_HINTS = 4096
 
 
 class Claiming:
-    """Whether a claim is due; times are monotonic nanoseconds but for those of hints."""
+    """Return whether a claim is due; times are monotonic nanoseconds but for those of hints."""
 
     def __init__(self) -> None:
         self.is_due = True
@@ -29,7 +29,7 @@ class Claiming:
         return self._hints.pop(request_id, now_ns)
 
     def sweeps(self, now_ns: int) -> bool:
-        """Whether it is time to claim without a hint."""
+        """Return whether it is time to claim without a hint."""
         if now_ns < self._sweep_ns:
             return False
         self._sweep_ns = now_ns + SWEEP_NS

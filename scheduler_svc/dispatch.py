@@ -7,20 +7,22 @@ from functools import partial
 
 import structlog
 
-from penstock.domain.errors import ErrorCode, PoisonMessageError
-from penstock.domain.finish import CancelReason, RequestError
-from penstock.domain.request import format_request_id
-from penstock.domain.rows import unstarted_rows
+from contract.domain.errors import ErrorCode, PoisonMessageError
+from contract.domain.finish import CancelReason, RequestError
+from contract.domain.request import format_request_id
+from contract.domain.rows import unstarted_rows
+from contract.domain.timeline import Computed
 from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.claiming import ASK_AGAIN_NS, CLAIM_COUNT, Claiming, number
 from scheduler_svc.core.history import History, continued, diverged_rows, restore
+from scheduler_svc.core.models import Absences
 from scheduler_svc.core.rows import cancel_error, finish_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import StepError
 from scheduler_svc.gathering import Gathering
 from scheduler_svc.metrics import Meters
 from scheduler_svc.pairing import (
-    Link,
+    PairedWorker,
     Pairings,
     dead_schedulers,
     gap_plan,
@@ -28,6 +30,7 @@ from scheduler_svc.pairing import (
     is_bereft,
     is_waited_for,
     serves_elsewhere,
+    staying_schedulers,
 )
 from scheduler_svc.pending import Pending
 from scheduler_svc.settings import SchedulerSettings
@@ -40,17 +43,20 @@ from scheduler_svc.wire import (
     decode_worker_info,
     encode_plan,
     encode_rows,
+    model_digest_of,
     num_samples,
     read_loaded,
 )
 from servicekit.bus import keys
 from servicekit.bus.calls import (
     NOT_YET,
+    UNWANTED,
     Append,
     Claim,
     Claimed,
     Commit,
     Entry,
+    HandOver,
     Load,
     Loaded,
     LogBacklogs,
@@ -67,6 +73,7 @@ from servicekit.bus.calls import (
     Surveyed,
     Take,
     Unpair,
+    Unwanted,
     WorkerEntry,
 )
 from servicekit.bus.dead_letters import dead_letter
@@ -93,7 +100,7 @@ class Dispatcher:
         self.is_filling = False  # more plans may follow those that were just made
         self.due_ns = 0  # when the next plan is made that waits for its time, monotonic; 0: none does
         self.is_gathering = False  # a plan waits for requests that are on their way
-        self._window = settings.window
+        self._window = settings.plans_in_flight
         self._backlogs = Backlogs(settings.max_log_backlog)
         self._keys = names
         self._meters = meters
@@ -103,17 +110,21 @@ class Dispatcher:
         self._claiming = Claiming()
         self._roster = Roster()
         self._must_look = False  # for what is owned and was not loaded
+        self._gone = Absences(round(settings.model_gone_s * 1e9))  # from the pool
+        self._elsewhere = Absences(HAND_OVER_NS)  # from this scheduler's workers
+        self._model_gone_s = settings.model_gone_s
         self._survey_ns = self._linked_ns = 0
+        self._begun_ns = time.time_ns()
         self._is_draining = False
 
     @property
     def is_done(self) -> bool:
-        """Whether no request is held and everything was told."""
+        """Return whether no request is held and everything was told."""
         return not self.scheduler.requests and not self.outbox and not self._shards.has_rows
 
     def send_again(self) -> None:
         """After answers were lost: send what must arrive, and look for what a claim or a take may have brought."""
-        repeated = (Commit, Append, Strike)
+        repeated = (Commit, Append, Strike, HandOver)
         self.outbox = [each for each in self.outbox if isinstance(each.call, repeated)]
         self.outbox.append(Pending(Owned(self.sid), self._found_owned))
         self._roster.forget()
@@ -195,13 +206,13 @@ class Dispatcher:
             self._claiming.hint(entry)
 
     def positions(self) -> dict[bytes, bytes]:
-        """The streams to read, and behind which entries."""
+        """The streams to read, and after which entries."""
         links = self.pairings.links.values()
         return self._positions | {self._keys.results(link.worker): link.position for link in links}
 
     # Results and cancels.
 
-    def _receive_result(self, link: Link, entry: Entry) -> bool:
+    def _receive_result(self, link: PairedWorker, entry: Entry) -> bool:
         """Apply one result; false if the epoch is over by it."""
         now_ns, start_s = time.time_ns(), time.perf_counter()
         stream = f"results:{link.worker}"
@@ -222,7 +233,7 @@ class Dispatcher:
             return False
         link.heard_ns = time.monotonic_ns()
         link.pacing.answer(received.result.step, received.result.step_ns, received.slack_ns, link.heard_ns)
-        self._shards.log(rows, link.incarnation, received.result.step)
+        self._shards.log(rows, Computed(link.worker, link.incarnation, received.result.step))
         self._meters.results.observe(received.sent_ns, now_ns, time.perf_counter() - start_s)
         return True
 
@@ -234,7 +245,9 @@ class Dispatcher:
             self._bury("cancels", entry.fields, str(error))
             return
         self._shards.log(self.scheduler.cancel(request_id, reason, now_ns, sequence))
-        self._meters.cancels.observe(number(entry, keys.SENT_NS), now_ns, time.perf_counter() - start_s)
+        sent_ns = number(entry, keys.SENT_NS)
+        if sent_ns >= self._begun_ns:  # older ones did not wait for this scheduler: others heard them before
+            self._meters.cancels.observe(sent_ns, now_ns, time.perf_counter() - start_s)
 
     def _end_epoch(self, worker: str) -> None:
         """The worker's sequences wait again; the worker is told by the next survey and begins anew."""
@@ -242,7 +255,7 @@ class Dispatcher:
         self.pairings.end(worker)
         self._survey_ns = 0
 
-    def _strike(self, link: Link) -> None:
+    def _strike(self, link: PairedWorker) -> None:
         """What the worker was computing may be the reason why it is lost."""
         struck, rows = self.scheduler.strike(link.worker)
         self._meters.recoveries.lose("worker", link.heard_ns, [each.request_id for each in struck])
@@ -274,7 +287,7 @@ class Dispatcher:
             request_id, shard = request.request_id, self._shard()
             error = cancel_error(CancelReason(request.cancel_reason or CancelReason.DEADLINE))
             rows = unstarted_rows(request_id, num_samples(request.body), error)
-            payload = encode_rows(rows, self.sid, b"", 0, time.time_ns())
+            payload = encode_rows(rows, self.sid, Computed(sent_ns=time.time_ns()))
             self.outbox.append(Pending(Reject(request_id, b"", shard, payload)))
 
     def _found_owned(self, request_ids: list[bytes]) -> None:
@@ -292,7 +305,7 @@ class Dispatcher:
             self._found_owned(request_ids)
 
     def _loaded(self, loaded: Loaded | Settling) -> None:
-        """Go on with requests that another session began, behind what checkpoints and log hold of them."""
+        """Go on with requests that another session began, after what checkpoints and log hold of them."""
         if loaded is NOT_YET:
             self._must_look = True
             return
@@ -300,13 +313,13 @@ class Dispatcher:
             self._add(request, histories)
 
     def _add(self, stored: StoredRequest, histories: Sequence[History] = ()) -> None:
-        """Hand a request to the core, behind what is known of it: by the log, and by its gateway if that is more."""
+        """Hand a request to the core, after what is known of it: by the log, and by its gateway if that is more."""
         now_ns, start_s = time.time_ns(), time.perf_counter()
         request_id = stored.request_id
         self._shards.open(request_id, stored.shard or 0)
         try:
             request = decode_request(request_id, stored.header, stored.body, stored.meta)
-            witness = decode_witness(stored.witness)
+            witness, told = decode_witness(stored.witness, request.n)
         except PoisonMessageError as error:
             self._bury("requests", {keys.REQUEST: request_id}, str(error))
             failure = RequestError(ErrorCode.INTERNAL, "the request was damaged on its way; send it again")
@@ -314,7 +327,11 @@ class Dispatcher:
             return
         if histories or witness:
             histories = histories or [History() for _ in range(request.n)]
-            lacking = restore(request_id, histories, witness, partial(finish_of, request))
+            began_on = (history.model_digest for history in histories if history.model_digest)
+            model_digest = next(began_on, stored.model_digest)
+            lacking = restore(
+                request_id, histories, witness, told, partial(finish_of, request), model_digest=model_digest
+            )
             if lacking is None:
                 _log.error("what was logged and what was delivered differ", request_id=format_request_id(request_id))
                 self._shards.log(diverged_rows(request_id, histories))
@@ -337,6 +354,8 @@ class Dispatcher:
 
     def _surveyed(self, surveyed: Surveyed | None) -> None:
         now_s = time.monotonic()
+        # Another scheduler may have handed requests over.
+        self._must_look |= surveyed is not None and any(each.sid == self.sid for each in surveyed.sessions)
         if self._roster.note(surveyed, now_s):
             self._survey(self._roster.workers(), self._roster.sessions(now_s))
         else:
@@ -355,8 +374,11 @@ class Dispatcher:
         for entry in self.pairings.to_end(workers, sid, now_ns):
             plan = encode_plan(gap_plan(), sid, entry.incarnation, time.time_ns())
             self.outbox.append(Pending(Commit(sid, (), entry.worker, plan)))
-        for name in self.pairings.to_pair(workers, sessions, sid):
+        wanted = self.pairings.to_pair(workers, sessions, sid, now_ns)
+        for name in wanted:
             self.outbox.append(Pending(Pair(sid, name), partial(self._paired, name)))
+        for name in set(self.pairings.unserved(workers, sid)).difference(wanted):
+            self.outbox.append(Pending(Unpair(sid, name)))
         if self.pairings.has_one_for_another(workers, sessions):
             self._give_back(min(self.pairings.links, key=lambda name: self.scheduler.workers[name].num_running), now_ns)
         if self.pairings.links or not serves_elsewhere(workers, sid):
@@ -368,6 +390,33 @@ class Dispatcher:
             _log.warning("no worker is left for this scheduler: handing its requests to others")
             self.is_leaving = True
         self.is_leaving |= self._is_draining and is_waited_for(workers, sessions, sid)
+        self._follow_models(workers, sessions, now_ns)
+
+    def _follow_models(self, workers: list[WorkerEntry], sessions: list[SessionInfo], now_ns: int) -> None:
+        """Hand over or end the requests whose model no worker of this scheduler has."""
+        wanted = self.scheduler.models
+        living = {entry: model_digest_of(entry) for entry in workers if entry.alive} if wanted else {}
+        present = {each for each in living.values() if each is not None}
+        for model_digest in self._gone.note(wanted, present, now_ns):
+            _log.error("requests end: no worker has their model any more", model_digest=model_digest.hex())
+            self._shards.log(self.scheduler.abandon(model_digest, self._model_gone_s))
+        here = {link.offer.model_digest for link in self.pairings.links.values()}
+        others = staying_schedulers(sessions) - {self.sid}
+        for model_digest in self._elsewhere.note(wanted, here, now_ns):
+            owners = [entry.owner for entry, model in living.items() if model == model_digest and entry.owner in others]
+            if owners and owners[0] is not None:
+                self._hand_over(model_digest, owners[0])
+
+    def _hand_over(self, model_digest: bytes, receiver: bytes) -> None:
+        request_ids = tuple(self.scheduler.of_model(model_digest))
+        _log.info("hands requests to another scheduler, whose workers have their model", count=len(request_ids))
+        self.scheduler.hand_over(request_ids)
+        self.outbox.append(Pending(HandOver(self.sid, receiver, request_ids), partial(self._handed_over, request_ids)))
+
+    def _handed_over(self, request_ids: tuple[bytes, ...], gone: list[bytes]) -> None:
+        """Load again the requests that the other scheduler did not get, since it has died."""
+        if left := [each for each in request_ids if each not in set(gone)]:
+            self._found_owned(left)
 
     def _give_back(self, worker: str, now_ns: int) -> None:
         _log.info("gave a worker to another scheduler", worker=worker)
@@ -375,7 +424,11 @@ class Dispatcher:
         self.pairings.give_back(worker, now_ns)
         self.outbox.append(Pending(Unpair(self.sid, worker)))
 
-    def _paired(self, worker: str, pairing: Pairing | None) -> None:
+    def _paired(self, worker: str, pairing: Pairing | Unwanted | None) -> None:
+        if pairing is UNWANTED:
+            if self.pairings.put_off(worker, time.monotonic_ns()):
+                _log.error("a worker is not taken in: the pool serves two other models already", worker=worker)
+            return
         if pairing is None or worker in self.pairings.links or self.pairings.has_ended(pairing.incarnation):
             return
         try:
@@ -384,10 +437,11 @@ class Dispatcher:
             self._bury(f"worker:{worker}", {keys.PAYLOAD: pairing.info}, str(error))
             self.pairings.refuse(pairing.incarnation)
             return
-        self.pairings.begin(Link(worker, pairing.incarnation, offer, pairing.results_after))
-        self._shards.log(self.scheduler.add_worker(worker, offer.limits))
+        self.pairings.begin(PairedWorker(worker, pairing.incarnation, offer, pairing.results_after))
+        self._shards.log(self.scheduler.add_worker(worker, offer.limits, offer.model_digest))
         self._claiming.is_due = True
-        _log.info("paired", worker=worker, model=offer.model, num_blocks=offer.limits.num_blocks)
+        digest, num_blocks = offer.model_digest.hex(), offer.limits.num_blocks
+        _log.info("paired", worker=worker, model=offer.model, model_digest=digest, num_blocks=num_blocks)
 
     # The log.
 
@@ -401,7 +455,7 @@ class Dispatcher:
     def _homes(self) -> list[int]:
         return [self._shards.home(link.offer) for link in self.pairings.links.values()]
 
-    def _written_by(self, link: Link) -> set[int]:
+    def _written_by(self, link: PairedWorker) -> set[int]:
         """The shards that a worker's next steps write."""
         running = self.scheduler.workers[link.worker].running()
         return self._shards.of(sequence.request.request_id for sequence in running) | {self._shards.home(link.offer)}

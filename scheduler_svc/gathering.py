@@ -1,4 +1,4 @@
-"""Whether a plan waits a moment for requests that are known to be on their way.
+"""Return whether a plan waits a moment for requests that are known to be on their way.
 
 A step that begins prompts costs a fixed time besides that of its tokens, and what has just missed a plan waits until
 its step has ended. So while there is room for requests that were submitted and are not here yet, a plan waits: on a
@@ -35,7 +35,7 @@ class Gathering:
         self._since_ns.pop(worker_id, None)
 
     def waits(self, worker: WorkerState, now_ns: int) -> bool:
-        """Whether the plan that could be made now is made later."""
+        """Return whether the plan that could be made now is made later."""
         if not self._num_coming or self._num_tokens >= worker.max_num_batched_tokens:
             return False
         since_ns = self._since_ns.setdefault(worker.worker_id, now_ns)

@@ -1,37 +1,67 @@
 """A scheduler's stats as Prometheus metrics."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.domain.plan import StepPlan
-from scheduler_svc.core.stats import SchedulerStats
-from servicekit.hops import Hop, cumulative
-from servicekit.recovery import Recoveries
+from contract.domain.histogram import Histogram
+from contract.domain.plan import StepPlan
+from scheduler_svc.core.rows import OUTCOMES
+from scheduler_svc.core.stats import SchedulerStats, WorkerStats
+from servicekit.hops import Hop, hop_families
+from servicekit.metric_families import CounterFamily, Family, GaugeFamily, HistogramFamily, dead_letters
+from servicekit.pool_stats import POOL_FAMILIES
+from servicekit.recovery import Recoveries, recovery_family
 
 SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 _STREAMS = ("requests", "results", "cancels", "worker")  # `worker`: what one says of itself when it is paired
 
+PROMPT_TOKENS = CounterFamily("penstock_prompt_tokens_total", "Tokens of the prompts of requests that got a slot.")
+GENERATED_TOKENS = CounterFamily("penstock_generated_tokens_total", "Output tokens.")
+CACHED_TOKENS = CounterFamily("penstock_cached_tokens_total", "Tokens of prompts that were found in the prefix cache.")
+DISCARDED_TOKENS = CounterFamily(
+    "penstock_discarded_tokens_total", "Tokens that were sampled for sequences that had ended or were preempted."
+)
+RESTORED_TOKENS = CounterFamily(
+    "penstock_restored_tokens_total", "Tokens that clients had and the log had not, after Redis lost its last writes."
+)
+PREEMPTIONS = CounterFamily("penstock_preemptions_total", "Sequences that were put back for want of KV blocks.")
+QUEUE_TIME = HistogramFamily(
+    "penstock_queue_time_seconds", "Time from a scheduler's claim of a request to its first slot; one for each request."
+)
+FINISHED_REQUESTS = CounterFamily(
+    "penstock_finished_requests_total", "Requests that ended in a scheduler, where stop strings are not looked for.",
+    {"outcome": tuple(OUTCOMES)},
+)  # fmt: skip
+SEQUENCES = GaugeFamily("penstock_sequences", "Sequences of a scheduler.", {"state": ("waiting", "running")})
+KV_BLOCKS = GaugeFamily(
+    "penstock_kv_blocks",
+    "KV blocks of a worker: used by sequences; cached: free, with content that can be found again; free.",
+    {"worker": (), "state": ("used", "cached", "free")},
+)
+PLANS_IN_FLIGHT = GaugeFamily("penstock_plans_in_flight", "Plans sent to a worker and not answered.", {"worker": ()})
+LOG_BACKLOG = GaugeFamily(
+    "penstock_log_backlog",
+    "Entries of a shard's log that its detokenizer has not read; beyond `--max-log-backlog` no steps are "
+    "planned for it.",
+    {"shard": ()},
+)
+BATCH_SEQUENCES = HistogramFamily("penstock_batch_sequences", "Sequences of a step.")
+STEP_TOKENS = HistogramFamily("penstock_step_tokens", "Tokens of a step.")
+DEAD_LETTERS = dead_letters(*_STREAMS)
 
-class Sizes:
-    """How large things were: counts in powers of two. One thread observes; any thread may read."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SIZE_BOUNDS) + 1)
-        self.total = 0
-
-    def observe(self, size: int) -> None:
-        """One more of this size."""
-        self.counts[bisect_left(SIZE_BOUNDS, size)] += 1
-        self.total += size
+FAMILIES: tuple[Family, ...] = (
+    *POOL_FAMILIES,
+    *hop_families("results", "requests", "cancels"),
+    recovery_family("worker", "scheduler"),
+    *(PROMPT_TOKENS, GENERATED_TOKENS, CACHED_TOKENS, DISCARDED_TOKENS, RESTORED_TOKENS, PREEMPTIONS, QUEUE_TIME),
+    *(FINISHED_REQUESTS, SEQUENCES, KV_BLOCKS, PLANS_IN_FLIGHT, LOG_BACKLOG, BATCH_SEQUENCES, STEP_TOKENS),
+    DEAD_LETTERS,
+)
 
 
 @dataclass(slots=True)
@@ -41,8 +71,8 @@ class Meters:
     results: Hop = field(default_factory=lambda: Hop("results"))
     requests: Hop = field(default_factory=lambda: Hop("requests"))
     cancels: Hop = field(default_factory=lambda: Hop("cancels"))
-    batch_sequences: Sizes = field(default_factory=Sizes)
-    step_tokens: Sizes = field(default_factory=Sizes)
+    batch_sequences: Histogram = field(default_factory=lambda: Histogram(SIZE_BOUNDS))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(SIZE_BOUNDS))
     recoveries: Recoveries = field(default_factory=lambda: Recoveries("worker", "scheduler"))
     num_restored_tokens: int = 0  # that clients had and the log did not
     dead_letters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_STREAMS, 0)))  # by stream
@@ -71,59 +101,30 @@ class SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
-        stats = self._stats()
+        stats, meters = self._stats(), self._meters
         totals = stats.counters
-        for name, text, value in (
-            ("penstock_prompt_tokens", "Prompt tokens of admitted requests.", totals.num_prompt_tokens),
-            ("penstock_generated_tokens", "Output tokens.", totals.num_generated_tokens),
-            ("penstock_cached_tokens", "Prompt tokens found in the prefix cache.", totals.num_cached_tokens),
-            ("penstock_wasted_tokens", "Tokens sampled for sequences that had left.", totals.num_wasted_tokens),
-            (
-                "penstock_restored_tokens",
-                "Tokens that clients had and the log had lost.",
-                self._meters.num_restored_tokens,
-            ),
-            ("penstock_preemptions", "Sequences put back for want of blocks.", totals.num_preemptions),
-            ("penstock_admitted_requests", "Requests that got their first slot.", totals.num_admitted_requests),
-            ("penstock_admission_wait_seconds", "Their time from claim to slot, summed.", totals.waiting_ns / 1e9),
-        ):
-            yield CounterMetricFamily(name, text, value=value)
-        finished = CounterMetricFamily("penstock_finished_requests", "Ended here, by outcome.", labels=["outcome"])
-        for outcome, count in totals.num_finished_requests.items():
-            finished.add_metric([outcome], count)
-        yield finished
-        sequences = GaugeMetricFamily("penstock_sequences", "Sequences by state.", labels=["state"])
-        sequences.add_metric(["waiting"], stats.num_waiting_seqs)
-        sequences.add_metric(["running"], stats.num_running_seqs)
-        yield sequences
-        yield from _worker_metrics(stats)
-        backlogs = GaugeMetricFamily(
-            "penstock_log_backlog", "Entries of a shard's log that its detokenizer has not read.", labels=["shard"]
-        )
-        for shard, length in self._meters.log_backlogs.items():
-            backlogs.add_metric([str(shard)], length)
-        yield backlogs
-        yield _histogram("penstock_batch_sequences", "Sequences of a step.", self._meters.batch_sequences)
-        yield _histogram("penstock_step_tokens", "Tokens of a step.", self._meters.step_tokens)
-        dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
-        for stream, count in list(self._meters.dead_letters.items()):
-            dead.add_metric([stream], count)
-        yield dead
+        yield PROMPT_TOKENS.of(totals.num_prompt_tokens)
+        yield GENERATED_TOKENS.of(totals.num_generated_tokens)
+        yield CACHED_TOKENS.of(totals.num_cached_tokens)
+        yield DISCARDED_TOKENS.of(totals.num_discarded_tokens)
+        yield RESTORED_TOKENS.of(meters.num_restored_tokens)
+        yield PREEMPTIONS.of(totals.num_preemptions)
+        yield QUEUE_TIME.of(totals.queue_time)
+        yield FINISHED_REQUESTS.by(totals.num_finished_requests)
+        yield SEQUENCES.by({"waiting": stats.num_waiting_seqs, "running": stats.num_running_seqs})
+        yield KV_BLOCKS.by(_kv_blocks(stats.workers))
+        yield PLANS_IN_FLIGHT.by({name: worker.num_plans_in_flight for name, worker in stats.workers.items()})
+        yield LOG_BACKLOG.by({str(shard): length for shard, length in meters.log_backlogs.items()})
+        yield BATCH_SEQUENCES.of(meters.batch_sequences)
+        yield STEP_TOKENS.of(meters.step_tokens)
+        yield DEAD_LETTERS.by(dict(meters.dead_letters))
 
 
-def _worker_metrics(stats: SchedulerStats) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily("penstock_kv_blocks", "KV blocks by state.", labels=["worker", "state"])
-    plans = GaugeMetricFamily("penstock_plans_in_flight", "Plans sent and not answered.", labels=["worker"])
-    for name, worker in stats.workers.items():
-        blocks.add_metric([name, "used"], worker.num_used_blocks)
-        blocks.add_metric([name, "cached"], worker.num_cached_blocks)
-        blocks.add_metric([name, "free"], worker.num_free_blocks - worker.num_cached_blocks)
-        plans.add_metric([name], worker.num_plans_in_flight)
-    yield blocks
-    yield plans
-
-
-def _histogram(name: str, documentation: str, sizes: Sizes) -> Metric:
-    family = HistogramMetricFamily(name, documentation)
-    family.add_metric([], cumulative(SIZE_BOUNDS, list(sizes.counts)), sizes.total)
-    return family
+def _kv_blocks(workers: Mapping[str, WorkerStats]) -> dict[tuple[str, str], int]:
+    """Blocks by worker and state."""
+    blocks: dict[tuple[str, str], int] = {}
+    for name, worker in workers.items():
+        blocks[name, "used"] = worker.num_used_blocks
+        blocks[name, "cached"] = worker.num_cached_blocks
+        blocks[name, "free"] = worker.num_free_blocks - worker.num_cached_blocks
+    return blocks

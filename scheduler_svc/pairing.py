@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.domain.plan import StepPlan
+from contract.domain.plan import StepPlan
 from scheduler_svc.core.pacing import Pacing
 from scheduler_svc.wire import WorkerOffer
 from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
@@ -19,7 +19,7 @@ _REPEAT_NS = 2 * 10**9
 
 
 @dataclass(slots=True)
-class Link:
+class PairedWorker:
     """One worker in one epoch."""
 
     worker: str
@@ -34,12 +34,14 @@ class Pairings:
     """The links, and what a survey of the pool says about them."""
 
     def __init__(self) -> None:
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, PairedWorker] = {}
         self._ended: dict[bytes, int] = {}  # incarnations whose epoch is over → when they were last told
+        self._put_off: dict[str, int] = {}  # workers that the pool does not take in → when to ask again
         self.is_worker_alive = True  # whether the pool has any; until it was surveyed, it may
 
-    def begin(self, link: Link) -> None:
+    def begin(self, link: PairedWorker) -> None:
         """An epoch begins."""
+        self._put_off.pop(link.worker, None)
         self.links[link.worker] = link
 
     def end(self, worker: str) -> None:
@@ -54,8 +56,14 @@ class Pairings:
         """Do not pair with this incarnation: it cannot be worked with, and telling it would not change that."""
         self._ended[incarnation] = 2**63
 
+    def put_off(self, worker: str, now_ns: int) -> bool:
+        """Ask again later: the pool has other models. True: this is the first time."""
+        is_new = worker not in self._put_off
+        self._put_off[worker] = now_ns + _REPEAT_NS
+        return is_new
+
     def has_ended(self, incarnation: bytes) -> bool:
-        """Whether the epoch of this incarnation is over."""
+        """Return whether the epoch of this incarnation is over."""
         return incarnation in self._ended
 
     def lost(self, workers: Iterable[WorkerEntry], sid: bytes) -> list[str]:
@@ -76,7 +84,7 @@ class Pairings:
         self._ended = {incarnation: when for incarnation, when in self._ended.items() if incarnation in known}
         return told
 
-    def to_pair(self, workers: list[WorkerEntry], sessions: list[SessionInfo], sid: bytes) -> list[str]:
+    def to_pair(self, workers: list[WorkerEntry], sessions: list[SessionInfo], sid: bytes, now_ns: int) -> list[str]:
         """The free workers to pair with now: no more than this scheduler's share of all that live."""
         living = [entry for entry in workers if entry.alive]
         self.is_worker_alive = bool(living)
@@ -84,15 +92,31 @@ class Pairings:
         if staying and sid not in staying:
             return []
         share = _share(living, staying)
+        names = {entry.worker for entry in living}
+        self._put_off = {name: when_ns for name, when_ns in self._put_off.items() if name in names}
         free = [
             entry.worker
             for entry in living
-            if entry.worker not in self.links and entry.owner in (None, sid) and not self.has_ended(entry.incarnation)
+            if entry.worker not in self.links
+            and entry.owner in (None, sid)
+            and not self.has_ended(entry.incarnation)
+            and self._put_off.get(entry.worker, 0) <= now_ns
         ]
         return free[: max(0, share - len(self.links))]
 
+    def unserved(self, workers: Iterable[WorkerEntry], sid: bytes) -> list[str]:
+        """The living workers that the pool says are this scheduler's: the answer to their pairing was lost."""
+        return [
+            entry.worker
+            for entry in workers
+            if entry.alive
+            and entry.owner == sid
+            and entry.worker not in self.links
+            and not self.has_ended(entry.incarnation)
+        ]
+
     def has_one_for_another(self, workers: list[WorkerEntry], sessions: list[SessionInfo]) -> bool:
-        """Whether a scheduler that stays has no worker, while this one has more than its share."""
+        """Return whether a scheduler that stays has no worker, while this one has more than its share."""
         living, staying = [entry for entry in workers if entry.alive], staying_schedulers(sessions)
         is_one_without = bool(staying - {entry.owner for entry in living})
         return is_one_without and len(self.links) > _share(living, staying)
@@ -109,24 +133,24 @@ def _share(living: list[WorkerEntry], staying: set[bytes]) -> int:
 
 
 def is_bereft(workers: Iterable[WorkerEntry], sid: bytes) -> bool:
-    """Whether all workers that live are others': there is none to wait for."""
+    """Return whether all workers that live are others': there is none to wait for."""
     living = [entry for entry in workers if entry.alive]
     return bool(living) and all(entry.owner not in (None, sid) for entry in living)
 
 
 def serves_elsewhere(workers: Iterable[WorkerEntry], sid: bytes) -> bool:
-    """Whether another scheduler has a worker that lives."""
+    """Return whether another scheduler has a worker that lives."""
     return any(entry.alive and entry.owner not in (None, sid) for entry in workers)
 
 
 def is_waited_for(workers: Iterable[WorkerEntry], sessions: Iterable[SessionInfo], sid: bytes) -> bool:
-    """Whether somebody could go on at once with what a draining scheduler holds, and only lacks its workers."""
+    """Return whether somebody could go on at once with what a draining scheduler holds, and only lacks its workers."""
     successors = staying_schedulers(sessions) - {sid}
     return bool(successors) and not any(entry.alive and entry.owner in successors for entry in workers)
 
 
 def has_died(incarnation: bytes, sessions: Iterable[SessionInfo]) -> bool:
-    """Whether a worker's session has run out, other than by leaving in order."""
+    """Return whether a worker's session has run out, other than by leaving in order."""
     session = next((session for session in sessions if session.sid == incarnation), None)
     return session is None or not (session.alive or session.left)
 
@@ -141,5 +165,5 @@ def dead_schedulers(sessions: list[SessionInfo], sid: bytes) -> list[SessionInfo
     return [s for s in sessions if s.kind is SessionKind.SCHEDULER and not s.alive and s.sid != sid]
 
 
-def _belongs(entry: WorkerEntry | None, link: Link, sid: bytes) -> bool:
+def _belongs(entry: WorkerEntry | None, link: PairedWorker, sid: bytes) -> bool:
     return entry is not None and entry.alive and entry.incarnation == link.incarnation and entry.owner == sid

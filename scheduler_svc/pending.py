@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from servicekit.bus.calls import Append, Call, Claim, Commit, Load, Owned, Renew, Strike
+from servicekit.bus.calls import Append, Call, Claim, Commit, HandOver, Load, Owned, Renew, Strike
 
 
 class Pending(NamedTuple):
@@ -14,11 +14,11 @@ class Pending(NamedTuple):
 
     @property
     def may_wait(self) -> bool:
-        """Whether its answer leads to no work, so that it may come after a blocking read."""
+        """Return whether its answer leads to no work, so that it may come after a blocking read."""
         return isinstance(self.call, Commit | Renew | Append | Strike)
 
     def is_fenced(self, answer: Any) -> bool:
-        """Whether an answer says that the session is active no more."""
+        """Return whether an answer says that the session is active no more."""
         if isinstance(self.call, Commit | Renew | Strike):
             return not answer
-        return isinstance(self.call, Claim | Owned | Load) and answer is None
+        return isinstance(self.call, Claim | Owned | Load | HandOver) and answer is None

@@ -18,6 +18,7 @@ from servicekit.bus.calls import Read, SessionKind
 from servicekit.doorbell import Doorbell
 from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.pool_stats import Hold, PoolCollector, PoolStats
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address
 from servicekit.shape import pool_shape
@@ -47,6 +48,7 @@ class SchedulerService:
         self._session: Session
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self.meters = Meters()
+        self._pool_stats = PoolStats()
         self._dispatcher = self._new_dispatcher(b"")
 
     def _new_dispatcher(self, sid: bytes) -> Dispatcher:
@@ -66,10 +68,15 @@ class SchedulerService:
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [SchedulerCollector(self.stats, self.meters), HopCollector(self.meters.hops), self.meters.recoveries]
+        return [
+            SchedulerCollector(self.stats, self.meters),
+            HopCollector(self.meters.hops),
+            PoolCollector(lambda: [Hold(self._bus.keys.pool, self._pool_stats, self._bus.call_times)]),
+            self.meters.recoveries,
+        ]
 
     def is_ready(self) -> bool:
-        """Whether it takes new work."""
+        """Return whether it takes new work."""
         return self._is_connected and not self._is_draining
 
     def last_progress_ns(self) -> int:
@@ -124,7 +131,7 @@ class SchedulerService:
                 "prompt_tokens_total": stats.counters.num_prompt_tokens,
                 "generated_tokens_total": stats.counters.num_generated_tokens,
                 "cached_tokens_total": stats.counters.num_cached_tokens,
-                "takes_priorities": float(self._settings.policy != "fcfs"),  # read by gateways
+                "takes_priorities": float(self._settings.scheduling_policy != "fcfs"),  # read by gateways
             },
             hops=self.meters.hops,
         )
@@ -145,6 +152,7 @@ class SchedulerService:
             stop=stop.now,
             survives_restarts=False,  # what is held may be more than what the server still has
             shape=pool_shape(self._settings.num_shards),
+            stats=self._pool_stats,
         )
         try:
             self._session.connect(stop.draining)
@@ -174,7 +182,10 @@ class SchedulerService:
         if renewal := self._session.tick(time.monotonic()):
             status = self.status().SerializeToString()
             draining = self._is_draining
-            dispatcher.outbox.append(Pending(dataclasses.replace(renewal, status=status, draining=draining)))
+            with self._lock:
+                models = b"".join(sorted(dispatcher.scheduler.models))
+            renewal = dataclasses.replace(renewal, status=status, draining=draining, models=models)
+            dispatcher.outbox.append(Pending(renewal))
         with self._lock:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)

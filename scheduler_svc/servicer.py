@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.request import format_request_id, parse_request_id
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.request import format_request_id, parse_request_id
+from contract.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.core.introspection import RequestInfo
 from scheduler_svc.service import SchedulerService
 

@@ -18,17 +18,18 @@ _WEIGHT = r"=(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?$"  # above 0
 class SchedulerSettings(ServiceSettings):
     """Settings of `scheduler_svc`."""
 
-    policy: Literal["fcfs", "priority", "fair"] = field(
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = field(
         default="fcfs",
         metadata={
             "help": "who is served first: by arrival; by priority, then arrival; by priority, then tenants' shares"
         },
     )
     tenant_weights: tuple[Annotated[str, msgspec.Meta(pattern=_WEIGHT)], ...] = field(
-        default=(), metadata={"help": "shares of tenants under the policy fair, as name=2,other=0.5; 1 unless named"}
+        default=(),
+        metadata={"help": "shares of tenants under the scheduling policy fair, as name=2,other=0.5; 1 unless named"},
     )
-    window: Annotated[int, msgspec.Meta(ge=1, le=64)] = field(
-        default=2, metadata={"help": "plans in flight per worker"}
+    plans_in_flight: Annotated[int, msgspec.Meta(ge=1, le=64)] = field(
+        default=2, metadata={"help": "steps of a worker that are planned before their results come"}
     )
     short_step_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = field(
         default=1500, metadata={"help": "microseconds: one plan more is in flight while steps take less"}
@@ -73,6 +74,13 @@ class SchedulerSettings(ServiceSettings):
         default=16_384,
         metadata={"help": "entries that a detokenizer may be behind; beyond it no steps are planned that write more"},
     )
+    model_gone_s: Annotated[float, msgspec.Meta(ge=1)] = field(
+        default=600.0,
+        metadata={
+            "help": "seconds without a worker of the model that a request began on, while workers of another are "
+            "there, after which the request ends with an error"
+        },
+    )
     busy_poll_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = field(
         default_factory=lambda: BUSY_POLL_US if num_cores() >= POLLING_CORES else 0,
         metadata={"help": "microseconds for which a result is looked for before sleeping: saves a wake-up each step"},
@@ -83,13 +91,13 @@ class SchedulerSettings(ServiceSettings):
         """The core's part."""
         weights = (entry.rpartition("=") for entry in self.tenant_weights)
         return SchedulerConfig(
-            policy=self.policy,
-            window=self.window,
+            scheduling_policy=self.scheduling_policy,
+            plans_in_flight=self.plans_in_flight,
             short_step_us=self.short_step_us,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             share_prefixes_between_tenants=self.share_prefixes_between_tenants,
-            max_waiting=self.max_waiting_seqs,
+            max_waiting_seqs=self.max_waiting_seqs,
             admit_every=self.admit_every,
             tenant_weights={tenant: float(weight) for tenant, _, weight in weights},
             tolerance=Tolerance(self.max_strikes, self.max_strikes_alone, self.forgiven_after_tokens),

@@ -5,11 +5,13 @@ from collections.abc import Collection, Container, Iterable, Sequence
 
 import numpy as np
 
-from penstock.domain.rows import TokenRows
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
 from scheduler_svc.core.rows import select_rows
 from scheduler_svc.wire import WorkerOffer, encode_rows
 from servicekit.bus.calls import Commit
 
+_NOBODY = Computed()
 _MAX_ENDED = 4096  # requests that may be remembered in any case
 
 
@@ -26,7 +28,7 @@ class Shards:
 
     @property
     def has_rows(self) -> bool:
-        """Whether rows wait for a commit."""
+        """Return whether rows wait for a commit."""
         return bool(self._rows)
 
     def open(self, request_id: bytes, shard: int) -> None:
@@ -57,15 +59,15 @@ class Shards:
         open_ones = [shard for shard in homes if shard not in behind] or homes
         return open_ones[self._turn % len(open_ones)]
 
-    def log(self, rows: TokenRows, incarnation: bytes = b"", step: int = 0) -> None:
-        """Put rows into the next commit, each into its request's shard; of a result also who computed it, and when."""
+    def log(self, rows: TokenRows, computed: Computed = _NOBODY) -> None:
+        """Put rows into the next commit, each into its request's shard; of a result also who computed it."""
         if not len(rows):
             return
         shards = [self._by_request.get(request_id, 0) for request_id in rows.request_ids]
         distinct = set(shards)
         for shard in distinct:
             part = rows if len(distinct) == 1 else select_rows(rows, np.array(shards) == shard)
-            self._rows.append((shard, encode_rows(part, self._sid, incarnation, step, time.time_ns())))
+            self._rows.append((shard, encode_rows(part, self._sid, computed._replace(sent_ns=time.time_ns()))))
 
     def commits(self, plans: Sequence[tuple[str, bytes]], started: Sequence[bytes]) -> list[Commit]:
         """What carries all rows and these plans, each (worker, penstock.v1.StepPlan), in which `started` have slots.

@@ -1,26 +1,28 @@
 """Protobuf to domain and back: requests, plans, results and the rows of the log."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.errors import PenstockError, PoisonMessageError
-from penstock.domain.finish import CancelReason, RequestError
-from penstock.domain.params import MAX_N, Sampling
-from penstock.domain.plan import U32, Admission, StepPlan, StepResult
-from penstock.domain.rows import TokenRows
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
-from penstock.wire import tokens
-from penstock.wire.requests import decode_sampling, decode_stopping, encode_sampling
+from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.finish import CancelReason, RequestError
+from contract.domain.logprob_records import unpack_records
+from contract.domain.params import MAX_N, Sampling
+from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
+from contract.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
+from contract.wire import tokens
+from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 from servicekit.bus import keys
-from servicekit.bus.calls import Loaded, StoredRequest
+from servicekit.bus.calls import Loaded, StoredRequest, WorkerEntry
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
@@ -81,8 +83,10 @@ class WorkerOffer:
     model: str
     limits: WorkerLimits
     home_shard: int
+    model_digest: bytes = b""
 
 
+@lru_cache(1024)
 def decode_worker_info(payload: bytes) -> WorkerOffer:
     """A WorkerInfo.
 
@@ -100,7 +104,15 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         limits = WorkerLimits(
             info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, info.max_num_batched_tokens
         )
-    return WorkerOffer(info.model, limits, info.home_shard)
+    return WorkerOffer(info.model, limits, info.home_shard, info.model_digest)
+
+
+def model_digest_of(worker: WorkerEntry) -> bytes | None:
+    """The digest of a worker's model; None: what it says of itself cannot be read."""
+    try:
+        return decode_worker_info(worker.info).model_digest
+    except PoisonMessageError:
+        return None
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -116,9 +128,6 @@ def encode_plan(plan: StepPlan, session: bytes, incarnation: bytes, sent_ns: int
         admissions=[_admission(admission) for admission in plan.admissions],
         append_slots=_packed(plan.append_slots),
         append_blocks=_packed(plan.append_blocks),
-        replace_slots=_packed(plan.replace_slots),
-        replace_indices=_packed(plan.replace_indices),
-        replace_blocks=_packed(plan.replace_blocks),
         copy_sources=_packed(plan.copy_sources),
         copy_targets=_packed(plan.copy_targets),
         slots=_packed(plan.slots),
@@ -198,9 +207,9 @@ def decode_result(payload: bytes) -> ReceivedResult:
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def encode_rows(rows: TokenRows, session: bytes, incarnation: bytes, step: int, sent_ns: int) -> bytes:
-    """A TokenBatch; `incarnation` is empty and `step` 0 for rows outside a step."""
-    return tokens.encode_rows(rows, session, incarnation, step, sent_ns)
+def encode_rows(rows: TokenRows, session: bytes, computed: Computed) -> bytes:
+    """A TokenBatch; of rows outside a step only the time of sending is told."""
+    return tokens.encode_rows(rows, session, computed)
 
 
 def decode_rows(payload: bytes) -> TokenRows:
@@ -225,23 +234,25 @@ def decode_cancel(fields: Mapping[bytes, bytes]) -> tuple[bytes, CancelReason, i
         raise PoisonMessageError(f"not a cancel: {error!r}") from error
 
 
-def decode_witness(witness: Iterable[bytes]) -> list[U32]:
-    """The tokens that a client has, u32[tokens] for each sequence.
+def decode_witness(witness: Sequence[bytes], num_sequences: int) -> tuple[list[U32], list[Logprobs | None]]:
+    """The tokens that a client has, u32[tokens] for each sequence, and the logprobs that it was told of them.
 
     Raises:
         PoisonMessageError: they cannot be read.
     """
     try:
-        return [_u32(each) for each in witness]
+        tokens = [_u32(each) for each in witness[:num_sequences]]
+        records = witness[num_sequences:]
+        return tokens, [unpack_records(each) if each else None for each in records]
     except ValueError as error:
-        raise PoisonMessageError(f"not tokens: {error}") from error
+        raise PoisonMessageError(f"not what a client has: {error}") from error
 
 
 def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> dict[bytes, list[History]]:
     """The histories of the sequences of `wanted` (request id → how many), from TokenBatches in order: checkpoints, log.
 
     A row counts only if position and chain extend what came before; a batch that cannot be read is passed over, as a
-    gap is: what lies behind it is generated again.
+    gap is: what lies after it is generated again.
     """
     histories = {request_id: [History() for _ in range(number)] for request_id, number in wanted.items()}
     for payload in payloads:
@@ -254,7 +265,7 @@ def read_histories(payloads: Iterable[bytes], wanted: Mapping[bytes, int]) -> di
         for request_id, *row in zip(rows.request_ids, *(column.tolist() for column in columns), strict=True):
             of_request = histories.get(request_id)
             if of_request is not None and row[0] < len(of_request):
-                of_request[row[0]].take(*row[1:4], rows.token_ids[row[4] : row[5]])
+                of_request[row[0]].take(*row[1:4], rows.token_ids[row[4] : row[5]], rows.model_digest)
     return histories
 
 

@@ -52,7 +52,7 @@ class Doorbell:
         return Append(self._stream, {keys.SENT_NS: b"%d" % time.time_ns()}, keys.BELL_CAP)
 
     def listen(self, *, is_idle: bool) -> dict[bytes, bytes]:
-        """The stream to read, and behind which entry; empty for who is busy."""
+        """The stream to read, and after which entry; empty for who is busy."""
         return {self._stream: self._position} if is_idle and self._awake_s else {}
 
     def hear(self, entries: Mapping[bytes, list[Entry]]) -> None:

@@ -23,7 +23,7 @@ import structlog
 import uvloop
 from prometheus_client.registry import Collector
 
-from penstock.domain.errors import PenstockError
+from contract.domain.errors import PenstockError
 from servicekit import logs
 from servicekit.bus.calls import SessionKind
 from servicekit.metrics import HealthEndpoint, MetricsEndpoint, make_registry
@@ -115,7 +115,7 @@ class Service(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """Whether it takes new work."""
+        """Return whether it takes new work."""
         ...
 
     def last_progress_ns(self) -> int:
@@ -174,12 +174,12 @@ class _Process:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes new work."""
+        """Return whether it takes new work."""
         return self._is_ready and self.is_alive
 
     @property
     def is_alive(self) -> bool:
-        """Whether its loops make progress."""
+        """Return whether its loops make progress."""
         return self._is_progressing and not self._is_stuck
 
     async def run(self) -> int:

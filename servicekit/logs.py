@@ -19,8 +19,8 @@ _TALKATIVE = ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "grpc")
 
 
 def is_debugging() -> bool:
-    """Whether lines of level debug are written: whoever has one for each request asks first, for to find out by making
-    it takes as long as some of the work.
+    """Return whether lines of level debug are written. Whoever has one for each request asks first: to find out by
+    making it takes as long as some of the work.
     """
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 

@@ -11,9 +11,9 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
-from penstock.v1 import common_pb2
+from contract.domain.api_keys import CONTROL_TOKEN_HEADER
+from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.v1 import common_pb2
 from servicekit.tls import TlsIdentity
 from servicekit.tokens import TokenFile
 

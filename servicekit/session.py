@@ -8,10 +8,11 @@ from typing import Any
 
 import structlog
 
-from penstock.domain.errors import PenstockError
+from contract.domain.errors import PenstockError
 from servicekit.bus import Bus, BusUnavailable, Connection
 from servicekit.bus.calls import Call, Hello, Leave, Renew, Revalidate, SessionKind
 from servicekit.keeper import Keeper
+from servicekit.pool_stats import Loss, PoolStats
 from servicekit.reminder import Reminder
 from servicekit.roster import Roster
 from servicekit.shape import Shape
@@ -54,6 +55,7 @@ class Session:
         patience_s: float = PATIENCE_S,
         survives_restarts: bool = True,
         shape: Shape | None = None,
+        stats: PoolStats | None = None,
     ) -> None:
         """Nothing is connected yet.
 
@@ -68,6 +70,7 @@ class Session:
             survives_restarts: whether the session goes on after a restart of the server, which may have lost what it
                 wrote last. If not, it leaves and a new one begins: what it owned is taken and loaded anew.
             shape: what the service must agree on with all others of the pool.
+            stats: where is counted.
         """
         self._bus = bus
         self._kind = kind
@@ -77,6 +80,7 @@ class Session:
         self._stop = stop or threading.Event()
         self._survives_restarts = survives_restarts
         self._shape = tuple((shape or {}).items())
+        self._stats = stats or PoolStats()
         self._sid = secrets.token_bytes(16)
         self._connection: Connection | None = None
         self._patience_s = patience_s
@@ -87,6 +91,7 @@ class Session:
         self._is_known = False  # whether the pool has ever greeted this session
         self._is_lost = False  # what the next `Recovery` says
         self._is_new_run = False
+        self._term = 0  # of the pool, the latest that was heard of
         self._was_greeted = False  # by this server or another one, in this process's life
         self.roster = Roster()  # who else is there, as its surveys on this connection have told
         self._is_reaching = False
@@ -163,12 +168,15 @@ class Session:
         Raises:
             Stopped: the stop event was set meanwhile.
         """
-        if reason is not None and self._reminder.is_due():
-            _log.warning("lost the bus", reason=str(reason))
+        if reason is not None:
+            self._stats.losses[Loss.UNREACHABLE] += 1
+            if self._reminder.is_due():
+                _log.warning("lost the bus", reason=str(reason))
         return self._reach(self._stop)
 
     def _reach(self, stop: threading.Event) -> Recovery:
         self._is_reaching = True
+        self._stats.is_up = False
         self.roster.forget()
         try:
             if time.monotonic() - self._reached_s < _SOON_S:
@@ -202,6 +210,7 @@ class Session:
                 recovery = Recovery(self._is_lost, self._is_new_run)
                 self._status_at_s = 0.0
                 self._renew_at_s, self._is_lost, self._is_new_run = 0.0, False, False
+                self._stats.is_up = True
                 return recovery
         raise Stopped
 
@@ -217,6 +226,7 @@ class Session:
         if self._keeper is not None:
             self._keeper.stop()
             self._keeper = None
+        self._stats.is_up = False
         if self._connection is None:
             return
         try:
@@ -235,6 +245,7 @@ class Session:
     def _greet(self, connection: Connection) -> None:
         """Says hello until the session is active. May be broken off anywhere and begun again."""
         greeting = connection.call(self._hello(create=not self._is_known))
+        self._term = max(self._term, greeting.term)
         self._is_new_run |= greeting.new_run
         if not greeting.active:
             self._is_new_run = True
@@ -244,8 +255,11 @@ class Session:
                 self._sid = secrets.token_bytes(16)
                 self._is_known = False
                 self._is_lost = True
+                self._stats.losses[Loss.FENCED] += 1
                 connection.call(self._hello(create=True))
+            else:
+                self._stats.losses[Loss.SUSPENDED] += 1
         self._is_known = True
 
     def _hello(self, *, create: bool) -> Hello:
-        return Hello(self._sid, self._kind, self._name, self._address, self._ttl_ms, create, self._shape)
+        return Hello(self._sid, self._kind, self._name, self._address, self._ttl_ms, create, self._shape, self._term)

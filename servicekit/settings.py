@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,9 +24,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-from penstock.domain.api_keys import API_KEY_VARIABLE
-from penstock.domain.errors import ErrorCode, PenstockError
-from servicekit.bus.calls import SessionKind
+from contract.domain.api_keys import API_KEY_VARIABLE
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.kubernetes import ignored_line, injected
 from servicekit.tls_files import TlsFiles
 from servicekit.tokens import TokenFile, open_token
@@ -34,6 +33,7 @@ from servicekit.tokens import TokenFile, open_token
 S = TypeVar("S")
 
 PREFIX = "PENSTOCK_"
+SETTINGS_GROUP = "penstock.settings"  # entry points, one for the settings of each service
 WILDCARD_HOSTS = ("", "0.0.0.0", "::", "*")
 
 # Looking for something without sleeping saves a wake-up; where cores are few, others need the one that looks.
@@ -200,7 +200,7 @@ class Option:
 
     @property
     def is_bool(self) -> bool:
-        """Whether it is a switch without a value."""
+        """Return whether it is a switch without a value."""
         return bool in _alternatives(self.type)
 
     @property
@@ -288,20 +288,10 @@ def add_flags(parser: argparse._ActionsContainer, known: Iterable[Option], *, wi
 
 
 def service_variables() -> set[str]:
-    """The variables of all services that are installed, found where every service keeps them: `{kind}_svc.settings`."""
-    found: set[str] = set()
-    for kind in SessionKind:
-        name = f"{kind.value}_svc.settings"
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-            continue
-        for each in vars(module).values():
-            if isinstance(each, type) and issubclass(each, ServiceSettings):
-                found |= {option.variable for option in options(each).values()}
-    return found
+    """The variables of all services that are installed: each names its settings as an entry point of its package."""
+    return {
+        option.variable for entry in entry_points(group=SETTINGS_GROUP) for option in options(entry.load()).values()
+    }
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -3,13 +3,17 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 
-PROTOCOL = "1"  # of messages and bus functions: raised by a change that services of before cannot live with
+PROTOCOL = "3"  # of messages and bus functions: raised by a change that services of before cannot live with
 
 Shape = Mapping[str, str]  # part → value, both without spaces; a service tells the parts that it knows
 
 
 def pool_shape(
-    num_shards: int, *, vocabulary: Mapping[str, int] | None = None, chat_templates: Mapping[str, str] | None = None
+    num_shards: int,
+    *,
+    vocabulary: Mapping[str, int] | None = None,
+    chat_templates: Mapping[str, str] | None = None,
+    generation_defaults: Mapping[str, object] | None = None,
 ) -> Shape:
     """The parts that a service knows.
 
@@ -17,12 +21,15 @@ def pool_shape(
         num_shards: of the token log.
         vocabulary: token → id, of a service that reads the tokenizer.
         chat_templates: name → source, of one that reads them.
+        generation_defaults: name → value, of one that tells what holds where a request does not say otherwise.
     """
     shape = {"num_shards": str(num_shards), "protocol": PROTOCOL}
     if vocabulary is not None:
         shape["vocabulary"] = _digest((token, str(token_id)) for token, token_id in vocabulary.items())
     if chat_templates is not None:
         shape["chat_template"] = _digest(chat_templates.items())
+    if generation_defaults is not None:
+        shape["generation_defaults"] = _digest((name, str(value)) for name, value in generation_defaults.items())
     return shape
 
 

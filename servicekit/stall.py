@@ -1,4 +1,4 @@
-"""Whether something stands still, judged by somebody who may have been stopped himself."""
+"""Return whether something stands still, judged by somebody who may have been stopped himself."""
 
 SUSPENDED_S = 1.0  # between two looks: the whole process did not run
 _GRACE_S = 1.0  # for what is watched to go on, once the process runs again
@@ -14,7 +14,7 @@ class StallWatch:
         self._awake_s = 0.0
 
     def is_stalled(self, progress_s: float, now_s: float) -> bool:
-        """Whether the last progress was too long ago; the watcher must look at least once a second.
+        """Return whether the last progress was too long ago; the watcher must look at least once a second.
 
         A process that was suspended (SIGSTOP, a host that slept) has made no progress, and is not stalled for that.
         """

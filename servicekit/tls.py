@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import grpc
 import structlog
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.tls_files import TlsFiles
 
 CHECK_S = 1.0  # between two looks at the files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 
 MIN_CHARS = 16
 _logger = structlog.stdlib.get_logger(__name__)

@@ -1,7 +1,35 @@
-"""Before anything imports Triton: without a GPU its kernels run in its interpreter."""
+"""Before anything imports Triton: without a GPU its kernels run in its interpreter. And what is told at the end."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests for which a machine may lack something, and what that is.
+_ON = {
+    "tests/deploy/test_cluster.py": "on a Kubernetes control plane",
+    "tests/deploy/test_chart.py": "of what helm renders",
+    "tests/deploy/test_valkey_failover.py": "of Valkey's failover",
+    "tests/deploy/test_streams_through_failover.py": "of streams through Valkey's failover",
+    "tests/deploy/test_valkey_tls.py": "of Valkey's failover over TLS",
+    "tests/deploy/test_pods_run.py": "of the chart's pods as processes",
+    "tests/deploy/test_prometheus_rules.py": "of rules by promtool",
+    "tests/e2e/test_prometheus.py": "with a real Prometheus",
+}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says how many of those ran: skipped ones are easily overlooked."""
+    for path, what in _ON.items():
+        ran, skipped = (
+            sum(each.nodeid.startswith(path) for each in terminalreporter.stats.get(outcome, ()) if wanted(each))
+            for outcome, wanted in (("passed", _is_call), ("skipped", lambda _: True))
+        )
+        if ran or skipped:
+            terminalreporter.write_line(f"{what}: {ran} tests passed, {skipped} skipped")
+
+
+def _is_call(report: Any) -> bool:
+    return bool(report.when == "call")

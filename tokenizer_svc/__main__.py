@@ -16,7 +16,12 @@ from tokenizer_svc.settings import TokenizerSettings
 def main(argv: Sequence[str]) -> int:
     """Runs one tokenizer until it is told to end; the exit status."""
     settings = load(TokenizerSettings, argv, os.environ)
-    vocabulary = load_vocabulary(settings.model, revision=settings.revision, max_model_len=settings.max_model_len)
+    vocabulary = load_vocabulary(
+        settings.model,
+        revision=settings.revision,
+        max_model_len=settings.max_model_len,
+        generation_config=settings.generation_config,
+    )
     service = TokenizerService(settings, open_bus(settings.bus_url, settings.pool), vocabulary)
     return lifecycle.serve(service, settings, [rpc_service(service.prompts)], service.collectors())
 

@@ -3,9 +3,36 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from servicekit.hops import hop_families
+from servicekit.metric_families import CounterFamily, Family, GaugeFamily, dead_letters
+from servicekit.pool_stats import POOL_FAMILIES
+from servicekit.recovery import recovery_family
+
+PROMPTS = CounterFamily(
+    "penstock_tokenizer_prompts_total",
+    "Prompts that were tokenized or rejected.",
+    {"outcome": ("tokenized", "rejected")},
+)
+TOKENS = CounterFamily("penstock_tokenizer_tokens_total", "Tokens of the prompts that were tokenized.")
+RECLAIMED = CounterFamily(
+    "penstock_tokenizer_reclaimed_prompts_total", "Prompts that were taken from tokenizers that died."
+)
+DEAD_LETTERS = dead_letters("prompts")
+LONG_PROMPTS = GaugeFamily("penstock_tokenizer_long_prompts", "Long prompts that threads work on now.")
+
+FAMILIES: tuple[Family, ...] = (
+    *POOL_FAMILIES,
+    *hop_families("prompts"),
+    recovery_family("prompt"),
+    PROMPTS,
+    TOKENS,
+    RECLAIMED,
+    DEAD_LETTERS,
+    LONG_PROMPTS,
+)
 
 
 @dataclass(slots=True)
@@ -29,17 +56,8 @@ class TokenizerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
         stats = self._stats()
-        prompts = CounterMetricFamily("penstock_tokenizer_prompts", "Prompts by outcome.", labels=["outcome"])
-        prompts.add_metric(["tokenized"], stats.num_tokenized)
-        prompts.add_metric(["rejected"], stats.num_rejected)
-        yield prompts
-        yield CounterMetricFamily("penstock_tokenizer_tokens", "Tokens of the prompts.", value=stats.num_tokens)
-        yield CounterMetricFamily(
-            "penstock_tokenizer_reclaimed", "Prompts taken from tokenizers that died.", value=stats.num_reclaimed
-        )
-        dead = CounterMetricFamily("penstock_dead_letters", "Messages that could not be read.", labels=["stream"])
-        dead.add_metric(["prompts"], stats.num_dead_letters)
-        yield dead
-        yield GaugeMetricFamily(
-            "penstock_tokenizer_long_prompts", "Long prompts that threads work on.", value=stats.num_long_prompts
-        )
+        yield PROMPTS.by({"tokenized": stats.num_tokenized, "rejected": stats.num_rejected})
+        yield TOKENS.of(stats.num_tokens)
+        yield RECLAIMED.of(stats.num_reclaimed)
+        yield DEAD_LETTERS.by({"prompts": stats.num_dead_letters})
+        yield LONG_PROMPTS.of(stats.num_long_prompts)

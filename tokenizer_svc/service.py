@@ -9,8 +9,8 @@ from typing import Any
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
-from penstock.domain.request import Header, format_request_id
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.request import Header, format_request_id
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.ahead import Ahead
@@ -36,6 +36,7 @@ from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.logs import is_debugging
+from servicekit.pool_stats import Hold, PoolCollector, PoolStats
 from servicekit.recovery import Recoveries
 from servicekit.session import RENEWALS, Session, Stopped
 from servicekit.settings import reachable_address
@@ -94,9 +95,13 @@ class TokenizerService:
             settings.num_shards,
             vocabulary=vocabulary.tokenizer.get_vocab(with_added_tokens=True),
             chat_templates=vocabulary.chat.sources,
+            generation_defaults={**vocabulary.defaults.stated, "eos": vocabulary.eos_token_ids},
         )
+        self._defaults = wire.encode_defaults(vocabulary.defaults)
+        self._not_done = vocabulary.defaults_not_done
         self._hop = Hop("prompts")
         self._stats = TokenizerStats()
+        self._pool_stats = PoolStats()
         self._recoveries = Recoveries("prompt")
         self._started_ns = time.time_ns()
         self._progress_ns = 0
@@ -128,7 +133,7 @@ class TokenizerService:
         return self._prompts
 
     def is_ready(self) -> bool:
-        """Whether it takes new work."""
+        """Return whether it takes new work."""
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
@@ -138,7 +143,7 @@ class TokenizerService:
 
     def status(self) -> ServiceStatus:
         """What it says of itself."""
-        return service_status(
+        status = service_status(
             ready=self.is_ready(),
             draining=self._draining,
             started_ns=self._started_ns,
@@ -149,13 +154,22 @@ class TokenizerService:
             },
             hops=[self._hop],
         )
+        status.generation_defaults.CopyFrom(self._defaults)
+        return status
 
     def collectors(self) -> list[Collector]:
         """Its metrics."""
-        return [TokenizerCollector(lambda: self._stats), HopCollector([self._hop]), self._recoveries]
+        return [
+            TokenizerCollector(lambda: self._stats),
+            HopCollector([self._hop]),
+            PoolCollector(lambda: [Hold(self._bus.keys.pool, self._pool_stats, self._bus.call_times)]),
+            self._recoveries,
+        ]
 
     def run(self, stop: Stop) -> None:
         """Serves until it has drained: what it has read is finished, new hints are left to others."""
+        if self._not_done:
+            _logger.warning("the generation config asks for what is not implemented", names=", ".join(self._not_done))
         session = self._session = Session(
             self._bus,
             self.kind,
@@ -164,6 +178,7 @@ class TokenizerService:
             ttl_ms=int(self._settings.session_ttl_s * 1000),
             stop=stop.now,
             shape=self._shape,
+            stats=self._pool_stats,
         )
         try:
             session.connect(stop.draining)
@@ -369,9 +384,9 @@ class TokenizerService:
                     ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it was tokenized"
                 )
             prompt = self._prompts.tokenize(wire.decode_request(header, message))
-            meta = wire.encode_tokenized(prompt, self._prompts.vocabulary.context_length)
-            num_tokens = len(prompt.token_ids)
-            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, time.time_ns(), num_tokens)
+            now_ns, num_tokens = time.time_ns(), len(prompt.token_ids)
+            meta = wire.encode_tokenized(prompt, tokenizing_ns=job.received_ns, tokenized_ns=now_ns)
+            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, now_ns, num_tokens)
         except PenstockError as error:
             call = self._reject(sid, job, wire.num_samples(message), error)
         except BaseException as error:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from contract.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from servicekit.rpc import RpcService
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer

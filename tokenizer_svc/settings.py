@@ -18,6 +18,13 @@ class TokenizerSettings(ServiceSettings):
         default=None,
         metadata={"help": "tokens of prompt and output together; none: as many as the model has positions"},
     )
+    generation_config: str = field(
+        default="model",
+        metadata={
+            "help": "whose generation_config.json says what holds where a request does not: the model's own; openai: "
+            "nobody's, so that OpenAI's defaults hold; or that of a directory; alike for all tokenizers of a pool"
+        },
+    )
     num_threads: Annotated[int, msgspec.Meta(ge=1, le=256)] = field(
         default=2, metadata={"help": "threads for long prompts, beside the one for the short ones"}
     )

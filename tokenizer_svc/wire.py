@@ -8,18 +8,20 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError, invalid
-from penstock.domain.finish import RequestError
-from penstock.domain.plan import U32
-from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import unstarted_rows
-from penstock.v1 import common_pb2, requests_pb2, tokenizer_pb2
-from penstock.wire import requests
-from penstock.wire.tokens import encode_rows
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError, invalid
+from contract.domain.finish import RequestError
+from contract.domain.plan import U32
+from contract.domain.request import Header, Prompt, Request
+from contract.domain.rows import unstarted_rows
+from contract.domain.timeline import Computed
+from contract.v1 import common_pb2, requests_pb2, tokenizer_pb2
+from contract.wire import generation_defaults, requests
+from contract.wire.tokens import encode_rows
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 
 GenerateRequest = requests_pb2.GenerateRequest
 num_samples = requests.num_samples
+encode_defaults = generation_defaults.encode_defaults
 
 
 def decode_header(payload: bytes) -> Header:
@@ -63,7 +65,8 @@ def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Req
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is to blame.
     """
-    return Request(header, message.model, _prompt(message), requests.decode_params(message))
+    unsaid = frozenset(("max_tokens",) if message.stopping.max_tokens_is_default else ())
+    return Request(header, message.model, _prompt(message), requests.decode_params(message), unsaid=unsaid)
 
 
 def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
@@ -109,20 +112,21 @@ def _packed_once(token_ids: tuple[int, ...]) -> bytes:
     return pack(token_ids)
 
 
-def encode_tokenized(prompt: TokenizedPrompt, max_model_len: int) -> bytes:
-    """A penstock.v1.TokenizedPrompt."""
+def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokenized_ns: int = 0) -> bytes:
+    """A penstock.v1.TokenizedPrompt, with the Unix times at which the prompt had been read and tokenized."""
     return requests_pb2.TokenizedPrompt(
         token_ids=pack(prompt.token_ids),
         eos_token_ids=_packed_once(prompt.eos_token_ids),
         max_tokens=prompt.stopping.max_tokens or 0,
-        max_model_len=max_model_len,
+        tokenizing_unix_ns=tokenizing_ns,
+        tokenized_unix_ns=tokenized_ns,
     ).SerializeToString()
 
 
 def encode_rejection(request_id: bytes, n: int, error: PenstockError, session: bytes, sent_ns: int) -> bytes:
     """A penstock.v1.TokenBatch that ends every sequence of a request before its first token."""
     rows = unstarted_rows(request_id, n, RequestError.of(error))
-    return encode_rows(rows, session, b"", 0, sent_ns)
+    return encode_rows(rows, session, Computed(sent_ns=sent_ns))
 
 
 def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.v1 import worker_pb2_grpc
+from contract.v1 import worker_pb2_grpc
 from servicekit import lifecycle
 from servicekit.bus import open_bus
 from servicekit.rpc import RpcService

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.config import ModelConfig, parse_config
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]

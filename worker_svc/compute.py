@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 from servicekit.settings import num_cores
 from worker_svc.core.attention.choice import choose
 from worker_svc.core.attention.flash_attention import FlashAttention, find_flash_attention
 from worker_svc.core.attention.torch_backend import TorchAttention
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.many_tiles import Products, Tiles, tiles_for
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
-from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
@@ -58,7 +58,7 @@ class Compute(Protocol):
 
     def make_runner(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -76,7 +76,7 @@ class Compute(Protocol):
 
 
 class TorchCompute:
-    """See `Compute`: the reference, in any dtype on any device."""
+    """Implement `Compute`: the reference, in any dtype on any device."""
 
     name = "torch"
 
@@ -86,7 +86,7 @@ class TorchCompute:
 
     def make_runner(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -95,12 +95,18 @@ class TorchCompute:
         num_graphs: int,  # noqa: ARG002  (its steps allocate as they go and cannot be recorded)
         observe: Callable[[int, int], None] = _nobody,  # noqa: ARG002
     ) -> ModelRunner:
-        """See `Compute.make_runner`."""
-        return ModelRunner(model, cache, TorchAttention(cache, num_heads, model.rotary), limits, clock_ns)
+        """Implement `Compute.make_runner`."""
+        return ModelRunner(
+            model,
+            cache,
+            TorchAttention(cache, num_heads, model.rotary, model.score_scale),
+            limits,
+            clock_ns,
+        )
 
 
 class TritonCompute:
-    """See `Compute`: own kernels, and decode steps that run on device state; for long chunks of prompts `flash`."""
+    """Implement `Compute`: own kernels, decode steps that run on device state; for long chunks of prompts `flash`."""
 
     def __init__(
         self,
@@ -130,15 +136,15 @@ class TritonCompute:
 
     @property
     def name(self) -> str:
-        """See `Compute.name`."""
+        """Implement `Compute.name`."""
         flash = self._flash.result() if self._flash is not None and self._flash.done() else None
         prefill = f", prefill {flash.name}" if flash is not None else ""
-        products = f", products {self._triton.many_rows.name}" if self._triton.many_rows is not None else ""
+        products = f", products {self._triton.dense.many_rows.name}" if self._triton.dense.many_rows is not None else ""
         return f"triton{prefill}{products}"
 
     def make_runner(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -147,20 +153,20 @@ class TritonCompute:
         num_graphs: int,
         observe: Callable[[int, int], None] = _nobody,
     ) -> ModelRunner:
-        """See `Compute.make_runner`."""
+        """Implement `Compute.make_runner`."""
         from worker_svc.core.attention.triton_backend import TritonAttention  # noqa: PLC0415  (these import triton)
         from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, make_shapes  # noqa: PLC0415
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs)
+        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, model.score_scale)
 
         def make_chunks(slots: DeviceSlots, *, with_flash: bool) -> ChunkGraphs | None:
             if not self._chunk_graphs:
                 return None
             shapes = make_shapes(
                 limits,
-                model.config.num_layer_weights,
+                model.spec.num_layer_weights,
                 with_flash=with_flash,
                 takes_finished=attention.decode.takes_finished,
             )
@@ -176,7 +182,7 @@ class TritonCompute:
                 DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile(num_threads)
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
-            self._triton.many_rows = self._many_rows.result() if self._many_rows is not None else None
+            self._triton.dense.many_rows = self._many_rows.result() if self._many_rows is not None else None
             flash = self._use_flash(attention)
             if not is_recorded:
                 return StepDecoder(step)

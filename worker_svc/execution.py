@@ -12,13 +12,13 @@ from queue import SimpleQueue
 
 import structlog
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.plan import StepPlan
-from penstock.domain.request import format_request_id
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.plan import StepPlan
+from contract.domain.request import format_request_id
 from servicekit.logs import is_debugging
 from worker_svc import wire
 from worker_svc.core.interface import DeviceError, PendingStep, Runner
-from worker_svc.core.stats import WorkerStats
+from worker_svc.core.stats import ExecutionStats
 
 _log = structlog.get_logger(__name__)
 
@@ -69,7 +69,7 @@ class Execution:
         runner: Runner,
         publish: Callable[[bytes], None],
         settle: Callable[[], None],
-        stats: WorkerStats,
+        stats: ExecutionStats,
         *,
         is_alone: bool,
         launches_apart: bool = True,
@@ -110,7 +110,7 @@ class Execution:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, and no step is waited for."""
+        """Return whether nothing is queued, and no step is waited for."""
         return not self._waiting_since_ns and self._plans.empty() and self._launched.empty()
 
     @property
@@ -129,7 +129,7 @@ class Execution:
             thread.start()
 
     def submit(self, epoch: Epoch, plan: StepPlan) -> None:
-        """Carry out `plan` behind those submitted before.
+        """Carry out `plan` after those submitted before.
 
         Raises:
             DeviceError: the device failed; only where `submit` launches.

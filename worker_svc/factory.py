@@ -7,16 +7,17 @@ from pathlib import Path
 
 import torch
 
-from penstock.domain.errors import invalid, unimplemented
+from contract.domain.errors import invalid, unimplemented
 from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.compute import Compute, choose_compute
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group, connect
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.layers.mlp import gated_columns
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, fit_model_len
-from worker_svc.core.models import build_model
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.profiling import Profiler, RunnerMaker
@@ -39,6 +40,8 @@ class LoadedRunner:
     device: torch.device
     group: Group
     compute: Compute
+    directory: Path  # of the checkpoint
+    dtype: torch.dtype
 
     def close(self) -> None:
         """Give everything back."""
@@ -62,10 +65,12 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     directory, config, max_model_len = _read_model(options)
     dtype = _dtype(options.dtype, config, device)
     group = connect(options.rank, options.world_size, options.distributed_address, device)
-    plain = Placement(device, dtype, group)
-    heads = plain.part(config.num_heads, "num_attention_heads")
-    kv_heads = plain.kv_heads(config.num_kv_heads)
-    shape = KVCacheShape(config.num_layers, kv_heads.stop - kv_heads.start, config.head_dim, options.block_size, dtype)
+    plain = Placement(device, dtype, group, quantization=config.quantization)
+    attention = config.attention
+    heads = plain.part(attention.num_heads, "num_attention_heads")
+    kv_heads = plain.kv_heads(attention.num_kv_heads)
+    num_layers, num_kv_heads = len(config.decoder.attentions), kv_heads.stop - kv_heads.start
+    shape = KVCacheShape(num_layers, num_kv_heads, attention.head_dim, options.block_size, dtype)
     num_heads = heads.stop - heads.start
     products = _products(config, shape, num_heads, plain)
     compute = choose_compute(
@@ -84,15 +89,15 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     if budget is not None:
         budget.check_weights(_weights_bytes(config, plain))
     started_ns = clock_ns()
-    model = build_model(config, placement, max_model_len)
+    model = CausalLM(config.decoder, placement, max_model_len)
     if options.load_format == "dummy":
-        fill_randomly(placement.shards)
+        fill_randomly(placement.wanted)
     else:
-        num_bytes = load_weights(directory, placement.shards, tied=config.tie_word_embeddings)
+        num_bytes = load_weights(directory, placement.wanted, unused=config.decoder.unused_tensors)
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
-    model.fold_norms()
+    model.prepare()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
-    weights_bytes = sum(shard.destination.nbytes for shard in placement.shards.values())
+    weights_bytes = sum(tensor.destination.nbytes for tensor in placement.wanted)
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - weights_bytes
     sizes = _step_sizes(options, config, shape, device, usable_bytes)
     maker = RunnerMaker(options, sizes, config, model, shape, num_heads, device, compute, clock_ns)
@@ -106,7 +111,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     runner, profile = profiler.make_runner(profile, fitted)
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
-    return LoadedRunner(runner, profile, config, device, group, compute)
+    return LoadedRunner(runner, profile, config, device, group, compute, directory, dtype)
 
 
 def _read_model(options: RunnerOptions) -> tuple[Path, ModelConfig, int]:
@@ -119,16 +124,23 @@ def _read_model(options: RunnerOptions) -> tuple[Path, ModelConfig, int]:
             f"max_model_len {max_model_len} exceeds the model's context of {config.longest_context} tokens",
             "max_model_len",
         )
-    if config.tie_word_embeddings and options.load_format != "dummy" and has_own_head(directory):
+    window = config.decoder.window
+    if window is not None and window < max_model_len:
+        raise unimplemented(
+            f"sliding window attention of {window} tokens in a context of {max_model_len} (give --max-model-len "
+            f"{window} or less: within the window all tokens are seen)"
+        )
+    decoder, is_read = config.decoder, options.load_format != "dummy"
+    if decoder.is_tied and is_read and has_own_head(directory, decoder.embedding, decoder.head):
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
-        config = replace(config, tie_word_embeddings=False)
+        config = replace(config, decoder=replace(decoder, is_tied=False))
     return directory, config, max_model_len
 
 
 def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: Placement) -> Products:
     """Of this rank's layers."""
-    hidden, attended = config.hidden_size, num_heads * shape.head_dim
-    part = plain.part(config.intermediate_size, "intermediate_size")
+    hidden, attended = config.decoder.hidden_size, num_heads * shape.head_dim
+    part = gated_columns(plain, config.decoder.mlp)
     size = part.stop - part.start
     qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
     return Products(plain=((qkv, hidden),), added=((hidden, attended), (hidden, size)), gated=((2 * size, hidden),))
@@ -145,7 +157,7 @@ def _step_sizes(
         flops_per_s = peak_flops_per_s(capability, properties.multi_processor_count)
     kv_bytes = options.kv_cache_memory_bytes or max(0, usable_bytes)
     return choose_step_sizes(
-        config.num_layer_weights // options.world_size,
+        config.decoder.num_layer_weights // options.world_size,
         flops_per_s,
         kv_bytes if options.num_blocks is None else None,
         shape.block_bytes // shape.block_size,
@@ -162,9 +174,9 @@ def _budget(device: torch.device, share: float) -> Budget | None:
 
 def _weights_bytes(config: ModelConfig, plain: Placement) -> int:
     """What this rank's weights will take: the model is built without memory."""
-    meta = Placement(torch.device("meta"), plain.dtype, plain.group)
-    build_model(config, meta, max_model_len=1)
-    return sum(shard.destination.nbytes for shard in meta.shards.values())
+    meta = replace(plain, device=torch.device("meta"), wanted=[])
+    CausalLM(config.decoder, meta, max_model_len=1)
+    return sum(tensor.destination.nbytes for tensor in meta.wanted)
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from worker_svc.checkpoint import broken
-from worker_svc.core.layers.placement import Shard
+from worker_svc.core.layers.placement import WantedTensor
 from worker_svc.stored import FLOATS, StoredTensor
 
 NUM_LANES = 8
@@ -28,12 +28,12 @@ _TURN_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """A stored tensor, of which a shard takes its part; the shapes agree."""
+class TensorLoad:
+    """A stored tensor, and what is wanted of it; the shapes agree."""
 
     path: Path
     stored: StoredTensor
-    shard: Shard
+    wanted: WantedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class _Piece:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def carry(loads: list[Load]) -> int:
-    """Fill all shards, which are on one device; waits for it. The bytes that were read.
+def carry(loads: list[TensorLoad]) -> int:
+    """Fill all that is wanted, which is on one device; waits for it. The bytes that were read.
 
     Raises:
         PenstockError: INTERNAL, naming the file: it cannot be read, or is shorter than its header says.
@@ -62,7 +62,7 @@ def carry(loads: list[Load]) -> int:
         return 0
     pieces = [piece for load in loads for piece in _pieces(load)]
     total_bytes = sum(piece.num_bytes for piece in pieces)
-    device = loads[0].shard.destination.device
+    device = loads[0].wanted.destination.device
     buffer_bytes = max(piece.num_bytes for piece in pieces)
     with ExitStack() as stack:
         files = {path: _open(path, stack) for path in {load.path for load in loads}}
@@ -166,10 +166,10 @@ def _read(file: int, piece: _Piece, buffer: Tensor) -> Tensor:
     return wanted.view(piece.dtype).view(piece.shape)
 
 
-def _pieces(load: Load) -> Iterator[_Piece]:
-    """The rows that the shard takes, in pieces that fit into a buffer; a row longer than that is one."""
-    stored, shard = load.stored, load.shard
-    first, last, _ = shard.index[0].indices(stored.shape[0])
+def _pieces(load: TensorLoad) -> Iterator[_Piece]:
+    """The rows that are wanted, in pieces that fit into a buffer; a row longer than that is one."""
+    stored, wanted = load.stored, load.wanted
+    first, last, _ = wanted.index[0].indices(stored.shape[0])
     row_bytes = stored.num_bytes // max(1, stored.shape[0])
     at_once = max(1, BUFFER_BYTES // max(1, row_bytes))
     for row in range(first, last, at_once):
@@ -179,8 +179,8 @@ def _pieces(load: Load) -> Iterator[_Piece]:
             begin=stored.begin + row * row_bytes,
             dtype=FLOATS[stored.dtype],
             shape=(end - row, *stored.shape[1:]),
-            within=shard.index[1:],
-            destination=shard.destination[row - first : end - first],
+            within=wanted.index[1:],
+            destination=wanted.destination[row - first : end - first],
         )
 
 

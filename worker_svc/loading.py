@@ -12,6 +12,7 @@ from pathlib import Path
 
 from servicekit.settings import num_cores
 from worker_svc.checkpoint import read_model_config
+from worker_svc.core.digest import digest_of
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
@@ -37,6 +38,7 @@ class LoadedWorker:
     device: str  # cpu, cuda or simulated
     broadcast: Callable[[bytes], bytes]  # from rank 0 to all; returns what rank 0 gave
     close: Callable[[], None]
+    model_digest: bytes  # 8 bytes: what tells its model from others
     attention: str = "simulated"  # or torch, triton: the kernels
 
 
@@ -54,7 +56,7 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     eos_token_ids: tuple[int, ...] = (0,)
     if Path(settings.model).is_dir():
         config = read_model_config(Path(settings.model))
-        vocab_size, model_len = config.vocab_size, config.max_position_embeddings
+        vocab_size, model_len = config.decoder.vocab_size, config.max_position_embeddings
         eos_token_ids = config.eos_token_ids or eos_token_ids
     model_len = settings.max_model_len or model_len
     max_num_seqs = settings.max_num_seqs or DEFAULT_SIZES.max_num_seqs
@@ -69,12 +71,13 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
         eos_token_ids=eos_token_ids,
     )
     _wake_promptly()
-    behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every)
+    behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every, model_seed=settings.simulated_seed)
     runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep)
     if faults := Faults(settings.die_on_token, settings.hang_on_token):
         runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
-    return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close)
+    digest = digest_of("simulated", vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed)
+    return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
 
 
 def _die() -> None:
@@ -94,6 +97,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
     import torch  # noqa: PLC0415  (heavy: the simulated runner does without)
 
     from worker_svc.factory import load_runner  # noqa: PLC0415
+    from worker_svc.model_digest import model_digest  # noqa: PLC0415
     from worker_svc.runner_options import RunnerOptions  # noqa: PLC0415
 
     if driver is not None:
@@ -117,7 +121,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         rank=settings.rank,
-        world_size=settings.world_size,
+        world_size=settings.tensor_parallel_size,
         distributed_address=settings.distributed_address,
         attention=settings.attention,
         prefill_attention=settings.prefill_attention,
@@ -133,5 +137,6 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         device.type,
         lambda payload: loaded.group.broadcast(payload, device),
         loaded.close,
+        model_digest(loaded.directory, str(loaded.dtype), is_dummy=settings.load_format == "dummy"),
         loaded.compute.name,
     )

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.domain.errors import invalid
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.errors import invalid
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.compute import ALL_GRAPHS, Compute
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
-from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes
 from worker_svc.runner_options import RunnerOptions
@@ -31,7 +31,7 @@ class RunnerMaker:
     options: RunnerOptions
     sizes: StepSizes  # where the options say nothing
     config: ModelConfig
-    model: LlamaForCausalLM
+    model: CausalLM
     shape: KVCacheShape
     num_heads: int  # query heads of this rank
     device: torch.device
@@ -56,7 +56,7 @@ class RunnerMaker:
     def make(
         self, num_blocks: int, max_model_len: int, *, num_graphs: int, observe: Callable[[int, int], None]
     ) -> ModelRunner:
-        """See `Compute.make_runner`."""
+        """Implement `Compute.make_runner`."""
         options = self.options
         limits = Limits(
             num_blocks=num_blocks,
@@ -64,7 +64,7 @@ class RunnerMaker:
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            vocab_size=self.config.vocab_size,
+            vocab_size=self.config.decoder.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
         )
         cache = KVCache(self.shape, num_blocks + 1, self.device)
@@ -149,7 +149,7 @@ class Profiler:
 
     def _measure(self) -> _Needs:
         """With as many sequences as there are slots, all sampled by top-p, with penalties and logprobs, in two steps:
-        one of as many tokens as a step may have, and one behind the longest context, all of which penalties look at.
+        one of as many tokens as a step may have, and one after the longest context, all of which penalties look at.
         And with the two largest graphs, of which the second says what each further one takes.
         """
         options, device = self._maker.options, self._maker.device

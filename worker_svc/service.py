@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client.registry import Collector
 
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.model_name import served_name
 from servicekit.bus import Bus, BusFull, BusUnavailable
-from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, SessionKind
+from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, Renewed, SessionKind
 from servicekit.bus.dead_letters import dead_letter
 from servicekit.bus.keys import PAYLOAD
 from servicekit.doorbell import Doorbell
 from servicekit.hops import Hop, HopCollector
 from servicekit.lifecycle import Stop
+from servicekit.pool_stats import Hold, PoolCollector, PoolStats
 from servicekit.session import Session, Stopped
 from servicekit.settings import reachable_address
 from servicekit.shape import pool_shape
 from servicekit.stall import StallWatch
 from servicekit.status import ServiceStatus, service_status
 from worker_svc import wire
-from worker_svc.core.epoch import EpochTracker, Verdict
-from worker_svc.core.stats import WorkerStats
+from worker_svc.core.epoch import EpochTracker, PlanVerdict
+from worker_svc.core.stats import ExecutionStats
 from worker_svc.execution import Epoch, Execution, Failure
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.metrics import WorkerCollector
@@ -31,7 +33,7 @@ from worker_svc.results import ResultStream
 from worker_svc.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock.v1 import worker_pb2
+    from contract.v1 import worker_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -39,6 +41,9 @@ _BLOCK_MS = 100  # how long a read waits for plans: the worker notices a failure
 _LAUNCH_PATIENCE_S = 120.0  # a launch may have to compile kernels first
 _FAILED_GRACE_S = 2.0  # for results that are done when something else failed
 _STATUS_INTERVAL_NS = 250_000_000
+_UNWANTED = (
+    "the pool serves two other models already; it is taken in once one of them has no worker and no request any more"
+)
 _POSITION_BYTES = 64  # of an entry id, padded
 
 
@@ -52,13 +57,15 @@ class WorkerService:
         self._settings = settings
         self._bus = bus
         self._load = load
-        self._stats = WorkerStats()
+        self._stats = ExecutionStats()
         self._hop = Hop("steps")
+        self._pool_stats = PoolStats()
         self._steps = bus.keys.steps(settings.name)
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
         self._started_ns = time.time_ns()
         self._progress_ns = 0
         self._is_ready = False
+        self._is_unwanted = False  # the pool serves other models
         self._loaded: LoadedWorker | None = None
         self._execution: Execution | None = None
         self._info = wire.WorkerInfo()  # once loaded: what is registered
@@ -74,7 +81,7 @@ class WorkerService:
     def name(self) -> str:
         """The worker's name, with the rank if there are several."""
         settings = self._settings
-        return settings.name if settings.world_size == 1 else f"{settings.name}.{settings.rank}"
+        return settings.name if settings.tensor_parallel_size == 1 else f"{settings.name}.{settings.rank}"
 
     @property
     def kind(self) -> SessionKind:
@@ -83,18 +90,22 @@ class WorkerService:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is rank 0, which alone registers and publishes."""
+        """Return whether this is rank 0, which alone registers and publishes."""
         return self._settings.rank == 0
 
     def collectors(self) -> list[Collector]:
         """For the metrics endpoint."""
-        return [WorkerCollector(self._stats, self._num_queued), HopCollector([self._hop])]
+        return [
+            WorkerCollector(self._stats, self._num_queued, self._model),
+            HopCollector([self._hop]),
+            PoolCollector(lambda: [Hold(self._bus.keys.pool, self._pool_stats, self._bus.call_times)]),
+        ]
 
     # --- what other threads ask -----------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        """Whether it is registered and not draining."""
-        return self._is_ready and not self._is_draining()
+        """Return whether it is registered, wanted and not draining."""
+        return self._is_ready and not self._is_unwanted and not self._is_draining()
 
     def last_progress_ns(self) -> int:
         """See `Service`. A launch that compiles kernels takes long and is progress; a hung device ends the process.
@@ -116,7 +127,7 @@ class WorkerService:
             "steps": float(stats.num_steps),
             "sampled_tokens": float(stats.num_tokens),
             "device_idle_seconds": stats.idle_s,
-            "step_seconds": stats.step_sum_s / max(1, stats.num_steps),
+            "step_seconds": stats.step.mean,
             "dead_letters": float(stats.num_dead_letters),
         }
         return service_status(
@@ -125,6 +136,8 @@ class WorkerService:
             started_ns=self._started_ns,
             figures=figures,
             hops=[self._hop],
+            model_digest=self._info.model_digest.hex(),
+            note=_UNWANTED if self._is_unwanted else "",
         )
 
     def worker_status(self) -> "worker_pb2.WorkerStatus":
@@ -153,6 +166,9 @@ class WorkerService:
             self._stop.drain()
         return self._num_queued()
 
+    def _model(self) -> tuple[str, str]:
+        return served_name(self._settings.model), self._info.model_digest.hex()
+
     def _num_queued(self) -> int:
         return self._execution.num_queued if self._execution is not None else 0
 
@@ -176,8 +192,9 @@ class WorkerService:
             loaded.runner.limits,
             model=settings.model,
             home_shard=zlib.crc32(settings.name.encode()) % settings.num_shards if home_shard is None else home_shard,
-            world_size=settings.world_size,
+            world_size=settings.tensor_parallel_size,
             device=loaded.device,
+            model_digest=loaded.model_digest,
         )
         results = ResultStream(self._bus, settings.name, stop.now)
         execution = self._execution = Execution(
@@ -185,7 +202,7 @@ class WorkerService:
             results.append if self.is_leader else lambda _: None,
             results.settle,
             self._stats,
-            is_alone=settings.world_size == 1,
+            is_alone=settings.tensor_parallel_size == 1,
             launches_apart=loaded.device == "cpu",
         )
         execution.start()
@@ -266,13 +283,15 @@ class WorkerService:
             stop=stop.draining,
             patience_s=_LAUNCH_PATIENCE_S,
             shape=pool_shape(settings.num_shards),
+            stats=self._pool_stats,
         )
 
     def _register(self, session: Session) -> None:
         """Take the worker's name for the session's incarnation, however long the bus is away."""
         while True:
             try:
-                call = RegisterWorker(session.sid, self._settings.name, self._info.SerializeToString())
+                told = self._info.SerializeToString(), self._info.model_digest
+                call = RegisterWorker(session.sid, self._settings.name, *told)
                 position = session.connection.call(call)
             except (BusUnavailable, BusFull) as error:
                 session.recover(error if isinstance(error, BusUnavailable) else None)
@@ -314,19 +333,27 @@ class WorkerService:
         except BusFull as error:
             _log.warning("the server is out of memory", reason=str(error))
             return
-        if renew is not None and not answers[0]:
-            self._recover(self._session)
-            return
+        if renew is not None:
+            if not answers[0]:
+                self._recover(self._session)
+                return
+            self._note_renewal(answers[0])
         received_ns = time.time_ns()
         self._bell.hear(answers[-1])
         for entry in answers[-1].get(self._steps, ()):
             self._receive(entry, execution, received_ns)
 
+    def _note_renewal(self, renewed: Renewed) -> None:
+        is_unwanted = renewed is Renewed.UNWANTED
+        if is_unwanted and not self._is_unwanted:
+            _log.error("not taken in", why=_UNWANTED, model_digest=self._info.model_digest.hex())
+        self._is_unwanted = is_unwanted
+
     def _recover(self, session: Session, reason: BusUnavailable | None = None) -> None:
         recovery = session.recover(reason)
         if not self.is_leader:
             return
-        if recovery.lost and self._settings.world_size > 1:
+        if recovery.lost and self._settings.tensor_parallel_size > 1:
             # The others cannot know which plans this rank still launched: they can only begin together.
             raise PenstockError(ErrorCode.INTERNAL, "rank 0 lost its session: all ranks must start again")
         if recovery.lost or recovery.new_run:
@@ -358,19 +385,19 @@ class WorkerService:
             return
         plan = received.plan
         match self._tracker.admit(received.session, received.incarnation, plan.step):
-            case Verdict.DROP:
+            case PlanVerdict.DROP:
                 return
-            case Verdict.GAP:
+            case PlanVerdict.GAP:
                 epoch = Epoch(received.session, received.incarnation)
                 error_ = PenstockError(ErrorCode.UNAVAILABLE, f"plans before step {plan.step} are missing")
                 execution.fail(Failure(epoch, plan.step, error_))
                 return
-            case Verdict.START:
+            case PlanVerdict.START:
                 if self._epoch is not None:
                     self._epoch.is_superseded = True
                 self._epoch = Epoch(received.session, received.incarnation)
-                self._stats.num_epochs += 1
-            case Verdict.RUN:
+                self._stats.num_pairings += 1
+            case PlanVerdict.RUN:
                 pass
         assert self._epoch is not None
         execution.submit(self._epoch, plan)

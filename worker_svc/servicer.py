@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from grpc import aio
 
-from penstock.v1 import worker_pb2, worker_pb2_grpc
+from contract.v1 import worker_pb2, worker_pb2_grpc
 
 Context = aio.ServicerContext[Any, Any]
 

@@ -44,7 +44,9 @@ class WorkerSettings(ServiceSettings):
     )
     cuda_graphs: bool = field(
         default=True,
-        metadata={"help": "record decode steps as CUDA graphs, where triton's kernels compute and --world-size is 1"},
+        metadata={
+            "help": "record decode steps as CUDA graphs, where triton's kernels compute and --tensor-parallel-size is 1"
+        },
     )
     chunk_graphs: bool = field(
         default=True,
@@ -76,7 +78,7 @@ class WorkerSettings(ServiceSettings):
     rank: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "which tensor-parallel rank this process is"}
     )
-    world_size: _Count = field(default=1, metadata={"help": "tensor-parallel ranks of this worker"})
+    tensor_parallel_size: _Count = field(default=1, metadata={"help": "tensor-parallel ranks of this worker"})
     distributed_address: str = field(
         default="tcp://127.0.0.1:29500", metadata={"help": "where the ranks meet: tcp://host:port or file://path"}
     )
@@ -92,6 +94,9 @@ class WorkerSettings(ServiceSettings):
     )
     eos_every: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "simulated: about one token in so many is EOS; 0: none is"}
+    )
+    simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
+        default=0, metadata={"help": "simulated: models with different ones give different tokens"}
     )
     die_on_token: Annotated[int, msgspec.Meta(ge=0)] | None = field(
         default=None,

@@ -9,7 +9,13 @@ from safetensors import SafetensorError, safe_open
 
 from worker_svc.checkpoint import broken
 
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
 _LENGTH_BYTES = 8  # of the header, little-endian, at the beginning of a file
 _METADATA = "__metadata__"
 

@@ -1,44 +1,50 @@
-"""Fills a model's shards from safetensors files: each rank reads only its part, in any float dtype."""
+"""Fills a model's tensors from safetensors files: each rank reads only its part, in any float dtype."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+import torch
+
 from worker_svc.checkpoint import broken, read_json
-from worker_svc.core.layers.placement import Shard
-from worker_svc.lanes import Load, carry
+from worker_svc.core.layers.placement import WantedTensor
+from worker_svc.lanes import TensorLoad, carry
 from worker_svc.stored import FLOATS, StoredTensor, read_header
 
 _SINGLE_FILE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _INDEX = "model.safetensors.index.json"
 _RANDOM_DEVIATION = 0.02
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _COMPARED_BYTES = 1 << 24  # at once
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
-def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) -> int:
-    """Fill every shard from the checkpoint in `directory`, converting to the destination's dtype; the bytes that were
-    read. Nothing is copied before all tensors are known to be there and to fit.
+def load_weights(directory: Path, wanted: Sequence[WantedTensor], *, unused: Collection[str] = ()) -> int:
+    """Fill all that is wanted from the checkpoint in `directory`, converting to the destinations' dtypes; the bytes
+    that were read. Nothing is copied before all tensors are known to be there and to fit.
 
-    tied: the head shares the embedding's weight; a head that is stored nevertheless is left out (`has_own_head`).
+    unused: tensors that are left out if they are there, as a head that shares the embedding's weight (`has_own_head`).
 
     Raises:
         PenstockError: INTERNAL (the operator's fault), naming the file and the tensor: a file is missing or corrupt, a
             tensor is missing, unexpected, misshapen or not of floats.
     """
-    remaining = dict(shards)
+    by_name: dict[str, list[WantedTensor]] = defaultdict(list)
+    for tensor in wanted:
+        by_name[tensor.name].append(tensor)
+    remaining = dict(by_name)
     loads = []
-    for path in _files(directory):
+    for path in weight_files(directory):
         for name, stored in read_header(path).items():
-            if name.endswith(_DERIVED) or (tied and name == _HEAD):
+            if name.endswith(_DERIVED) or name in unused:
                 continue
-            shard = remaining.pop(name, None)
-            if shard is None:
-                what = "twice" if name in shards else "a tensor that the model does not have"
+            parts = remaining.pop(name, None)
+            if parts is None:
+                what = "twice" if name in by_name else "a tensor that the model does not have"
                 raise broken(f"{path} holds {name}, {what}")
-            _check(shard, stored, f"{name} in {path}")
-            loads.append(Load(path, stored, shard))
+            for tensor in parts:
+                _check(tensor, stored, f"{name} in {path}")
+                loads.append(TensorLoad(path, stored, tensor))
     if remaining:
         names = sorted(remaining)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -46,42 +52,53 @@ def load_weights(directory: Path, shards: Mapping[str, Shard], *, tied: bool) ->
     return carry(loads)
 
 
-def has_own_head(directory: Path) -> bool:
+def has_own_head(directory: Path, embedding: str, head: str) -> bool:
     """Return whether a head is stored that is not the embedding: then it is used, whatever the configuration says.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault): a file is missing or corrupt.
     """
+    names = f"{embedding}.weight", f"{head}.weight"
     found: dict[str, tuple[Path, StoredTensor]] = {}
-    for path in _files(directory):
-        found |= {name: (path, stored) for name, stored in read_header(path).items() if name in {_EMBEDDING, _HEAD}}
+    for path in weight_files(directory):
+        found |= {name: (path, stored) for name, stored in read_header(path).items() if name in names}
     if len(found) < 2:
         return False
-    (embedding_path, embedding), (head_path, head) = found[_EMBEDDING], found[_HEAD]
-    if (embedding.dtype, embedding.shape) != (head.dtype, head.shape):
+    (embedding_path, one), (head_path, other) = (found[name] for name in names)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
         return True
     with embedding_path.open("rb") as embeddings, head_path.open("rb") as heads:
-        embeddings.seek(embedding.begin)
-        heads.seek(head.begin)
-        for begin in range(0, head.num_bytes, _COMPARED_BYTES):
-            size = min(_COMPARED_BYTES, head.num_bytes - begin)
+        embeddings.seek(one.begin)
+        heads.seek(other.begin)
+        for begin in range(0, other.num_bytes, _COMPARED_BYTES):
+            size = min(_COMPARED_BYTES, other.num_bytes - begin)
             if embeddings.read(size) != heads.read(size):
                 return True
     return False
 
 
-def fill_randomly(shards: Mapping[str, Shard]) -> None:
-    """Weights for measuring speed: drawn on the device around zero, norms one, biases zero."""
-    for name, shard in shards.items():
-        if name.endswith("norm.weight"):
-            shard.destination.fill_(1.0)
-        elif name.endswith(".bias"):
-            shard.destination.zero_()
+def fill_randomly(wanted: Iterable[WantedTensor]) -> None:
+    """Weights for measuring speed: drawn on the device around zero; norms and scales one, biases zero."""
+    for tensor in wanted:
+        if tensor.name.endswith("norm.weight"):
+            tensor.destination.fill_(1.0)
+        elif tensor.name.endswith(".bias"):
+            tensor.destination.zero_()
+        elif tensor.name.endswith("_scale"):
+            tensor.destination.fill_(1.0)
+        elif tensor.destination.itemsize == 1:
+            drawn = torch.empty_like(tensor.destination, dtype=torch.bfloat16)
+            tensor.destination.copy_(drawn.normal_(0.0, _RANDOM_DEVIATION))
         else:
-            shard.destination.normal_(0.0, _RANDOM_DEVIATION)
+            tensor.destination.normal_(0.0, _RANDOM_DEVIATION)
 
 
-def _files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault), naming the file that is missing.
+    """
     index = directory / _INDEX
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
@@ -106,8 +123,10 @@ def _files(directory: Path) -> list[Path]:
     return files
 
 
-def _check(shard: Shard, stored: StoredTensor, where: str) -> None:
-    if stored.shape != shard.shape:
-        raise broken(f"{where} has shape {list(stored.shape)}, the configuration means {list(shard.shape)}")
+def _check(tensor: WantedTensor, stored: StoredTensor, where: str) -> None:
+    if stored.shape != tensor.shape:
+        raise broken(f"{where} has shape {list(stored.shape)}, the configuration means {list(tensor.shape)}")
     if stored.dtype not in FLOATS:
         raise broken(f"{where} is of {stored.dtype}, expected one of {', '.join(sorted(FLOATS))}")
+    if (FLOATS[stored.dtype].itemsize == 1) != (tensor.destination.itemsize == 1):
+        raise broken(f"{where} is of {stored.dtype}, which the configuration (quantization_config) does not mean")

@@ -6,12 +6,12 @@ from typing import TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.errors import PenstockError, PoisonMessageError
-from penstock.domain.finish import RequestError
-from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
-from penstock.v1 import results_pb2, steps_pb2, worker_pb2
-from penstock.wire.requests import decode_sampling
-from penstock.wire.tokens import encode_error, encode_logprobs
+from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.finish import RequestError
+from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
+from contract.v1 import results_pb2, steps_pb2, worker_pb2
+from contract.wire.requests import decode_sampling
+from contract.wire.tokens import encode_error, encode_logprobs
 from servicekit.status import ServiceStatus
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
@@ -45,7 +45,6 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
     if len(session) != _ID_BYTES or len(incarnation) != _ID_BYTES or message.step == 0:
         raise PoisonMessageError("a StepPlan without a session, an incarnation or a step")
     append_slots, append_blocks = _columns("append", message.append_slots, message.append_blocks)
-    replaced = _columns("replace", message.replace_slots, message.replace_indices, message.replace_blocks)
     copy_sources, copy_targets = _columns("copy", message.copy_sources, message.copy_targets)
     slots, num_tokens = _columns("slots", message.slots, message.num_tokens)
     plan = StepPlan(
@@ -54,9 +53,6 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
         admissions=tuple(_admission(admission) for admission in message.admissions),
         append_slots=append_slots,
         append_blocks=append_blocks,
-        replace_slots=replaced[0],
-        replace_indices=replaced[1],
-        replace_blocks=replaced[2],
         copy_sources=copy_sources,
         copy_targets=copy_targets,
         slots=slots,
@@ -86,7 +82,9 @@ def encode_failure(step: int, error: PenstockError, session: bytes, incarnation:
     return message.SerializeToString()
 
 
-def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int, device: str) -> WorkerInfo:
+def worker_info(
+    limits: Limits, *, model: str, home_shard: int, world_size: int, device: str, model_digest: bytes
+) -> WorkerInfo:
     """What a worker registers."""
     return WorkerInfo(
         model=model,
@@ -98,6 +96,7 @@ def worker_info(limits: Limits, *, model: str, home_shard: int, world_size: int,
         home_shard=home_shard,
         world_size=world_size,
         device=device,
+        model_digest=model_digest,
     )
 
 

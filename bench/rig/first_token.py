@@ -6,10 +6,10 @@ from pathlib import Path
 
 from bench.rig.services import Services
 from bench.rig.streams import completion_prompt, completion_request
+from contract.domain.params import SamplingParams
+from contract.v1.status_pb2 import HopStatus
 from penstock.client import Client
-from penstock.domain.params import SamplingParams
 from penstock.llm import LLM
-from penstock.v1.status_pb2 import HopStatus
 
 HOPS = ("prompts", "requests", "steps", "results", "tokens", "text")  # in the order of a request's way
 STATUS_S = 2.0  # services tell about their hops with the renewal of their sessions

@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 
-from penstock.domain.params import Sampling, Stopping
+from contract.domain.params import Sampling, Stopping
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
@@ -31,7 +31,7 @@ def measure_loop(num_seqs: int, step_s: float, num_steps: int) -> float:
     """Steps per second while all sequences decode: schedule, launch ahead, wait, apply; no bus, no text."""
     limits = limits_for(num_seqs, num_steps)
     runner = SimulatedRunner(limits, SimulatedConfig(step_s), time.monotonic_ns, time.sleep)
-    scheduler = Scheduler(SchedulerConfig(window=WINDOW, max_num_batched_tokens=limits.max_num_batched_tokens))
+    scheduler = Scheduler(SchedulerConfig(plans_in_flight=WINDOW, max_num_batched_tokens=limits.max_num_batched_tokens))
     scheduler.add_worker(
         _WORKER,
         WorkerLimits(

@@ -7,8 +7,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from contract.domain.errors import PenstockError
 from penstock import __version__
-from penstock.domain.errors import PenstockError
 from servicekit.bus.embedded import find_server
 
 _PACKAGES = ("numpy", "hiredis", "protobuf", "tokenizers", "uvicorn", "uvloop")
@@ -38,7 +38,7 @@ def _program() -> str:
 
 
 def _kernel() -> str:
-    """Its number: what stands behind that names whose build it is."""
+    """Its number: what stands after that names whose build it is."""
     return platform.release().partition("-")[0]
 
 

@@ -13,7 +13,7 @@ def cpu_s(root: int) -> dict[str, float]:
     seconds: dict[int, float] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
-            # Fields 4, 14 and 15 of proc(5)'s stat, counted behind the name, which may hold anything.
+            # Fields 4, 14 and 15 of proc(5)'s stat, counted after the name, which may hold anything.
             fields = (folder / "stat").read_text("utf-8").rpartition(")")[2].split()
         except OSError:
             continue  # it has ended

@@ -14,8 +14,8 @@ import torch
 
 from bench.rig.children import answer
 from worker_svc.checkpoint import read_model_config
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models import build_model
 
 FILE_BYTES = 2 << 30  # a file is closed when it has become longer
 DEVIATION = 0.02
@@ -25,15 +25,15 @@ DTYPE = torch.bfloat16
 def write(folder: Path) -> int:
     """Writes all files and their index; the bytes of all tensors."""
     placement = Placement(torch.device("meta"), DTYPE)
-    build_model(read_model_config(folder), placement, max_model_len=16)
+    CausalLM(read_model_config(folder).decoder, placement, max_model_len=16)
     files: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0
-    for name, shard in placement.shards.items():
+    for name, shape in {shard.name: shard.shape for shard in placement.wanted}.items():
         if size > FILE_BYTES:
             files.append({})
             size = 0
-        files[-1][name] = shard.shape
-        size += _num_bytes(shard.shape)
+        files[-1][name] = shape
+        size += _num_bytes(shape)
     names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
     with ThreadPoolExecutor() as threads:
         list(threads.map(_write_file, [folder / name for name in names], files))

@@ -45,7 +45,7 @@ class Services:
         model = ["--model", str(self._directory)]
         self._arguments = {
             "tokenizer": [*model, f"--max-model-len={max_model_len}"],
-            "scheduler": [f"--window={window}", f"--max-num-batched-tokens={max(2048, max_num_seqs)}"],
+            "scheduler": [f"--plans-in-flight={window}", f"--max-num-batched-tokens={max(2048, max_num_seqs)}"],
             "worker": [
                 *model,
                 "--runner=simulated",
@@ -135,6 +135,6 @@ class Services:
 
 
 def _cpu_s(pid: int) -> float:
-    # Fields 14 and 15 of proc(5)'s stat, counted behind the name, which may hold anything.
+    # Fields 14 and 15 of proc(5)'s stat, counted after the name, which may hold anything.
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

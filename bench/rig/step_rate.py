@@ -13,9 +13,9 @@ import numpy as np
 from bench.rig.loop import NUM_PROMPT_TOKENS
 from bench.rig.services import READY_TIMEOUT_S, Services
 from bench.rig.streams import completion_prompt
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Prompt, Request
 from gateway_svc.wire import encode_header, encode_request
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Prompt, Request
 from servicekit.bus.calls import Call, Hello, Length, ListWorkers, SessionKind, Submit, Tokenized
 from servicekit.bus.interface import Connection
 from tokenizer_svc.core.tokenize import TokenizedPrompt
@@ -57,7 +57,7 @@ def measure_bus(step_s: float, num_seqs: int, num_steps: int, window: int) -> Ra
         bus = services.bus
         connection = bus.connect()
         _wait_for_worker(services, connection)
-        calls = [call for number in range(num_seqs) for call in _arrival(number, num_steps, max_model_len)]
+        calls = [call for number in range(num_seqs) for call in _arrival(number, num_steps)]
         connection.execute([Hello(os.urandom(16), SessionKind.GATEWAY, "bench", "", 60_000), *calls])
         first, last = num_steps // 5, num_steps - num_steps // 20
         marks: list[Mark] = []
@@ -100,7 +100,7 @@ def _wait_for_worker(services: Services, connection: Connection) -> None:
         time.sleep(0.05)
 
 
-def _arrival(number: int, num_steps: int, max_model_len: int) -> list[Call[Any]]:
+def _arrival(number: int, num_steps: int) -> list[Call[Any]]:
     """What brings one request to the scheduler."""
     request_id = os.urandom(16)
     prompt = completion_prompt(number)
@@ -108,7 +108,7 @@ def _arrival(number: int, num_steps: int, max_model_len: int) -> list[Call[Any]]
     header = Header(request_id, "", 0, time.time_ns(), 0, "", number)
     body = encode_request(Request(header, "", Prompt(token_ids=tuple(prompt)), params))
     tokenized = TokenizedPrompt(np.array(prompt, np.uint32), (), params.stopping)
-    meta = encode_tokenized(tokenized, max_model_len)
+    meta = encode_tokenized(tokenized)
     route = bytes(16)
     return [
         Submit(request_id, "", encode_header(header), body, b"", route, header.arrival_ns),

@@ -6,11 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
+from contract.domain import chain
+from contract.domain.plan import U32
+from contract.domain.rows import TokenRows
 from detokenizer_svc.core.logprobs import LogprobLog, RowLogprobs
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, merge_logprobs, text_rows
-from penstock.domain import chain
-from penstock.domain.plan import U32
-from penstock.domain.rows import TokenRows
 
 _SEVERAL = -1  # no token id: the row has none or several, or an end
 
@@ -31,7 +31,7 @@ class LogBatch:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each row's tokens begin, and behind the last one their number."""
+        """Where each row's tokens begin, and after the last one their number."""
         return [0, *np.cumsum(self.rows.counts, dtype=np.int64).tolist()]
 
     @cached_property
@@ -46,7 +46,7 @@ class LogBatch:
         return token_ids
 
     def columns(self) -> tuple[list[int], list[int]]:
-        """By row: the token of a row that has one and no end, else no valid id; and the hash chain behind it."""
+        """By row: the token of a row that has one and no end, else no valid id; and the hash chain after it."""
         rows = self.rows
         if self.is_plain:
             return rows.token_ids.tolist(), chain.extend_columns(rows.chains, rows.token_ids).tolist()
@@ -105,7 +105,8 @@ class RowSelection:
         """The columns; `prompts` are the tokens of the prompts of the batch's rows that begin their sequences."""
         if self.cut:
             return text_rows(
-                [self.cut.get(place) or self._row(batch, place, prompts) for place in range(len(self.rows))]
+                [self.cut.get(place) or self._row(batch, place, prompts) for place in range(len(self.rows))],
+                batch.rows.model_digest,
             )
         rows = batch.rows
         if len(self.rows) == len(rows):
@@ -129,6 +130,7 @@ class RowSelection:
             ends=self.ends,
             logprobs=merge_logprobs(counts.tolist(), self.logprobs) if self.logprobs else None,
             prompts={place: prompts[row] for place, row in enumerate(self.rows) if row in prompts} if prompts else {},
+            model_digest=rows.model_digest,
         )
 
     def _gather(self, batch: LogBatch) -> U32:

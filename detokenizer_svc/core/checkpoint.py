@@ -4,14 +4,17 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
+from contract.domain.chain import CHAIN_START
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.plan import Logprobs
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Timeline
 from detokenizer_svc.core.sequence import Sequence
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.plan import Logprobs
-from penstock.domain.rows import TokenRows
 
 
-def logged_rows(sequences: SequenceOf[Sequence], num_cached_tokens: int) -> TokenRows:
+def logged_rows(
+    sequences: SequenceOf[Sequence], num_cached_tokens: int, model_digest: bytes, timeline: Timeline
+) -> TokenRows:
     """The rows that give a new `Detokenizer` the same sequences, and a scheduler the same histories.
 
     They say what the log said, not what was made of it: a stop string is found in them again. Behind it there is
@@ -20,6 +23,8 @@ def logged_rows(sequences: SequenceOf[Sequence], num_cached_tokens: int) -> Toke
     Args:
         sequences: all of one request, in order of their indices.
         num_cached_tokens: prompt tokens that were found in the prefix cache.
+        model_digest: of the model that computed them.
+        timeline: of the request.
     """
     pieces = [(sequence, *piece) for sequence in sequences for piece in _pieces(sequence)]
     firsts = [sequence for sequence, position, *_ in pieces if position == 0 and len(sequence.token_ids)]
@@ -37,6 +42,8 @@ def logged_rows(sequences: SequenceOf[Sequence], num_cached_tokens: int) -> Toke
         cached_tokens=np.array([0 if position else num_cached_tokens for _, position, *_ in pieces], np.uint32),
         logprobs=_logprobs(firsts),
         errors={row: error for row, error in enumerate(errors) if error is not None},
+        model_digest=model_digest,
+        timeline=timeline,
     )
 
 
@@ -55,9 +62,4 @@ def _logprobs(sequences: list[Sequence]) -> Logprobs | None:
     columns = [sequence.logprobs.columns() for sequence in sequences if sequence.logprobs is not None]
     if not columns:
         return None
-    return Logprobs(
-        sampled=np.concatenate([each.sampled for each in columns]),
-        top_counts=np.concatenate([each.top_counts for each in columns]),
-        top_ids=np.concatenate([each.top_ids for each in columns]),
-        top_logprobs=np.concatenate([each.top_logprobs for each in columns]),
-    )
+    return Logprobs.joined(columns)

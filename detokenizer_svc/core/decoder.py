@@ -8,7 +8,7 @@ known without calling the decoder at all, which is what the hot loop does.
 import codecs
 import re
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
@@ -48,7 +48,12 @@ def _unicode_to_byte() -> dict[str, int]:
 _BYTE_OF = _unicode_to_byte()
 
 
-class Tokens:
+def byte_of(name: str) -> bytes | None:
+    """The byte that a token of byte fallback stands for, by its entry in the vocabulary; None if it is none."""
+    return bytes([int(name[3:5], 16)]) if _BYTE_TOKEN.fullmatch(name) else None
+
+
+class TokenTexts:
     """What single tokens are, under one choice of `skip_special_tokens`."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -68,6 +73,11 @@ class Tokens:
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
 
+    def byte_id(self, byte: int) -> int | None:
+        """The token that stands for a byte in tokenizers with byte fallback."""
+        token_id: int | None = self._tokenizer.token_to_id(f"<0x{byte:02X}>")
+        return token_id
+
     def decode(self, token_ids: list[int]) -> str:
         """The full decode."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self.skip_special_tokens)
@@ -77,7 +87,7 @@ class Tokens:
 class ByteLevelDecoder:
     """Tokens are bytes of UTF-8 (GPT-2, Llama 3, Qwen); the state is the bytes of an incomplete character."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenTexts) -> None:
         self.pieces: dict[int, str] = {}
         self._tokens = tokens
         self._bytes: dict[int, bytes] = {}
@@ -114,64 +124,85 @@ class ByteLevelDecoder:
             return name.encode()
 
 
-@dataclass(slots=True)
-class _Run:
-    """Tokens whose text depends on what follows; `first` if no text came before them."""
+class _Held(NamedTuple):
+    """Bytes of a character that is not complete yet."""
 
-    first: bool
-    token_ids: list[int] = field(default_factory=list)
+    first: bool = False  # no token with text came before them
+    data: bytes = b""
+    token_ids: tuple[int, ...] = ()  # one for each byte
+    is_malformed: bool = False  # the run is: each of its further bytes becomes U+FFFD
 
 
 class TokenwiseDecoder:
     """Every token has a text of its own, except the first of a sequence and runs of byte tokens.
 
     That holds for Metaspace, WordPiece and the chain of Llama 2 (replace, byte fallback, fuse, strip). The text of a
-    token behind others is what it adds to an anchor, a token of plain letters. A run of byte tokens is malformed as a
-    whole if it is malformed anywhere, so it is held back until it ends.
+    token after others is what it adds to an anchor, a token of plain letters.
+
+    A character of a run of byte tokens is given out with its last byte. Bytes that are no UTF-8 become U+FFFD each, and
+    so do all that follow them in the run, as in a full decode. That also takes back the characters before them in the
+    run; here they stay, as they are on their way to the client already.
     """
 
-    def __init__(self, tokens: Tokens, anchor: int, *, byte_fallback: bool) -> None:
+    def __init__(self, tokens: TokenTexts, anchor: int, *, byte_fallback: bool) -> None:
         self.pieces: dict[int, str] = {}
         self._tokens = tokens
         self._anchor = anchor
         self._anchor_chars = len(tokens.decode([anchor]))
         self._byte_fallback = byte_fallback
 
-    def start(self) -> _Run:
+    def start(self) -> _Held:
         """The first token is not like the others."""
-        return _Run(first=True)
+        return _Held(first=True)
 
-    def step(self, state: _Run | None, token_id: int) -> tuple[str, _Run | None]:
-        """Text of the token, with that of the run of bytes that it ends."""
+    def step(self, state: _Held | None, token_id: int) -> tuple[str, _Held | None]:
+        """Text of the token, after that of bytes that it leaves without the rest of their character."""
         name = self._tokens.name(token_id)
         if name is None:
             if state is None:
                 self.pieces[token_id] = ""
             return "", state
-        if self._byte_fallback and _BYTE_TOKEN.fullmatch(name):
-            run = state or _Run(first=False)
-            run.token_ids.append(token_id)
-            return "", run
+        if (data := self._byte(name)) is not None:
+            return self._step_byte(state or _Held(), token_id, data)
         if state is None:
-            text = self.pieces[token_id] = self._behind_anchor([token_id])
+            text = self.pieces[token_id] = self._behind_anchor((token_id,))
             return text, None
-        return self._text(state.first, [*state.token_ids, token_id]), None
+        text = self._text(first=state.first and not state.data, token_ids=(token_id,))
+        return self.flush(state) + text, None
 
-    def flush(self, state: _Run | None) -> str:
-        """The run of bytes at the end."""
-        return self._text(state.first, state.token_ids) if state and state.token_ids else ""
+    def flush(self, state: _Held | None) -> str:
+        """An incomplete character is malformed at the end."""
+        return _INCOMPLETE * len(state.data) if state else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds behind others."""
+        """What the token adds after others."""
         name = self._tokens.name(token_id)
-        if self._byte_fallback and name is not None and _BYTE_TOKEN.fullmatch(name):
-            return bytes([int(name[3:5], 16)])
-        return self._behind_anchor([token_id]).encode()
+        data = None if name is None else self._byte(name)
+        return self._behind_anchor((token_id,)).encode() if data is None else data
 
-    def _text(self, first: bool, token_ids: list[int]) -> str:
-        return self._tokens.decode(token_ids) if first else self._behind_anchor(token_ids)
+    def _byte(self, name: str) -> bytes | None:
+        """The byte that a token stands for; None if it is no byte token."""
+        return byte_of(name) if self._byte_fallback else None
 
-    def _behind_anchor(self, token_ids: list[int]) -> str:
+    def _step_byte(self, held: _Held, token_id: int, data: bytes) -> tuple[str, _Held | None]:
+        if held.is_malformed:
+            return _INCOMPLETE, held
+        data, token_ids = held.data + data, (*held.token_ids, token_id)
+        try:
+            _, num_complete = codecs.utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            return _INCOMPLETE * len(data), _Held(is_malformed=True)
+        if not num_complete:
+            return "", _Held(held.first, data, token_ids)
+        text = self._text(first=held.first, token_ids=token_ids)
+        if not held.first and not held.data:
+            self.pieces[token_id] = text
+        return text, None
+
+    def _text(self, *, first: bool, token_ids: tuple[int, ...]) -> str:
+        return self._tokens.decode([*token_ids]) if first else self._behind_anchor(token_ids)
+
+    def _behind_anchor(self, token_ids: tuple[int, ...]) -> str:
         return self._tokens.decode([self._anchor, *token_ids])[self._anchor_chars :]
 
 
@@ -194,7 +225,7 @@ class WindowDecoder:
 
     _CONTEXT = 8  # settled tokens that are decoded again
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenTexts) -> None:
         self.pieces: dict[int, str] = {}
         self._tokens = tokens
 
@@ -209,7 +240,7 @@ class WindowDecoder:
             return "", state
         state.token_ids.append(token_id)
         text = self._tokens.decode(state.token_ids[state.start :])
-        if text.endswith(_INCOMPLETE) or _BYTE_TOKEN.fullmatch(name) or not text.startswith(state.settled_text):
+        if text.endswith(_INCOMPLETE) or byte_of(name) is not None or not text.startswith(state.settled_text):
             return "", state
         added = text[len(state.settled_text) :]
         state.num_settled = len(state.token_ids)
@@ -219,7 +250,7 @@ class WindowDecoder:
         return added, state
 
     def flush(self, state: _Window) -> str:
-        """What a full decode has behind the text that was given out."""
+        """What a full decode has after the text that was given out."""
         return self._tokens.decode(state.token_ids)[state.num_chars :]
 
     def token_bytes(self, token_id: int) -> bytes:

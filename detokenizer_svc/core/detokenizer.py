@@ -9,6 +9,11 @@ from functools import cached_property
 import numpy as np
 from tokenizers import Tokenizer
 
+from contract.domain import chain
+from contract.domain.finish import CancelReason, FinishReason, RequestError, Usage
+from contract.domain.request import Header
+from contract.domain.rows import TextRow, TokenRows
+from contract.domain.timeline import Computed, Run, Timeline
 from detokenizer_svc.core.batch import LogBatch, RowSelection
 from detokenizer_svc.core.checkpoint import logged_rows
 from detokenizer_svc.core.choice import choose_decoder
@@ -16,13 +21,11 @@ from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import RowLogprobs
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
+from detokenizer_svc.core.spans import Trace
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
-from penstock.domain import chain
-from penstock.domain.finish import CancelReason, FinishReason, RequestError, Usage
-from penstock.domain.request import Header
-from penstock.domain.rows import TextRow, TokenRows
 
 _ENDED_REMEMBERED = 65_536
+_UNKNOWN = Computed()
 _NOBODY = OpenRequest(Header(b"", "", 0, 0, 0, "", 0), 1, 0)
 
 
@@ -48,6 +51,11 @@ class Retirement:
         """What is kept of the request."""
         return self.request.result()
 
+    @property
+    def trace(self) -> Trace:
+        """Its trace, for a collector."""
+        return self.result.trace(self.request.opened.asked)
+
 
 @dataclass(slots=True)
 class Effects:
@@ -57,6 +65,17 @@ class Effects:
     retirements: list[Retirement] = field(default_factory=list)
     cancels: list[Cancellation] = field(default_factory=list)
     results: list[tuple[bytes, bytes]] = field(default_factory=list)  # routes whose text is the result of that request
+    gaps: list[bytes] = field(default_factory=list)  # requests of which rows are missing before one that came
+
+    def add(self, after: "Effects") -> None:
+        """Take over effects that come after these."""
+        for route, rows in after.texts.items():
+            before = self.texts.get(route)
+            self.texts[route] = rows if before is None else before.joined(rows)
+        self.retirements += after.retirements
+        self.cancels += after.cancels
+        self.results += after.results
+        self.gaps += after.gaps
 
     def rows(self) -> Iterator[TextRow]:
         """All text rows, whatever their route."""
@@ -70,9 +89,9 @@ class DetokenizerStats:
 
     num_tokens: int = 0  # added to sequences
     num_duplicate_rows: int = 0  # brought nothing new
-    num_gap_rows: int = 0  # began behind what is known
-    num_spliced_rows: int = 0  # of another history
-    num_ended_rows: int = 0  # behind a sequence's end
+    num_gap_rows: int = 0  # began after what is known
+    num_mismatched_rows: int = 0  # of another history
+    num_ended_rows: int = 0  # after a sequence's end
     num_unknown_rows: int = 0  # of a request that was never opened here
 
 
@@ -84,6 +103,8 @@ class _Live:
     sequences: list[Sequence]
     num_ended: int = 0
     num_cached_tokens: int = 0
+    model_digest: bytes = b""  # of the model that computes it; empty: it has no tokens
+    timeline: Timeline = field(default_factory=Timeline)
 
     def set_route(self, route: bytes) -> None:
         """Who gets the text from now on."""
@@ -101,9 +122,8 @@ class _Live:
     def result(self) -> FinishedRequest:
         """What is kept once all sequences have ended."""
         usage = self.usage()
-        return FinishedRequest(
-            self.opened.header, tuple(sequence.finished(usage) for sequence in self.sequences), usage
-        )
+        sequences = tuple(sequence.finished(usage) for sequence in self.sequences)
+        return FinishedRequest(self.opened.header, sequences, usage, self.model_digest, self.timeline)
 
 
 class Detokenizer:
@@ -150,7 +170,7 @@ class Detokenizer:
         return request_id in self._live
 
     def is_known(self, request_id: bytes) -> bool:
-        """Whether a request is live or has ended here."""
+        """Return whether a request is live or has ended here."""
         return request_id in self._live or request_id in self._ended
 
     def live_requests(self) -> Iterator[bytes]:
@@ -175,12 +195,18 @@ class Detokenizer:
         decoder = self._decoders[opened.text.skip_special_tokens]
         # One object for one route: the hot loop tells routes apart by identity.
         route = self._routes.setdefault(route, route)
-        self._live[request_id] = _Live(opened, [Sequence(opened, i, decoder, route) for i in range(opened.n)])
+        sequences = [Sequence(opened, i, decoder, route) for i in range(opened.n)]
+        self._live[request_id] = _Live(opened, sequences, timeline=opened.begun_timeline())
         self._last_request_ids = []
 
     def forget(self, request_id: bytes) -> None:
-        """A request that someone else ended: what comes of it later is behind its end."""
+        """A request that someone else ended: what comes of it later is after its end."""
         self._drop(request_id)
+
+    def recall(self, request_id: bytes, timeline: Timeline) -> None:
+        """Take what the log had told of a request, which was opened just now, before it was compacted."""
+        if (request := self._live.get(request_id)) is not None:
+            request.timeline = timeline
 
     def fail(self, request_id: bytes, error: RequestError) -> Effects:
         """Ends what is left of a live request with an error, as rows of the log would."""
@@ -203,11 +229,12 @@ class Detokenizer:
         effects.cancels += [Cancellation(request_id, sequence.index) for sequence in going_on]
         return effects
 
-    def push(self, rows: TokenRows, *, gives_texts: bool = True) -> Effects:
+    def push(self, rows: TokenRows, computed: Computed = _UNKNOWN, *, gives_texts: bool = True) -> Effects:
         """Takes rows of the log; each that extends its sequence becomes one text row.
 
         Args:
             rows: the next of the log.
+            computed: where and when they were made.
             gives_texts: false if nobody is to get these rows, for instance as whole snapshots will follow; what has
                 ended is told nevertheless.
         """
@@ -216,6 +243,10 @@ class Detokenizer:
         sequences = self._sequences_of(rows)
         if rows.cached_tokens.any():
             self._note_cached(rows)
+        if rows.starts:
+            self._note_starts(rows, sequences, computed)
+        if first_rows := batch.first_rows():
+            self._note_model(rows, first_rows)
         token_ids, chains_after = batch.columns()
         selections: dict[bytes, RowSelection] = {}
         selection = RowSelection()
@@ -242,14 +273,16 @@ class Detokenizer:
             else:
                 self._take(effects, selection, sequence, batch, row)
         self._stats.num_tokens += num_plain
-        prompts = {row: sequences[row].request.num_prompt_tokens for row in batch.first_rows()}
+        prompts = {row: sequences[row].request.num_prompt_tokens for row in first_rows}
         for route, selection in selections.items():
             if selection.rows and gives_texts:
                 effects.texts[route] = selection.text_rows(batch, prompts)
+        for retirement in effects.retirements:
+            retirement.request.timeline.finished_ns = computed.sent_ns
         return effects
 
     def attach(self, request_id: bytes, route: bytes, offsets: SequenceOf[Offset] = ()) -> Effects:
-        """Sends a live request's text to `route` from now on, beginning with what lies behind the offsets.
+        """Sends a live request's text to `route` from now on, beginning with what lies after the offsets.
 
         Args:
             request_id: of a request that may have ended: then its result has the text.
@@ -267,13 +300,14 @@ class Detokenizer:
         return effects
 
     def snapshot(self, request_id: bytes, offsets: SequenceOf[Offset] = ()) -> TextRows:
-        """What a live request has behind the given offsets, one row for each sequence that has anything."""
+        """What a live request has after the given offsets, one row for each sequence that has anything."""
         request = self._live.get(request_id)
         rows = [
             sequence.behind(offsets[sequence.index] if sequence.index < len(offsets) else Offset())
             for sequence in (request.sequences if request is not None else ())
         ]
-        return text_rows([row for row in rows if row is not None])
+        digest = request.model_digest if request is not None else b""
+        return text_rows([row for row in rows if row is not None], digest)
 
     def snapshots(self) -> Iterator[tuple[bytes, TextRows]]:
         """All of every live request, with who gets its text."""
@@ -284,7 +318,7 @@ class Detokenizer:
         """All rows that were taken of a live request, from its first token on: pushed to another `Detokenizer` that has
         opened it, they lead to where this one is."""
         request = self._live[request_id]
-        return logged_rows(request.sequences, request.num_cached_tokens)
+        return logged_rows(request.sequences, request.num_cached_tokens, request.model_digest, request.timeline)
 
     def num_sequences(self, request_id: bytes) -> int:
         """Samples of a live request."""
@@ -312,6 +346,21 @@ class Detokenizer:
         ]
         return self._last_sequences
 
+    def _note_model(self, rows: TokenRows, first_rows: list[int]) -> None:
+        """Takes over from first rows which model computes their requests: all samples of one are computed by one."""
+        for row in first_rows:
+            request = self._live.get(rows.request_ids[row])
+            if request is not None and not request.model_digest:
+                request.model_digest = rows.model_digest
+
+    def _note_starts(self, rows: TokenRows, sequences: SequenceOf[Sequence], computed: Computed) -> None:
+        """Takes over from sequences' first rows in a slot since when they have it, before the rows are taken."""
+        for row, start in rows.starts.items():
+            sequence, request = sequences[row], self._live.get(rows.request_ids[row])
+            position = int(rows.positions[row])
+            if request is not None and position >= len(sequence.token_ids):  # else it came before, or is stray
+                request.timeline.add(Run(sequence.index, position, start, computed))
+
     def _note_cached(self, rows: TokenRows) -> None:
         """Takes over from first rows how much of the prompt was found in the prefix cache."""
         for row in np.flatnonzero(rows.cached_tokens).tolist():
@@ -335,6 +384,8 @@ class Detokenizer:
                 return
         tokens = self._new_tokens(sequence, batch, row, all_tokens, finish)
         if tokens is None:
+            if sequence.end is None and int(batch.rows.positions[row]) > len(sequence.token_ids):
+                effects.gaps.append(sequence.request.request_id)
             return
         token_offset, text_offset, chain_before = len(sequence.token_ids), sequence.num_chars, sequence.chain
         first_token = batch.starts[row + 1] - len(tokens)
@@ -371,7 +422,7 @@ class Detokenizer:
         elif known > len(token_ids) or (known == len(token_ids) and not finish):
             self._stats.num_duplicate_rows += 1
         elif chain.extend(int(batch.rows.chains[row]), token_ids[:known]) != sequence.chain:
-            self._stats.num_spliced_rows += 1
+            self._stats.num_mismatched_rows += 1
         else:
             return token_ids[known:]
         return None

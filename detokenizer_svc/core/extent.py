@@ -19,7 +19,7 @@ class LogLimits:
 class LogMark:
     """A place between two entries of a log, and how much was read before it."""
 
-    min_id: bytes  # of the entries behind it
+    min_id: bytes  # of the entries after it
     num_entries: int = 0
     num_bytes: int = 0
 
@@ -70,7 +70,7 @@ class LogExtent:
         )
 
     def restore(self, request_id: bytes) -> None:
-        """A request has a checkpoint, and the log, of which nothing was read yet, has what came behind that."""
+        """A request has a checkpoint, and the log, of which nothing was read yet, has what came after that."""
         self._needed[request_id] = _START
 
     def close(self, request_id: bytes) -> None:
@@ -78,7 +78,7 @@ class LogExtent:
         self._needed.pop(request_id, None)
 
     def is_long(self, limits: LogLimits) -> bool:
-        """Whether live requests need more of the log than the limits allow, and checkpoints would cost less."""
+        """Return whether live requests need more of the log than the limits allow, and checkpoints would cost less."""
         if not self._needed:
             return False
         oldest = next(iter(self._needed.values()))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.domain.plan import U32, Logprobs
-from penstock.domain.rows import TokenLogprob
+from contract.domain.plan import U32, Logprobs
+from contract.domain.rows import TokenLogprob
 
 Top = Sequence[tuple[int, float, bytes]]  # alternatives of a token: id, natural log, bytes
 
@@ -15,14 +15,16 @@ _NAN = float("nan")
 
 
 class LogprobLog:
-    """The columns of `penstock.domain.plan.Logprobs` and the bytes of the tokens; NaN where none was asked for."""
+    """The columns of `contract.domain.plan.Logprobs` and the bytes of the tokens; NaN where none was asked for."""
 
     __slots__ = (
-        *("_sampled", "_sampled_bytes", "_text_offsets", "_top_bytes", "_top_ends", "_top_ids", "_top_logprobs"),
+        *("_ranks", "_sampled", "_sampled_bytes", "_text_offsets"),
+        *("_top_bytes", "_top_ends", "_top_ids", "_top_logprobs"),
     )
 
     def __init__(self) -> None:
         self._sampled = array("f")
+        self._ranks = array("I")
         self._sampled_bytes: list[bytes] = []
         self._text_offsets = array("I")  # characters of text that are complete before each token
         self._top_ends = array("I", (0,))  # where the alternatives of each token end
@@ -33,9 +35,10 @@ class LogprobLog:
     def __len__(self) -> int:
         return len(self._sampled)
 
-    def append(self, sampled: float, sampled_bytes: bytes, top: Top = (), text_offset: int = 0) -> None:
+    def append(self, sampled: float, rank: int, sampled_bytes: bytes, top: Top = (), text_offset: int = 0) -> None:
         """Adds one token: natural logs, alternatives (id, logprob, bytes) the most likely first; characters before."""
         self._sampled.append(sampled)
+        self._ranks.append(rank)
         self._sampled_bytes.append(sampled_bytes)
         self._text_offsets.append(text_offset)
         for token_id, logprob, token_bytes in top:
@@ -47,13 +50,14 @@ class LogprobLog:
     def pad(self, num_tokens: int) -> None:
         """Adds tokens that nobody asked logprobs of, until there are `num_tokens`."""
         while len(self) < num_tokens:
-            self.append(_NAN, b"")
+            self.append(_NAN, 0, b"")
 
     def copy(self, source: "LogprobLog", start: int, stop: int) -> None:
         """Adds tokens `start` to `stop` of another log."""
         first, last = source._top_ends[start], source._top_ends[stop]
         moved = len(self._top_ids) - first
         self._sampled += source._sampled[start:stop]
+        self._ranks += source._ranks[start:stop]
         self._sampled_bytes += source._sampled_bytes[start:stop]
         self._text_offsets += source._text_offsets[start:stop]
         self._top_ids += source._top_ids[first:last]
@@ -65,6 +69,7 @@ class LogprobLog:
         """All of it as columns."""
         return Logprobs(
             sampled=np.array(self._sampled, np.float32),
+            ranks=np.array(self._ranks, np.uint32),
             top_counts=np.diff(np.array(self._top_ends, np.uint32)).astype(np.uint32),
             top_ids=np.array(self._top_ids, np.uint32),
             top_logprobs=np.array(self._top_logprobs, np.float32),
@@ -84,6 +89,7 @@ class LogprobLog:
         return TokenLogprob(
             token_id=token_id,
             logprob=self._sampled[index],
+            rank=self._ranks[index],
             top=tuple((i, logprob) for i, logprob, _ in top),
             token_bytes=self._sampled_bytes[index],
             top_bytes=tuple(token_bytes for _, _, token_bytes in top),
@@ -121,6 +127,7 @@ class RowLogprobs:
         top_logprobs = self._logprobs.top_logprobs[entries].tolist()
         log.append(
             sampled,
+            int(self._logprobs.ranks[token]),
             self._token_bytes(token_id),
             [(i, logprob, self._token_bytes(i)) for i, logprob in zip(top_ids, top_logprobs, strict=True)],
             text_offset,

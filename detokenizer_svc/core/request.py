@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from contract.domain.chain import CHAIN_START
+from contract.domain.finish import Usage
+from contract.domain.params import TextOptions
+from contract.domain.plan import U32
+from contract.domain.request import Header
+from contract.domain.timeline import Timeline
 from detokenizer_svc.core.logprobs import LogprobLog
+from detokenizer_svc.core.spans import Asked, Trace
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.finish import Usage
-from penstock.domain.params import TextOptions
-from penstock.domain.plan import U32
-from penstock.domain.request import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,19 @@ class OpenRequest:
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()  # empty if the request ignores them
     wants_logprobs: bool = False
+    asked: Asked = field(default_factory=Asked)
+    tokenizing_ns: int = 0  # Unix time, see `Timeline`
+    tokenized_ns: int = 0
+    opened_ns: int = 0
 
     @property
     def request_id(self) -> bytes:
         """16 bytes."""
         return self.header.request_id
+
+    def begun_timeline(self) -> Timeline:
+        """The moments up to its opening."""
+        return Timeline(self.tokenizing_ns, self.tokenized_ns, self.opened_ns)
 
     def stop_reason(self, token_id: int) -> int | None:
         """What a token that ended a sequence is called: None for EOS, else the stop token's id."""
@@ -51,10 +61,18 @@ class FinishedRequest:
     header: Header
     sequences: tuple[FinishedSequence, ...]
     usage: Usage
+    model_digest: bytes = b""  # of the model that computed it; empty: it has no tokens
+    timeline: Timeline = field(default_factory=Timeline)
+
+    def trace(self, asked: Asked) -> Trace:
+        """Its trace; `asked` is what was asked for."""
+        reasons = tuple(sequence.end.reason for sequence in self.sequences)
+        error = next((sequence.end.error for sequence in self.sequences if sequence.end.error), None)
+        return Trace(self.header, asked, self.usage, self.timeline, reasons, error)
 
     def rows(self) -> TextRows:
         """All of it, one row a sequence from its first token to its end."""
-        return text_rows(self.new_rows())
+        return text_rows(self.new_rows(), self.model_digest)
 
     def new_rows(self) -> list[NewRow]:
         """The same, before they are columns."""

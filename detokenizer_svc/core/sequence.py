@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from contract.domain import chain
+from contract.domain.errors import stream_diverged
+from contract.domain.finish import FinishReason, RequestError, Usage
 from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import LogprobLog, RowLogprobs
 from detokenizer_svc.core.request import FinishedSequence, OpenRequest
 from detokenizer_svc.core.stops import StopStrings
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd
-from penstock.domain import chain
-from penstock.domain.errors import stream_diverged
-from penstock.domain.finish import FinishReason, RequestError, Usage
 
 
 class Offset(NamedTuple):
@@ -141,7 +141,7 @@ class Sequence:
             if stop is not None:
                 break
         self._settle(state)
-        num_left = num_tokens - len(self.token_ids)  # behind a stop string
+        num_left = num_tokens - len(self.token_ids)  # after a stop string
         self.chain = chain.extend(self.chain, arrival.token_ids[: len(arrival.token_ids) - num_left])
         if arrival.finish and not num_left:
             self.told = Told(arrival.finish, arrival.error, bool(arrival.token_ids))
@@ -168,10 +168,10 @@ class Sequence:
         return end
 
     def behind(self, offset: Offset) -> NewRow | None:
-        """The row of everything that lies behind what a client has; None if there is nothing.
+        """The row of everything that lies after what a client has; None if there is nothing.
 
         A client that has more tokens than are known here gets nothing until the log has caught up. One whose tokens are
-        of another history, which Redis lost and nobody remembered, gets an end with STREAM_DIVERGED behind them.
+        of another history, which Redis lost and nobody remembered, gets an end with STREAM_DIVERGED after them.
         """
         num_tokens, num_chars, chain_of_client = offset
         known = len(self.token_ids)
@@ -185,7 +185,7 @@ class Sequence:
             return None
         text_offset = self._num_chars_after(token_ids[:num_tokens])
         if num_tokens == known:
-            # Text that was held back comes with the end, behind the last token.
+            # Text that was held back comes with the end, after the last token.
             text_offset = min(max(text_offset, num_chars), self.num_chars)
         return NewRow(
             request_id=self.request.request_id,
@@ -224,7 +224,7 @@ class Sequence:
         )
 
     def _hides_last(self, arrival: Arrival) -> bool:
-        """Whether the last token is EOS or a stop token that has no text."""
+        """Return whether the last token is EOS or a stop token that has no text."""
         return arrival.finish is FinishReason.STOP and not self.request.text.include_stop_str_in_output
 
     def _settle(self, state: Any) -> None:

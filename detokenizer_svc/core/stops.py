@@ -17,7 +17,7 @@ class StopStrings:
         self._tail = ""  # the longest end of the text so far that a stop string begins with
 
     def passes(self, piece: str) -> bool:
-        """Whether no stop string can begin or end in a piece, so that it is output and changes nothing here."""
+        """Return whether no stop string can begin or end in a piece, so that it is output and changes nothing here."""
         return not self._tail and self._firsts.isdisjoint(piece)
 
     def feed(self, piece: str, *, search: bool = True) -> tuple[str, str | None]:
@@ -29,7 +29,7 @@ class StopStrings:
 
         Returns:
             The text that is certain to be output, and the stop string that was found. With one found, the text ends
-            right before it, or right behind it if it is part of the output.
+            right before it, or right after it if it is part of the output.
         """
         if not piece:
             return "", None
@@ -50,7 +50,7 @@ class StopStrings:
         return held
 
     def _find(self, text: str, known: int) -> tuple[int, str] | None:
-        """The first stop that ends behind the first `known` characters: where it begins, and which."""
+        """The first stop that ends after the first `known` characters: where it begins, and which."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, known - len(stop) + 1))

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.plan import U32
+from contract.domain.rows import U64, TextRow, TokenLogprob
 from detokenizer_svc.core.logprobs import LogprobLog
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.plan import U32
-from penstock.domain.rows import U64, TextRow, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ _GOES_ON = SequenceEnd(FinishReason.UNSPECIFIED)
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """The columns of `penstock.domain.rows.TextRow`; row i has the next `counts[i]` of `token_ids`.
+    """The columns of `contract.domain.rows.TextRow`; row i has the next `counts[i]` of `token_ids`.
 
     Columns are what makes the hop fast: an object per row would cost as much as everything else together.
     """
@@ -43,9 +43,33 @@ class TextRows:
     ends: dict[int, SequenceEnd] = field(default_factory=dict)  # by row
     logprobs: LogprobLog | None = None  # of all tokens above, NaN where none was asked for; None: nobody asked
     prompts: dict[int, int] = field(default_factory=dict)  # by row that begins its sequence: tokens of the prompt
+    model_digest: bytes = b""  # 8 bytes: of the model that computed all tokens above; empty: not known
 
     def __len__(self) -> int:
         return len(self.request_ids)
+
+    def joined(self, after: "TextRows") -> "TextRows":
+        """These rows and then others."""
+        both, first = (self, after), len(self)
+        logprobs = LogprobLog()
+        for each in both:
+            num_tokens = len(logprobs) + len(each.token_ids)
+            if each.logprobs is not None:
+                logprobs.copy(each.logprobs, 0, len(each.logprobs))
+            logprobs.pad(num_tokens)
+        return TextRows(
+            request_ids=self.request_ids + after.request_ids,
+            sequences=np.concatenate([each.sequences for each in both]),
+            token_offsets=np.concatenate([each.token_offsets for each in both]),
+            text_offsets=np.concatenate([each.text_offsets for each in both]),
+            chains=np.concatenate([each.chains for each in both]),
+            counts=np.concatenate([each.counts for each in both]),
+            token_ids=np.concatenate([each.token_ids for each in both]),
+            texts=self.texts + after.texts,
+            ends=self.ends | {first + row: end for row, end in after.ends.items()},
+            logprobs=None if self.logprobs is after.logprobs is None else logprobs,
+            prompts=self.prompts | {first + row: count for row, count in after.prompts.items()},
+        )
 
     def rows(self) -> Iterator[TextRow]:
         """The rows one by one, for who runs the pipeline in one process."""
@@ -68,6 +92,7 @@ class TextRows:
                 error=end.error,
                 usage=end.usage,
                 num_prompt_tokens=self.prompts.get(row, 0),
+                model_digest=self.model_digest,
             )
             start = stop
 
@@ -107,8 +132,8 @@ def merge_logprobs(counts: list[int], logs: dict[int, tuple[LogprobLog, int]]) -
     return merged
 
 
-def text_rows(rows: list[NewRow]) -> TextRows:
-    """Rows as columns."""
+def text_rows(rows: list[NewRow], model_digest: bytes = b"") -> TextRows:
+    """Rows as columns; `model_digest` is of the model that computed all of them."""
     counts = [len(row.token_ids) for row in rows]
     logs = {i: (row.logprobs, row.token_offset) for i, row in enumerate(rows) if row.logprobs is not None}
     return TextRows(
@@ -123,4 +148,5 @@ def text_rows(rows: list[NewRow]) -> TextRows:
         ends={i: row.end for i, row in enumerate(rows) if row.end is not None},
         logprobs=merge_logprobs(counts, logs) if logs else None,
         prompts={i: row.num_prompt_tokens for i, row in enumerate(rows) if not row.token_offset},
+        model_digest=model_digest,
     )

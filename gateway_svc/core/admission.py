@@ -1,19 +1,47 @@
-"""Whether the gateway takes another call at all, and when a client that is turned away should come again."""
+"""Return whether the gateway takes another call at all, and when a client that is turned away should come again."""
 
+from collections import Counter
 from dataclasses import dataclass
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 
 RETRY_AFTER_S = 1.0  # where nothing is known: what hinders may be over at any moment
 MAX_RETRY_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Bounds of one gateway process; 0: none."""
 
     max_streams: int = 0  # requests being served at once
     max_tenants: int = 0  # for which they are
+
+
+class Crowd:
+    """For whom a gateway serves requests now, whatever pools they are in, and for how many it may."""
+
+    __slots__ = ("_tenants", "limits", "num_streams")
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self.num_streams = 0
+        self._tenants: Counter[str] = Counter()  # requests of each; a tenant without any is not there
+
+    def enter(self, tenant: str) -> None:
+        """A request of a tenant is served from now on."""
+        self.num_streams += 1
+        self._tenants[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """It is not any more."""
+        self.num_streams -= 1
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+
+    def num_tenants_beside(self, tenant: str) -> int:
+        """For how many others requests are being served."""
+        return len(self._tenants) - (tenant in self._tenants)
 
 
 def retry_after_s(expected_s: float) -> float:
@@ -22,7 +50,7 @@ def retry_after_s(expected_s: float) -> float:
 
 
 def admit(
-    limits: Limits,
+    limits: AdmissionLimits,
     *,
     num_streams: int,
     num_new: int,

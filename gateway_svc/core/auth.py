@@ -7,15 +7,30 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from penstock.domain.api_keys import TENANT_HEADER, TENANT_PATTERN, hash_api_key, is_tenant
-from penstock.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.api_keys import TENANT_HEADER, TENANT_PATTERN, hash_api_key, is_tenant
+from contract.domain.errors import ErrorCode, PenstockError, invalid
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 _NOT_AN_ENTRY = (
     "is not an API key: give a JSON object with tenant (1 to 64 of A-Z, a-z, 0-9, '.', '_', '-') and sha256 (64 "
-    "hexadecimal digits, lower case), and if wanted name (text) and min_priority (32-bit integer); "
+    "hexadecimal digits, lower case), and if wanted name (text), min_priority (32-bit integer), and rpm, tpm and "
+    "max_running (integers, 1 or more); "
     "`penstock keys new` makes one"
 )
+
+
+KEY_BYTES = 8  # of its SHA-256, by which the pool knows a key
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The limits of an API key; 0: none."""
+
+    key: bytes  # the first bytes of its SHA-256
+    label: str  # what people call it
+    rpm: int = 0  # calls in a minute
+    tpm: int = 0  # tokens in a minute
+    max_running: int = 0  # requests that have not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +39,14 @@ class Caller:
 
     tenant: str = ""
     min_priority: int | None = None  # none: any
+    limits: KeyLimits | None = None  # none: no limits
 
     def priority(self, asked: int) -> int:
         """The priority that a request gets which asked for this one: lower is served first, the bound is the lowest."""
         return asked if self.min_priority is None else max(asked, self.min_priority)
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Lets callers in."""
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
@@ -42,22 +58,22 @@ class Door(Protocol):
         ...
 
 
-class OpenDoor:
+class NoAuthentication:
     """Lets everybody in as the default tenant; an `Authorization` header is not looked at."""
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:  # noqa: ARG002  (the keyed one reads them)
-        """See `Door`."""
+        """Implement `Authenticator`."""
         return Caller()
 
 
-class TrustingDoor:
+class HeaderAuthenticator:
     """Lets everybody in as the tenant that a header names, without one as the default tenant.
 
     Right only behind a proxy that knows its callers, sets the header and lets no caller of its own set it.
     """
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """See `Door`."""
+        """Implement `Authenticator`."""
         # Of HTTP there may be several of one name: then a caller's stands beside the proxy's.
         given = [value for name, value in headers.items() if name == TENANT_HEADER]
         if not given:
@@ -69,7 +85,7 @@ class TrustingDoor:
         return Caller(given[0])
 
 
-class KeyedDoor:
+class KeyAuthenticator:
     """Lets in who has a key.
 
     Keys are found by their hash: how long that takes depends on bits that nobody can choose without knowing a key, so
@@ -80,7 +96,7 @@ class KeyedDoor:
         self.callers = callers  # by SHA-256 of the key; replaced as a whole when keys change
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """See `Door`."""
+        """Implement `Authenticator`."""
         given = headers.get("authorization")
         if given is None:
             raise _refused("this gateway asks for an API key: send it as `Authorization: Bearer KEY`")
@@ -93,6 +109,9 @@ class KeyedDoor:
         return caller
 
 
+_Limit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of a file of keys."""
 
@@ -100,6 +119,17 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     name: str = ""  # for people: whose it is
     min_priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
+    rpm: _Limit | None = None
+    tpm: _Limit | None = None
+    max_running: _Limit | None = None
+
+    @property
+    def limits(self) -> KeyLimits | None:
+        """The limits of the key; None: it has none."""
+        if not (self.rpm or self.tpm or self.max_running):
+            return None
+        key, label = bytes.fromhex(self.sha256)[:KEY_BYTES], self.name or f"{self.sha256[:8]}…"
+        return KeyLimits(key, label, self.rpm or 0, self.tpm or 0, self.max_running or 0)
 
 
 _decoder = msgspec.json.Decoder(_Entry)
@@ -123,7 +153,7 @@ def parse_keys(content: bytes) -> dict[bytes, Caller]:
         digest = bytes.fromhex(entry.sha256)
         if digest in callers:
             raise ValueError(f"line {number} has the sha256 of a line before: remove one of them")
-        callers[digest] = Caller(entry.tenant, entry.min_priority)
+        callers[digest] = Caller(entry.tenant, entry.min_priority, entry.limits)
     return callers
 
 

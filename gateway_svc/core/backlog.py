@@ -1,7 +1,7 @@
 """Rows that wait for a slow client: merged to one a sequence, and bounded."""
 
+from contract.domain.rows import TextRow
 from gateway_svc.core.streams import merge
-from penstock.domain.rows import TextRow
 
 ROW_BYTES = 300  # of an object that keeps a row, roughly
 LOGPROB_BYTES = 100  # of one logprob or alternative
@@ -27,7 +27,7 @@ class Backlog:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more rows."""
+        """Return whether it takes no more rows."""
         return self._num_bytes >= self._max_bytes
 
     def add(self, choice: int, row: TextRow) -> None:

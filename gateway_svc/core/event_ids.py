@@ -1,4 +1,4 @@
-"""Ids of events: what a client has of each choice once it has the event, so that any gateway can go on behind it.
+"""Ids of events: what a client has of each choice once it has the event, so that any gateway can go on after it.
 
 An id is a version and base64 of columns of little-endian values: a u32 check sum, then for each choice u32 output
 tokens, u32 characters, u64 hash over the tokens, u8 finish reason. To clients it is opaque. The check sum covers the
@@ -9,10 +9,10 @@ import struct
 from binascii import Error, a2b_base64, b2a_base64, crc32
 from collections.abc import Sequence
 
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.errors import PenstockError, invalid
-from penstock.domain.finish import FinishReason
+from contract.domain.chain import CHAIN_START
+from contract.domain.errors import PenstockError, invalid
+from contract.domain.finish import FinishReason
+from gateway_svc.core.streams import DeliveredSequence
 
 LAST_EVENT_ID = "last-event-id"
 MAX_CHOICES_WITH_IDS = 32  # of a call whose events have ids; they grow by 23 characters a choice
@@ -27,7 +27,7 @@ class EventIds:
 
     __slots__ = ("_haves", "_start")
 
-    def __init__(self, request_id: bytes, have: Sequence[SequenceState]) -> None:
+    def __init__(self, request_id: bytes, have: Sequence[DeliveredSequence]) -> None:
         """From what the client has of each choice (`MAX_CHOICES_WITH_IDS` at most), and the call's first request."""
         self._start = crc32(request_id)
         self._haves = [_HAVE.pack(each.num_tokens, each.num_chars, each.chain, each.finish) for each in have]
@@ -41,7 +41,7 @@ class EventIds:
         return b"id: 1" + b2a_base64(_SUM.pack(crc32(have, self._start)) + have)
 
 
-def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[SequenceState]:
+def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[DeliveredSequence]:
     """What the client claims to have of each choice.
 
     Raises:
@@ -63,10 +63,10 @@ def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[Seque
     return [_state(*values) for values in _HAVE.iter_unpack(have)]
 
 
-def _state(num_tokens: int, num_chars: int, chain: int, finish: int) -> SequenceState:
+def _state(num_tokens: int, num_chars: int, chain: int, finish: int) -> DeliveredSequence:
     if finish >= len(_ENDS) or (num_tokens == 0 and (num_chars or chain != CHAIN_START)):
         raise _wrong("says what cannot be")
-    return SequenceState(num_tokens, num_chars, chain, _ENDS[finish], claim=num_tokens)
+    return DeliveredSequence(num_tokens, num_chars, chain, _ENDS[finish], claim=num_tokens)
 
 
 def _wrong(what: str) -> PenstockError:

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY_CHARS = 255

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.domain.rows import TokenLogprob
+from contract.domain.rows import TokenLogprob
 
 
 class LogprobColumns:
@@ -16,6 +16,7 @@ class LogprobColumns:
         num_tokens: int,
         *,
         sampled: bytes,
+        ranks: bytes,
         top_counts: bytes,
         top_ids: bytes,
         top_logprobs: bytes,
@@ -29,6 +30,7 @@ class LogprobColumns:
             ValueError: they do not, or are not for so many tokens.
         """
         self._sampled: list[float] = np.frombuffer(sampled, "<f4").tolist()
+        self._ranks: list[int] = np.frombuffer(ranks, "<u4").tolist()
         counts = np.frombuffer(top_counts, "<u4")
         self._ends: list[int] = [0, *np.cumsum(counts).tolist()]
         self._top_ids: list[int] = np.frombuffer(top_ids, "<u4").tolist()
@@ -39,10 +41,10 @@ class LogprobColumns:
         self._text_offsets: list[int] = np.frombuffer(text_offsets, "<u4").tolist()
         num_top = self._ends[-1]
         lengths = (
-            *(len(self._sampled), len(counts), len(self._text_offsets)),
+            *(len(self._sampled), len(self._ranks), len(counts), len(self._text_offsets)),
             *(len(self._top_ids), len(self._top_logprobs), len(num_bytes)),
         )
-        if lengths != (num_tokens, num_tokens, num_tokens, num_top, num_top, num_tokens + num_top):
+        if lengths != (*(num_tokens,) * 4, num_top, num_top, num_tokens + num_top):
             raise ValueError(f"logprob columns of {lengths} values for {num_tokens} tokens")
         if self._byte_ends[-1] != len(self._bytes):
             raise ValueError(f"{len(self._bytes)} bytes of tokens where {self._byte_ends[-1]} were counted")
@@ -50,7 +52,7 @@ class LogprobColumns:
     def tokens(self, start: int, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         """Logprobs of the tokens from `start` on; none if the request asked for none.
 
-        Tokens that were restored after the server lost them have NaN: their client has them with their logprobs.
+        A token that was restored after the server lost it has NaN if no gateway could tell its logprob.
         """
         if not token_ids or all(map(math.isnan, self._sampled[start : start + len(token_ids)])):
             return ()
@@ -62,6 +64,7 @@ class LogprobColumns:
         return TokenLogprob(
             token_id=token_id,
             logprob=self._sampled[token],
+            rank=self._ranks[token],
             top=tuple(zip(self._top_ids[first:last], self._top_logprobs[first:last], strict=True)),
             token_bytes=self._piece(token),
             top_bytes=tuple(self._piece(num_tokens + index) for index in range(first, last)),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.domain.rows import TokenLogprob
+from contract.domain.rows import TokenLogprob
 
 LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.domain.errors import PenstockError, invalid, unimplemented
-from penstock.domain.request import Message
+from contract.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.request import Message
 
 MAX_MESSAGES = 4096
 MAX_DEPTH = 64  # of what a chat template is given

@@ -1,28 +1,56 @@
 """Which model names are answered to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.generation_defaults import GenerationDefaults
+from contract.domain.model_name import served_name
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class OfferedModel:
+    """A model as a worker has registered it."""
+
+    root: str  # the directory or hub id that it has loaded
+    max_model_len: int
+    digest: str  # hexadecimal
+    block_size: int = 0  # tokens of a KV block
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
     """A model as clients see it."""
 
     name: str
     max_model_len: int  # tokens of prompt and output together; 0: no worker has said it yet
     created_s: int  # Unix time, seconds
     root: str | None = None  # the directory or hub id that workers load; None: no worker has said it yet
+    digests: tuple[str, ...] = ()  # of what workers have loaded: two while one model replaces another
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     """The names given to the gateway (all for the one model of the pool), else those that workers registered."""
 
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[ListedModel, ...] = ()
+    told_defaults: GenerationDefaults | None = None  # None: no tokenizer has said them yet
 
-    def find(self, name: str) -> ServedModel:
+    @property
+    def defaults(self) -> GenerationDefaults:
+        """The parameters that hold where a request does not say otherwise.
+
+        Raises:
+            PenstockError: UNAVAILABLE: nobody has said it yet.
+        """
+        if self.told_defaults is None:
+            raise PenstockError(
+                ErrorCode.UNAVAILABLE, "no tokenizer has said yet what the model's defaults are; send it again later"
+            )
+        return self.told_defaults
+
+    def find(self, name: str) -> ListedModel:
         """The model of this name; an empty name is the first.
 
         Raises:
@@ -43,23 +71,37 @@ class Catalogue:
         )
 
 
-def catalogue(names: tuple[str, ...], workers: list[tuple[str, int]], started_s: int) -> Catalogue:
-    """`workers` are (model, max_model_len) of those that registered; several that serve one model: the least length."""
+def catalogue(
+    names: tuple[str, ...],
+    workers: Sequence[OfferedModel],
+    started_s: int,
+    defaults: GenerationDefaults | None = None,
+) -> Catalogue:
+    """`workers` are what those that live have registered; several that serve one model: the least length."""
     lengths: dict[str, int] = {}
     roots: dict[str, str] = {}
-    for model, length in workers:
-        name = served_name(model)
+    digests: dict[str, set[str]] = {}
+    for worker in workers:
+        name, length = served_name(worker.root), worker.max_model_len
         lengths[name] = min(length, lengths.get(name, length))
-        roots.setdefault(name, model)
+        roots.setdefault(name, worker.root)
+        digests.setdefault(name, set()).add(worker.digest)
     shortest, any_root = min(lengths.values(), default=0), next(iter(roots.values()), None)
     if not names:
-        return Catalogue(tuple(ServedModel(each, lengths[each], started_s, roots[each]) for each in sorted(lengths)))
-    return Catalogue(
-        tuple(ServedModel(each, lengths.get(each, shortest), started_s, roots.get(each, any_root)) for each in names)
-    )
-
-
-def served_name(model: str) -> str:
-    """What clients call a model: the last part of a directory's path; a hub id as it is."""
-    path = PurePath(model)
-    return path.name if path.is_absolute() or model.startswith(".") else model
+        models = [
+            ListedModel(each, lengths[each], started_s, roots[each], tuple(sorted(digests[each])))
+            for each in sorted(lengths)
+        ]
+    else:
+        all_digests = set[str]().union(*digests.values())
+        models = [
+            ListedModel(
+                each,
+                lengths.get(each, shortest),
+                started_s,
+                roots.get(each, any_root),
+                tuple(sorted(digests.get(each, all_digests))),
+            )
+            for each in names
+        ]
+    return Catalogue(tuple(models), defaults)

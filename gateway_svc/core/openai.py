@@ -1,19 +1,20 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from contract.domain.errors import PenstockError, invalid
+from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
+from contract.domain.params import MAX_LOGPROBS, SamplingParams
+from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.unsupported import check_fields, unknown_field
-from penstock.domain.errors import PenstockError, invalid
-from penstock.domain.params import MAX_LOGPROBS, SamplingParams
-from penstock.domain.request import Prompt, check_cache_salt
 
 MAX_CHOICES = 1024  # prompts times n in one call
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
@@ -22,6 +23,7 @@ _PART = 64 * 1024
 _AT = re.compile(r"at `\$\.([^`]+)`")  # how msgspec says where a value is wrong
 
 V = TypeVar("V")
+DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by the name that a body has for it
 
 
 class Form(Enum):
@@ -52,6 +54,7 @@ class Ask:
     is_resumable: bool = False  # Penstock's `resumable`
     cache_salt: str = ""  # vLLM's
     ignored_fields: tuple[str, ...] = ()
+    unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
 
     @property
     def num_choices(self) -> int:
@@ -93,6 +96,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     resumable: bool | None = None
     cache_salt: str | None = None
+    suppress_tokens: list[int] | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -125,26 +129,25 @@ COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__) | _OPTIONS
 CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__) | _OPTIONS
 
 
-def parse_completion(body: bytes) -> Ask:
-    """The body of `POST /v1/completions`.
+def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:
+    """The body of `POST /v1/completions`, where it says nothing with these defaults of its model.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
     """
     ignored = check_fields("completion", _names(body), COMPLETION_FIELDS)
     raw = _decode(_completion, body)
     if raw.add_special_tokens is False:
         raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
-    max_tokens = DEFAULT_MAX_TOKENS if raw.max_tokens is None else raw.max_tokens
-    params = _params(raw, max_tokens, raw.logprobs)
-    return _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, ignored)
+    params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
+    return _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)
 
 
-def parse_chat(body: bytes) -> Ask:
-    """The body of `POST /v1/chat/completions`.
+def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:
+    """The body of `POST /v1/chat/completions`, where it says nothing with these defaults of its model.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
     """
     ignored = check_fields("chat", _names(body), CHAT_FIELDS)
     raw = _decode(_chat, body)
@@ -154,7 +157,8 @@ def parse_chat(body: bytes) -> Ask:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
     prompt = Prompt(messages=parse_messages(_messages(raw.messages)), chat_template_kwargs=_template_kwargs(raw))
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
-    return _ask(Form.CHAT, raw, (prompt,), _params(raw, max_tokens, _num_chat_logprobs(raw)), ignored)
+    params, unsaid = _params(raw, max_tokens, None, _num_chat_logprobs(raw), defaults(raw.model or ""))
+    return _ask(Form.CHAT, raw, (prompt,), params, unsaid=unsaid, ignored=ignored)
 
 
 def refused_field(ask: Ask) -> PenstockError | None:
@@ -204,7 +208,15 @@ def _messages(raw: list[msgspec.Raw]) -> list[dict[str, Any]]:
     return found
 
 
-def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingParams, ignored: tuple[str, ...]) -> Ask:
+def _ask(
+    form: Form,
+    raw: _Body,
+    prompts: tuple[Prompt, ...],
+    params: SamplingParams,
+    *,
+    unsaid: frozenset[str],
+    ignored: tuple[str, ...],
+) -> Ask:
     options = raw.stream_options
     if options is not None and not raw.stream:
         raise invalid("stream_options is only allowed with stream=true", "stream_options")
@@ -231,21 +243,39 @@ def _ask(form: Form, raw: _Body, prompts: tuple[Prompt, ...], params: SamplingPa
         is_resumable=bool(raw.resumable),
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         ignored_fields=ignored,
+        unsaid=unsaid,
     )
 
 
-def _params(raw: _Body, max_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
+def _params(
+    raw: _Body, max_tokens: int | None, most: int | None, num_logprobs: int | None, defaults: GenerationDefaults
+) -> tuple[SamplingParams, frozenset[str]]:
+    """The parameters of a body, and the names of those that it leaves to the defaults.
+
+    Args:
+        raw: the body.
+        max_tokens: as it says; None: it does not.
+        most: what holds then, if the model's makers say nothing.
+        num_logprobs: as it says.
+        defaults: those of the model.
+    """
+    said = {
+        "temperature": raw.temperature,
+        "top_p": raw.top_p,
+        "top_k": raw.top_k,
+        "min_p": raw.min_p,
+        "repetition_penalty": raw.repetition_penalty,
+        "max_tokens": max_tokens,
+        "suppress_tokens": None if raw.suppress_tokens is None else tuple(raw.suppress_tokens),
+    }
+    values: dict[str, Any] = {"max_tokens": most, **defaults.stated}
+    values |= {name: value for name, value in said.items() if value is not None}
+    unsaid = frozenset(name for name, value in said.items() if value is None)
     params = _remembered(
         n=_or(raw.n, 1),
-        temperature=_or(raw.temperature, 1.0),
-        top_p=_or(raw.top_p, 1.0),
-        top_k=_or(raw.top_k, 0),
-        min_p=_or(raw.min_p, 0.0),
-        repetition_penalty=_or(raw.repetition_penalty, 1.0),
         presence_penalty=_or(raw.presence_penalty, 0.0),
         frequency_penalty=_or(raw.frequency_penalty, 0.0),
         seed=raw.seed,
-        max_tokens=max_tokens,
         min_tokens=_or(raw.min_tokens, 0),
         stop=raw.stop if isinstance(raw.stop, str) else tuple(raw.stop or ()),
         stop_token_ids=tuple(raw.stop_token_ids or ()),
@@ -253,8 +283,9 @@ def _params(raw: _Body, max_tokens: int | None, num_logprobs: int | None) -> Sam
         logprobs=num_logprobs,
         skip_special_tokens=_or(raw.skip_special_tokens, True),
         include_stop_str_in_output=bool(raw.include_stop_str_in_output),
+        **values,
     )
-    return replace(params, logit_bias=_logit_bias(raw.logit_bias)) if raw.logit_bias else params
+    return (replace(params, logit_bias=_logit_bias(raw.logit_bias)) if raw.logit_bias else params), unsaid
 
 
 def _or(value: V | None, default: V) -> V:

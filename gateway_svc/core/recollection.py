@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from contract.domain.finish import Usage
+from contract.domain.rows import TextRow
 from gateway_svc.core.replies import Reply, error_fields
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import error_of
-from penstock.domain.finish import Usage
-from penstock.domain.rows import TextRow
 
 
 def request_fields(form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
+from contract.domain.errors import PenstockError
+from contract.domain.finish import FinishReason, Usage
+from contract.domain.rows import TextRow
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
 from gateway_svc.core.streams import merge
-from penstock.domain.errors import PenstockError
-from penstock.domain.finish import FinishReason, Usage
-from penstock.domain.rows import TextRow
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -50,11 +50,14 @@ class Reply:
         """The body; every choice has ended."""
         head = self._head
         chat = head.form is Form.CHAT
+        models = {row.model_digest for rows in self._rows for row in rows if row.model_digest}
         return {
             "id": head.call_id,
             "object": "chat.completion" if chat else "text_completion",
             "created": head.created_s,
             "model": head.model,
+            # Prompts of one call may be answered by two models, while one replaces the other.
+            **({"system_fingerprint": models.pop().hex()} if len(models) == 1 else {}),
             "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
             "usage": usage_fields(usages),
             # vLLM's clients read these where it has them: of a chat here, of a completion in its choices.

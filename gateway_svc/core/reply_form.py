@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from contract.domain.request import format_request_id
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead
-from penstock.domain.request import format_request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,14 @@ class ReplyForm:
     include_usage: bool = False  # of a stream
     is_resumable: bool = False  # outlives its connection for a grace time
     continuous_usage: bool = False  # of a stream, in every chunk
+    asked: bytes = b""  # with an idempotency key, a hash over what was asked
+    pool: str = ""  # named in the ids that clients see, as this gateway calls it; not kept with the request
+    api_key: bytes = b""  # for which its requests count, 8 bytes; empty: for none
+
+    @property
+    def shown_id(self) -> str:
+        """The id of the call, without OpenAI's prefix."""
+        return format_request_id(self.request_ids[0], self.pool)
 
     @property
     def num_choices(self) -> int:
@@ -39,7 +47,7 @@ class ReplyForm:
         """What its chunks begin with."""
         return ReplyHead(
             form=self.form,
-            call_id=self.form.id_prefix + format_request_id(self.request_ids[0]),
+            call_id=self.form.id_prefix + self.shown_id,
             model=self.model,
             created_s=self.arrival_ns // 10**9,
             num_choices=self.num_choices,

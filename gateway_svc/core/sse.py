@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from contract.domain.errors import PenstockError
+from contract.domain.finish import Usage
+from contract.domain.rows import TextRow
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import FINISH_REASONS, ReplyHead, encode, error_fields, usage_fields
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.errors import PenstockError
-from penstock.domain.finish import Usage
-from penstock.domain.rows import TextRow
+from gateway_svc.core.streams import DeliveredSequence
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients pass over it
@@ -21,12 +21,12 @@ class SseFormat:
     """Writes the chunks of one call."""
 
     __slots__ = (
-        *("_before_text", "_chat", "_has_opened", "_head", "_ids", "_num_prompt_tokens", "_prefix"),
-        "_without_end",
+        *("_before_text", "_chat", "_fingerprints", "_has_opened", "_head", "_ids", "_num_prompt_tokens", "_opens"),
+        *("_prefix", "_without_end"),
     )
 
     def __init__(
-        self, head: ReplyHead, request_id: bytes, have: Sequence[SequenceState], *, with_ids: bool = False
+        self, head: ReplyHead, request_id: bytes, have: Sequence[DeliveredSequence], *, with_ids: bool = False
     ) -> None:
         """Begins, or goes on, after what the client has of each choice.
 
@@ -48,8 +48,9 @@ class SseFormat:
             head.created_s,
             encode(head.model),
         )
-        opens = b',"delta":{"content":' if self._chat else b',"text":'
-        self._before_text = [self._choice_prefix(index) + opens for index in range(head.num_choices)]
+        self._opens = b',"delta":{"content":' if self._chat else b',"text":'
+        self._fingerprints = [b""] * head.num_choices  # by choice: what its chunks tell of its model
+        self._before_text = [self._choice_prefix(index) + self._opens for index in range(head.num_choices)]
         closes = b"}" if self._chat else b""
         self._without_end = closes + b',"logprobs":null,"finish_reason":null}]'
         if not head.continuous_usage:
@@ -63,8 +64,14 @@ class SseFormat:
         for choice in choices:
             self._num_prompt_tokens[choice] = num_prompt_tokens
 
+    def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:
+        """Choices of one request are answered by the model with this digest."""
+        for choice in choices:
+            self._fingerprints[choice] = _fingerprint(model_digest)
+            self._before_text[choice] = self._choice_prefix(choice) + self._opens
+
     def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:
-        """The event of a row, behind the choice's opening if it is its first; empty if there is nothing to tell yet.
+        """The event of a row, after the choice's opening if it is its first; empty if there is nothing to tell yet.
 
         Args:
             choice: prompt * n + sample.
@@ -85,10 +92,12 @@ class SseFormat:
         return self._opening(choice) + event
 
     def end(self, usages: Sequence[Usage]) -> bytes:
-        """What stands behind the last chunk: the usage if it was asked for, and the end mark."""
+        """What stands after the last chunk: the usage if it was asked for, and the end mark."""
         if not self._head.include_usage:
             return DONE
-        return self._prefix + b'"choices":[],"usage":' + encode(usage_fields(usages)) + b"}\n\n" + DONE
+        distinct = set(self._fingerprints)
+        fingerprint = distinct.pop() if len(distinct) == 1 else b""
+        return self._prefix + fingerprint + b'"choices":[],"usage":' + encode(usage_fields(usages)) + b"}\n\n" + DONE
 
     def _opening(self, choice: int) -> bytes:
         if self._has_opened[choice]:
@@ -97,7 +106,7 @@ class SseFormat:
         return self._choice_prefix(choice) + _ROLE + self._suffix(choice) if self._chat else b""
 
     def _choice_prefix(self, index: int) -> bytes:
-        return self._prefix + b'"choices":[{"index":%d' % index
+        return self._prefix + self._fingerprints[index] + b'"choices":[{"index":%d' % index
 
     def _suffix(self, choice: int = 0, row: TextRow | None = None) -> bytes:
         """The end of a chunk; a choice whose usage is told so far has the tokens up to this row."""
@@ -128,6 +137,10 @@ class SseFormat:
         if self._chat:
             return chat_logprobs(row.logprobs, as_ids=as_ids)
         return completion_logprobs(row.logprobs, as_ids=as_ids)
+
+
+def _fingerprint(model_digest: bytes) -> bytes:
+    return b'"system_fingerprint":"%s",' % model_digest.hex().encode()
 
 
 def error_event(error: PenstockError) -> bytes:

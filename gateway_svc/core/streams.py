@@ -7,10 +7,11 @@ from enum import Enum
 
 import numpy as np
 
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.domain.logprob_records import first_records, pack_records
+from contract.domain.rows import TextRow, TokenLogprob
 
 
 class Refusal(Enum):
@@ -22,7 +23,7 @@ class Refusal(Enum):
 
 
 @dataclass(slots=True)
-class SequenceState:
+class DeliveredSequence:
     """What the client has of one sample."""
 
     num_tokens: int = 0
@@ -31,22 +32,36 @@ class SequenceState:
     finish: FinishReason = FinishReason.UNSPECIFIED
     claim: int = -1  # output tokens that the client came with, by its own word; -1: all came from here
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # the tokens; without those that it came with
+    logprobs: bytearray | None = None  # `logprob_records` of all of `token_ids`; None: of some there are none
 
     @property
     def is_claimed(self) -> bool:
-        """Whether no row has confirmed yet what the client says it has."""
+        """Return whether no row has confirmed yet what the client says it has."""
         return self.claim == self.num_tokens
 
     @property
     def is_witnessed(self) -> bool:
-        """Whether all tokens are known, not only those behind what the client came with."""
+        """Return whether all tokens are known, not only those after what the client came with."""
         return len(self.token_ids) == self.num_tokens
 
-    def learn(self, token_ids: Iterable[int]) -> None:
-        """Takes over the tokens that the client came with, if they are those."""
+    def learn(self, token_ids: Iterable[int], logprobs: bytes | None) -> None:
+        """Takes over the tokens that the client came with, and the records of their logprobs, if they are those."""
         learnt = array("I", token_ids)
         if chain.extend(chain.CHAIN_START, learnt) == self.chain:
             self.token_ids = learnt
+            self.logprobs = None if logprobs is None else bytearray(logprobs)
+
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """The client has these tokens now."""
+        if len(logprobs) != len(token_ids):
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += pack_records(logprobs)
+        elif not self.num_tokens:
+            self.logprobs = bytearray(pack_records(logprobs))
+        self.num_tokens += len(token_ids)
+        self.chain = chain.extend(self.chain, token_ids)
+        self.token_ids.extend(token_ids)
 
 
 class ClientStream:
@@ -54,35 +69,42 @@ class ClientStream:
 
     __slots__ = ("num_open", "sequences")
 
-    def __init__(self, n: int, have: Sequence[SequenceState] | None = None) -> None:
+    def __init__(self, n: int, have: Sequence[DeliveredSequence] | None = None) -> None:
         """A client that has nothing, or that comes back with what it has of each of the `n` samples."""
-        self.sequences = [SequenceState() for _ in range(n)] if have is None else list(have)
+        self.sequences = [DeliveredSequence() for _ in range(n)] if have is None else list(have)
         self.num_open = sum(not state.finish for state in self.sequences)  # samples that have not ended
 
     @property
     def ended(self) -> bool:
-        """Whether every sample has ended."""
+        """Return whether every sample has ended."""
         return self.num_open == 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether the client has all of it, and no sample ended with an error."""
+        """Return whether the client has all of it, and no sample ended with an error."""
         return all(state.finish in (FinishReason.STOP, FinishReason.LENGTH) for state in self.sequences)
 
-    def offsets(self) -> list[SequenceState]:
+    def offsets(self) -> list[DeliveredSequence]:
         """From where the request's text is to go on, by sample; from its start where tokens are not known."""
-        return [state if state.is_witnessed else SequenceState() for state in self.sequences]
+        return [state if state.is_witnessed else DeliveredSequence() for state in self.sequences]
 
     def witness(self) -> tuple[bytes, ...]:
-        """The tokens that the client has of each sample, u32 little-endian; none where not all of them are known."""
-        return tuple(
-            np.array(state.token_ids, "<u4").tobytes() if state.is_witnessed else b"" for state in self.sequences
-        )
+        """The tokens that the client has of each sample, u32 little-endian; none where not all of them are known.
+
+        If it asked for logprobs, then the records of these follow, for each sample.
+        """
+        tokens = [np.array(state.token_ids, "<u4").tobytes() if state.is_witnessed else b"" for state in self.sequences]
+        if all(state.logprobs is None for state in self.sequences):
+            return tuple(tokens)
+        return (*tokens, *(bytes(state.logprobs or b"") if state.is_witnessed else b"" for state in self.sequences))
 
     def remember(self, before: "ClientStream") -> None:
         """The client followed the same request here before: the tokens that it came with are those that it got."""
         for state, known in zip(self.sequences, before.sequences, strict=False):
-            state.learn(known.token_ids[: state.num_tokens])
+            records = None
+            if known.logprobs is not None and len(known.token_ids) >= state.num_tokens:
+                records = first_records(bytes(known.logprobs), state.num_tokens)
+            state.learn(known.token_ids[: state.num_tokens], records)
 
     def accept(self, row: TextRow) -> TextRow | Refusal:
         """Takes a row if it extends what the client has; the part of it that is new is the answer."""
@@ -90,7 +112,9 @@ class ClientStream:
             return Refusal.KNOWN
         state = self.sequences[row.sequence]
         if row.token_offset == 0 and not state.is_witnessed:
-            state.learn(row.token_ids[: state.num_tokens])
+            logprobs = row.logprobs[: state.num_tokens]
+            records = pack_records(logprobs) if len(logprobs) == state.num_tokens else None
+            state.learn(row.token_ids[: state.num_tokens], records)
         if state.finish:
             return Refusal.DIVERGED if state.is_claimed and _contradicts(row, state) else Refusal.KNOWN
         if row.token_offset != state.num_tokens or row.text_offset != state.num_chars or row.chain != state.chain:
@@ -103,9 +127,7 @@ class ClientStream:
         elif not row.token_ids and not row.text and not row.finish:
             return Refusal.KNOWN
         if row.token_ids:
-            state.num_tokens += len(row.token_ids)
-            state.chain = chain.extend(state.chain, row.token_ids)
-            state.token_ids.extend(row.token_ids)
+            state.add(row.token_ids, row.logprobs)
         state.num_chars += len(row.text)
         if row.finish:
             state.finish = row.finish
@@ -113,8 +135,8 @@ class ClientStream:
         return row
 
 
-def _behind(row: TextRow, state: SequenceState) -> TextRow | Refusal:
-    """The part of a row behind what the client has, for a row that begins earlier."""
+def _behind(row: TextRow, state: DeliveredSequence) -> TextRow | Refusal:
+    """The part of a row after what the client has, for a row that begins earlier."""
     known_tokens = state.num_tokens - row.token_offset
     known_chars = state.num_chars - row.text_offset
     if known_tokens < 0 or known_chars < 0:
@@ -148,8 +170,8 @@ def error_of(row: TextRow) -> PenstockError | None:
     return None
 
 
-def _contradicts(row: TextRow, state: SequenceState) -> bool:
-    """Whether a row reaches the place that a client claims to be at, and shows that it was never there."""
+def _contradicts(row: TextRow, state: DeliveredSequence) -> bool:
+    """Return whether a row reaches the place that a client claims to be at, and shows that it was never there."""
     known_tokens = state.num_tokens - row.token_offset
     known_chars = state.num_chars - row.text_offset
     if known_tokens < 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.errors import PenstockError, invalid, unimplemented
 
 # Field → the values that ask for nothing beyond what is done anyway; null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -1,14 +1,23 @@
 """Protobuf to domain and back."""
 
 from gateway_svc.wire.clients import GrpcAsk, decode_generate, decode_offsets, deltas
-from gateway_svc.wire.operations import decode_worker, pipeline_status, takes_priorities
+from gateway_svc.wire.operations import (
+    count_sessions,
+    decode_worker,
+    pipeline_status,
+    pool_load,
+    takes_priorities,
+    told_defaults,
+)
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
-from gateway_svc.wire.requests import count_prompt_tokens, encode_header, encode_request
+from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_request
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
 
 __all__ = [
     "GrpcAsk",
+    "asked_digest",
     "count_prompt_tokens",
+    "count_sessions",
     "decode_finished",
     "decode_generate",
     "decode_offsets",
@@ -22,5 +31,7 @@ __all__ = [
     "encode_request",
     "error_code",
     "pipeline_status",
+    "pool_load",
     "takes_priorities",
+    "told_defaults",
 ]

@@ -5,19 +5,21 @@ from typing import Any
 
 import msgspec
 
+from contract.domain import chain
+from contract.domain.errors import invalid
+from contract.domain.finish import FinishReason
+from contract.domain.generation_defaults import OPENAI_DEFAULTS
+from contract.domain.params import SamplingParams
+from contract.domain.request import Message, Prompt, check_cache_salt
+from contract.domain.rows import TextRow
+from contract.v1 import inference_pb2, requests_pb2
+from contract.wire.deltas import encode_delta
+from contract.wire.generation_defaults import unsaid
+from contract.wire.requests import decode_message, decode_params, unpack_u32
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
-from gateway_svc.core.openai import Form
-from gateway_svc.core.streams import SequenceState, split
-from penstock.domain import chain
-from penstock.domain.errors import invalid
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message, Prompt, check_cache_salt
-from penstock.domain.rows import TextRow
-from penstock.v1 import inference_pb2, requests_pb2
-from penstock.wire.deltas import encode_delta
-from penstock.wire.requests import decode_message, decode_params, unpack_u32
+from gateway_svc.core.openai import DefaultsOf, Form
+from gateway_svc.core.streams import DeliveredSequence, split
 
 _U64 = 2**64
 _DELTA_TOKENS = 2048  # with 20 alternatives each
@@ -36,6 +38,7 @@ class GrpcAsk:
     is_resumable: bool = False
     idempotency_key: str | None = None
     cache_salt: str = ""
+    unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
 
     @property
     def form(self) -> Form:
@@ -43,32 +46,35 @@ class GrpcAsk:
         return Form.COMPLETION if self.prompt.messages is None else Form.CHAT
 
 
-def decode_generate(call: inference_pb2.GenerateCall) -> GrpcAsk:
-    """What a gRPC client asks for.
+def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> GrpcAsk:
+    """The request of a gRPC client, where it says nothing with these defaults of its model.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT naming the field.
+        PenstockError: INVALID_ARGUMENT naming the field; what `defaults` raises.
     """
     message, key = call.request, call.idempotency_key
+    params = decode_params(message, _signed(message.seed) if message.HasField("seed") else None)
+    left = unsaid(message)
     return GrpcAsk(
         message.model,
         _prompt(message),
-        decode_params(message, _signed(message.seed) if message.HasField("seed") else None),
+        defaults(message.model).fill(params, left),
         message.priority,
         is_resumable=call.resumable,
         idempotency_key=check_key(key) if key else None,
         cache_salt=check_cache_salt(message.cache_salt) if message.cache_salt else "",
+        unsaid=left,
     )
 
 
-def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[SequenceState]:
+def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[DeliveredSequence]:
     """What a gRPC client says it has of each choice of a call.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: it cannot be.
     """
     if not call.offsets:
-        return [SequenceState() for _ in range(num_choices)]
+        return [DeliveredSequence() for _ in range(num_choices)]
     if len(call.offsets) != num_choices:
         raise invalid(f"the request has {num_choices} samples, got offsets of {len(call.offsets)}", "offsets")
     have = []
@@ -77,7 +83,7 @@ def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[Seq
         if end is None or (offset.characters and not offset.tokens):
             raise invalid("an offset says what cannot be", "offsets")
         known = offset.chain if offset.tokens else chain.CHAIN_START
-        have.append(SequenceState(offset.tokens, offset.characters, known, end, claim=offset.tokens))
+        have.append(DeliveredSequence(offset.tokens, offset.characters, known, end, claim=offset.tokens))
     return have
 
 

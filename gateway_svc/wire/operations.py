@@ -1,20 +1,26 @@
 """What workers and sessions say of themselves."""
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
+from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.generation_defaults import GenerationDefaults
+from contract.v1 import results_pb2, status_pb2
+from contract.wire.generation_defaults import decode_defaults
+from gateway_svc.core.models import OfferedModel
+from gateway_svc.core.stats import PoolLoad
 from gateway_svc.pipeline import PipelineReading
-from penstock.domain.errors import PoisonMessageError
-from penstock.v1 import results_pb2, status_pb2
 from servicekit.bus.calls import SessionInfo, SessionKind
+from servicekit.status import is_draining
 
 _PRIORITIES = "takes_priorities"  # a figure of schedulers
 
 
-def decode_worker(info: bytes) -> tuple[str, int]:
-    """Model name and max_model_len of a registered worker.
+def decode_worker(info: bytes) -> OfferedModel:
+    """The model that a worker has registered.
 
     Raises:
         PoisonMessageError: not a WorkerInfo.
@@ -23,7 +29,32 @@ def decode_worker(info: bytes) -> tuple[str, int]:
         message = results_pb2.WorkerInfo.FromString(info)
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
-    return message.model, message.max_model_len
+    return OfferedModel(
+        message.model, message.max_model_len, message.model_digest.hex(), message.block_size, message.num_blocks
+    )
+
+
+def count_sessions(sessions: Iterable[SessionInfo]) -> dict[tuple[str, str], int]:
+    """Count sessions by kind and state, see `metrics.SESSION_STATES`."""
+    return dict(Counter((each.kind.value, _state_of(each)) for each in sessions))
+
+
+def pool_load(statuses: Iterable[bytes]) -> PoolLoad:
+    """The sum of the loads that schedulers' statuses tell."""
+    running = used = blocks = 0.0
+    for status in statuses:
+        with suppress(DecodeError):  # of a version that speaks otherwise
+            figures = status_pb2.ServiceStatus.FromString(status).figures
+            running += figures.get("running", 0)
+            used += figures.get("blocks_used", 0)
+            blocks += figures.get("blocks_total", 0)
+    return PoolLoad(round(running), round(used), round(blocks))
+
+
+def _state_of(session: SessionInfo) -> str:
+    if session.alive:
+        return "draining" if is_draining(session.status) else "alive"
+    return "left" if session.left else "dead"
 
 
 def takes_priorities(sessions: Iterable[SessionInfo]) -> bool | None:
@@ -36,6 +67,17 @@ def takes_priorities(sessions: Iterable[SessionInfo]) -> bool | None:
                 if _PRIORITIES in figures:
                     told.append(bool(figures[_PRIORITIES]))
     return any(told) if told else None
+
+
+def told_defaults(sessions: Iterable[SessionInfo]) -> GenerationDefaults | None:
+    """The parameters that living tokenizers say hold where a request says nothing; None: nobody says them now."""
+    for session in sessions:
+        if session.kind is SessionKind.TOKENIZER and session.alive:
+            with suppress(DecodeError, PenstockError):  # of a version that speaks otherwise
+                status = status_pb2.ServiceStatus.FromString(session.status)
+                if status.HasField("generation_defaults"):
+                    return decode_defaults(status.generation_defaults)
+    return None
 
 
 def pipeline_status(reading: PipelineReading) -> status_pb2.PipelineStatus:

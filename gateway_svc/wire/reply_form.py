@@ -2,11 +2,11 @@
 
 from google.protobuf.message import DecodeError
 
+from contract.domain.errors import PoisonMessageError
+from contract.domain.rows import REQUEST_ID_BYTES
+from contract.v1 import requests_pb2
 from gateway_svc.core.openai import Form
 from gateway_svc.core.reply_form import ReplyForm
-from penstock.domain.errors import PoisonMessageError
-from penstock.domain.rows import REQUEST_ID_BYTES
-from penstock.v1 import requests_pb2
 
 _KINDS = {
     Form.COMPLETION: requests_pb2.REPLY_KIND_COMPLETION,
@@ -30,6 +30,8 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         include_usage=form.include_usage,
         resumable=form.is_resumable,
         continuous_usage=form.continuous_usage,
+        asked=form.asked,
+        api_key=form.api_key,
     ).SerializeToString()
 
 
@@ -59,4 +61,6 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         include_usage=message.include_usage,
         is_resumable=message.resumable,
         continuous_usage=message.continuous_usage,
+        asked=message.asked,
+        api_key=message.api_key,
     )

@@ -1,14 +1,17 @@
 """Requests as they are stored."""
 
+import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 from google.protobuf.message import DecodeError
 
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Request
-from penstock.v1 import requests_pb2
-from penstock.wire import requests
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Request
+from contract.v1 import requests_pb2
+from contract.wire import requests
+from contract.wire.generation_defaults import clear_unsaid
 
 _json = msgspec.json.Encoder()
 
@@ -19,9 +22,11 @@ def encode_header(header: Header) -> bytes:
 
 
 @lru_cache(64)
-def _encode_params(params: SamplingParams) -> bytes:
+def _encode_params(params: SamplingParams, unsaid: frozenset[str]) -> bytes:
     """Those of most requests are the same."""
-    return requests.encode_params(params).SerializeToString()
+    message = requests.encode_params(params)
+    message.stopping.max_tokens_is_default = "max_tokens" in unsaid
+    return message.SerializeToString()
 
 
 def count_prompt_tokens(meta: bytes) -> int:
@@ -33,7 +38,24 @@ def count_prompt_tokens(meta: bytes) -> int:
 
 
 def encode_request(request: Request) -> bytes:
-    """A penstock.v1.GenerateRequest."""
+    """A penstock.v1.GenerateRequest, with all that defaults have filled in."""
+    # Messages one after the other are one message with the fields of both.
+    return _encode_params(request.params, request.unsaid) + _encode_rest(request)
+
+
+def asked_digest(several: Sequence[Request]) -> bytes:
+    """A hash, 16 bytes, over what the requests of one call ask for, whatever defaults have filled in."""
+    params = requests.encode_params(several[0].params)
+    clear_unsaid(params, several[0].unsaid)
+    digest = hashlib.blake2b(params.SerializeToString(deterministic=True), digest_size=16)
+    for request in several:
+        rest = _encode_rest(request)
+        digest.update(b"%d:" % len(rest) + rest)
+    return digest.digest()
+
+
+def _encode_rest(request: Request) -> bytes:
+    """All but the parameters."""
     header = request.header
     message = requests_pb2.GenerateRequest(
         model=request.model, priority=header.priority, seed=header.seed, cache_salt=request.cache_salt
@@ -48,5 +70,4 @@ def encode_request(request: Request) -> bytes:
         message.messages.messages.extend(map(requests.encode_message, prompt.messages or ()))
         if prompt.chat_template_kwargs:
             message.messages.template_kwargs_json = _json.encode(prompt.chat_template_kwargs).decode()
-    # Messages one behind the other are one message with the fields of both.
-    return _encode_params(request.params) + message.SerializeToString()
+    return message.SerializeToString()

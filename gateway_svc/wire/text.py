@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from contract.domain.chain import CHAIN_START
+from contract.domain.errors import ErrorCode, PoisonMessageError
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.rows import REQUEST_ID_BYTES, TextRow
+from contract.v1 import common_pb2, text_pb2
+from contract.wire.requests import pack_u32
 from gateway_svc.core.logprob_columns import LogprobColumns
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.errors import ErrorCode, PoisonMessageError
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.rows import REQUEST_ID_BYTES, TextRow
-from penstock.v1 import common_pb2, text_pb2
-from penstock.wire.requests import pack_u32
+from gateway_svc.core.streams import DeliveredSequence
 
 _REASONS = tuple(FinishReason)
 
@@ -45,6 +45,7 @@ def _rows(batch: text_pb2.TextBatch) -> list[TextRow]:
     logprobs = _logprobs(batch.logprobs, len(token_ids)) if batch.HasField("logprobs") else None
     first_rows = np.frombuffer(batch.first_rows, "<u4").tolist()
     prompts = dict(zip(first_rows, np.frombuffer(batch.prompt_tokens, "<u4").tolist(), strict=True))
+    model_digest = batch.model_digest
     rows = []
     start = 0
     for row, (sequence, token_offset, text_offset, chain, count, text) in enumerate(
@@ -65,7 +66,8 @@ def _rows(batch: text_pb2.TextBatch) -> list[TextRow]:
         end = _end(ends[row]) if row in ends else {}
         if row in prompts:
             end["num_prompt_tokens"] = prompts[row]
-        rows.append(TextRow(request_id, sequence, token_offset, text_offset, chain, new_ids, text, new_logprobs, **end))
+        of_row = (request_id, sequence, token_offset, text_offset, chain, new_ids, text, new_logprobs)
+        rows.append(TextRow(*of_row, model_digest=model_digest, **end))
         start = stop
     return rows
 
@@ -102,6 +104,7 @@ def _logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> LogprobCol
     return LogprobColumns(
         num_tokens,
         sampled=columns.sampled,
+        ranks=columns.ranks,
         top_counts=columns.top_counts,
         top_ids=columns.top_ids,
         top_logprobs=columns.top_logprobs,
@@ -111,7 +114,7 @@ def _logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> LogprobCol
     )
 
 
-def encode_offsets(sequences: Sequence[SequenceState]) -> bytes:
+def encode_offsets(sequences: Sequence[DeliveredSequence]) -> bytes:
     """A penstock.v1.AttachOffsets: what the client has of each sample."""
     return text_pb2.AttachOffsets(
         token_offsets=pack_u32(each.num_tokens for each in sequences),
@@ -133,7 +136,10 @@ def decode_finished(request_id: bytes, payload: bytes) -> list[TextRow]:
             token_ids = tuple(np.frombuffer(each.token_ids, "<u4").tolist())
             reader = _logprobs(each.logprobs, len(token_ids)) if each.HasField("logprobs") else None
             logprobs = reader.tokens(0, token_ids) if reader else ()
-            ends = _end(each.end) | {"num_prompt_tokens": finished.usage.prompt_tokens}
+            ends = _end(each.end) | {
+                "num_prompt_tokens": finished.usage.prompt_tokens,
+                "model_digest": finished.model_digest,
+            }
             rows.append(TextRow(request_id, sequence, 0, 0, CHAIN_START, token_ids, each.text, logprobs, **ends))
     except (DecodeError, ValueError, IndexError) as error:
         raise PoisonMessageError(f"not a FinishedRequest: {error}") from error

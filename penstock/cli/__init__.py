@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from contract.domain.errors import Fault, PenstockError
 from penstock import __version__
-from penstock.domain.errors import Fault, PenstockError
 
 _COMMANDS = {
     "serve": "start the whole pipeline on this machine",
+    "check": "say whether `serve` with the same flags would start",
     "gateway": "run one gateway: HTTP and gRPC",
     "tokenizer": "run one tokenizer",
     "scheduler": "run one scheduler",

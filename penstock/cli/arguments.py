@@ -4,9 +4,9 @@ import argparse
 import os
 from typing import Any
 
+from contract.domain.api_keys import API_KEY_VARIABLE
+from contract.domain.params import SamplingParams
 from penstock.client import ClientTls
-from penstock.domain.api_keys import API_KEY_VARIABLE
-from penstock.domain.params import SamplingParams
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +37,21 @@ def client_tls(arguments: argparse.Namespace) -> ClientTls | None:
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
     """How to generate."""
     parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"tokens at most [{max_tokens}]")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0: always the most likely token [0.7]")
-    parser.add_argument("--top-p", type=float, default=1.0, help="share of the probability to draw from [1]")
-    parser.add_argument("--top-k", type=int, default=0, help="most likely tokens to draw from; 0: all [0]")
+    parser.add_argument("--temperature", type=float, help="0: always the most likely token [as the model's makers say]")
+    parser.add_argument("--top-p", type=float, help="share of the probability to draw from [as they say]")
+    parser.add_argument("--top-k", type=int, help="most likely tokens to draw from; 0: all [as they say]")
     parser.add_argument("--seed", type=int, help="the same seed gives the same text; none: drawn")
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; may be repeated")
     parser.add_argument("--timeout-s", type=float, help="seconds after which the request is given up; none: never")
 
 
-def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """The parameters of those flags.
+def sampling_params(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The parameters of those flags that were given; the others are the model's defaults.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the one that is out of bounds.
     """
-    given: dict[str, Any] = {
-        name: getattr(arguments, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    }
-    return SamplingParams(**given)
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    SamplingParams(**given)
+    return given

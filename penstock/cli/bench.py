@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import penstock
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 
 FOLDER = Path(penstock.__file__).parents[1] / "bench"
 
@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         runpy.run_path(str(found[argv[0]]), run_name="__main__")
     except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 

@@ -3,16 +3,16 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.request import Message
 from penstock.cli.arguments import add_connection, add_sampling, client_tls, sampling_params
 from penstock.client import Client, Delta
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message
 
 _HELP = "Empty line or Ctrl-D: leave.  /new: begin anew.  Ctrl-C: stop the answer."
 
@@ -59,7 +59,7 @@ def _ask(console: Console) -> str:
 
 
 def _answer(
-    client: Client, console: Console, history: Sequence[Message], params: SamplingParams, timeout_s: float | None
+    client: Client, console: Console, history: Sequence[Message], params: Mapping[str, Any], timeout_s: float | None
 ) -> str:
     """Streams one answer; Ctrl-C ends it, and what was said until then counts."""
     console.print("[bold green]bot[/bold green]  ", end="")

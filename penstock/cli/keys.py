@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from penstock.domain.api_keys import API_KEY_BYTES, hash_api_key, is_tenant
+from contract.domain.api_keys import API_KEY_BYTES, hash_api_key, is_tenant
 
 _PREFIX = "psk_"  # so that people, and programs that look for leaked secrets, know one when they see it
 
@@ -24,9 +24,15 @@ def main(argv: Sequence[str]) -> int:
     new.add_argument("--tenant", type=_tenant, required=True, help="for whom requests with this key are served")
     new.add_argument("--name", help="whose key it is, for people")
     new.add_argument("--min-priority", type=_priority, help="requests with this key get no lower priority; none: any")
+    for name, what in (
+        ("rpm", "calls with this key in a minute, 429 beyond"),
+        ("tpm", "tokens of prompts and outputs in a minute, 429 beyond"),
+        ("max-running", "requests with this key that have not ended, 429 beyond"),
+    ):
+        new.add_argument(f"--{name}", type=_limit, help=f"{what}; none: as many as it likes")
     arguments = parser.parse_args(argv)
     key = _PREFIX + secrets.token_urlsafe(API_KEY_BYTES)
-    optional = {"name": arguments.name, "min_priority": arguments.min_priority}
+    optional = {name: getattr(arguments, name) for name in ("name", "min_priority", "rpm", "tpm", "max_running")}
     entry = {
         "tenant": arguments.tenant,
         "sha256": hash_api_key(key).hex(),
@@ -37,6 +43,13 @@ def main(argv: Sequence[str]) -> int:
     print("its line, for the gateway's --api-keys-file:", file=sys.stderr)
     print(json.dumps(entry))
     return 0
+
+
+def _limit(text: str) -> int:
+    limit = int(text)
+    if not 1 <= limit < 2**31:
+        raise argparse.ArgumentTypeError("a limit is an integer, 1 or more")
+    return limit
 
 
 def _priority(text: str) -> int:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from penstock.launcher import pipeline
 from penstock.launcher.layout import BUNDLED_MODEL, Child, Launch, callable_address, parse
 from servicekit.bus.calls import SessionKind

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
+from contract.domain.api_keys import CONTROL_TOKEN_VARIABLE
+from contract.domain.errors import invalid
+from contract.v1 import status_pb2
+from contract.wire.generation_defaults import decode_defaults
 from penstock.cli.arguments import add_connection, client_tls
 from penstock.client import Client
-from penstock.domain.api_keys import CONTROL_TOKEN_VARIABLE
-from penstock.domain.errors import invalid
-from penstock.v1 import status_pb2
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0
 _ORDER = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 _GENERATED = "generated_tokens_total"
+_DIGEST_CHARS = 16
 
 
 class Rate:
@@ -39,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the pipeline once, or again and again; the exit status is 1 if a service is missing or not ready."""
     parser = argparse.ArgumentParser(prog="penstock status", description=__doc__, allow_abbrev=False)
     add_connection(parser)
+    parser.add_argument("--pool", default="", help="which one, of a gateway that serves several [its first]")
     parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
     parser.add_argument("--interval-s", type=_interval, default=1.0, help="seconds between two looks, 0.1 or more [1]")
     parser.add_argument(
@@ -54,17 +57,17 @@ def main(argv: Sequence[str]) -> int:
     with Client(
         arguments.address, timeout_s=10.0, api_key=arguments.api_key, tls=client_tls(arguments), control_token=token
     ) as client:
-        status = client.pipeline()
+        status = client.pipeline(arguments.pool)
         rate.observe(total(status, _GENERATED), time.monotonic())
         # Two looks: one alone tells no rate.
         time.sleep(min(arguments.interval_s, 1.0))
         if not arguments.watch:
-            status = client.pipeline()
+            status = client.pipeline(arguments.pool)
             Console().print(render(status, rate.observe(total(status, _GENERATED), time.monotonic())))
             return 0 if is_complete(status) else 1
         with Live(screen=False, refresh_per_second=4) as live:
             while True:
-                status = client.pipeline()
+                status = client.pipeline(arguments.pool)
                 live.update(render(status, rate.observe(total(status, _GENERATED), time.monotonic())))
                 time.sleep(arguments.interval_s)
 
@@ -89,13 +92,13 @@ def total(status: status_pb2.PipelineStatus, figure: str) -> float:
 
 
 def is_complete(status: status_pb2.PipelineStatus) -> bool:
-    """Whether each of the five services has a living session that is ready."""
+    """Return whether each of the five services has a living session that is ready."""
     return {session.kind for session in status.sessions if session.alive and session.status.ready} >= set(_ORDER)
 
 
 def render(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> RenderableType:
     """The tables: figures of the whole, sessions, hops."""
-    return Group(_figures(status, tokens_per_s), _sessions(status), _hops(status))
+    return Group(_figures(status, tokens_per_s), _sessions(status), *_notes(status), _hops(status))
 
 
 def _figures(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> Table:
@@ -113,6 +116,7 @@ def _figures(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> T
         "speed": "–" if tokens_per_s is None else f"{tokens_per_s:,.0f} tok/s",
         "preemptions": f"{total(status, 'preemptions_total'):.0f}",
         "dead letters": f"{lengths.get('dead', 0)}",
+        "model's defaults": _defaults(status),
     }
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
@@ -120,8 +124,22 @@ def _figures(status: status_pb2.PipelineStatus, tokens_per_s: float | None) -> T
     return table
 
 
+def _defaults(status: status_pb2.PipelineStatus) -> str:
+    """The parameters that hold where a request does not say otherwise, as tokenizers tell them."""
+    for session in status.sessions:
+        if session.alive and session.status.HasField("generation_defaults"):
+            stated = decode_defaults(session.status.generation_defaults).stated
+            shown = {
+                name: f"{len(value)} tokens" if isinstance(value, tuple) else f"{value:g}"
+                for name, value in stated.items()
+            }
+            return ", ".join(f"{name} {value}" for name, value in shown.items()) or "OpenAI's"
+    return "–"
+
+
 def _sessions(status: status_pb2.PipelineStatus) -> Table:
-    table = Table("service", "name", "state", "requests", "gRPC", "up", box=None, padding=(0, 2, 0, 0))
+    digest = Column("model", min_width=_DIGEST_CHARS, no_wrap=True)  # to be compared with `system_fingerprint`
+    table = Table("service", "name", "state", "requests", digest, "gRPC", "up", box=None, padding=(0, 2, 0, 0))
     now_s = time.time()
     for session in sorted(status.sessions, key=lambda each: (_rank(each.kind), each.name)):
         told = session.status
@@ -131,8 +149,14 @@ def _sessions(status: status_pb2.PipelineStatus) -> Table:
                 "draining" if told.draining else "[green]ready[/green]" if told.ready else "[yellow]not ready[/yellow]"
             )
         up = _duration(now_s - told.started_unix_ns * 1e-9) if told.started_unix_ns and session.alive else "–"
-        table.add_row(session.kind, session.name, state, str(session.owned_requests), session.address or "–", up)
+        requests, model = str(session.owned_requests), told.model_digest or "–"
+        table.add_row(session.kind, session.name, state, requests, model, session.address or "–", up)
     return table
+
+
+def _notes(status: status_pb2.PipelineStatus) -> list[str]:
+    told = [(session.name, session.status.note) for session in status.sessions if session.alive]
+    return [f"[yellow]{name}[/yellow]: {note}" for name, note in told if note]
 
 
 def _hops(status: status_pb2.PipelineStatus) -> Table:

@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
+from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
 from penstock.client.wire import (
@@ -18,14 +19,14 @@ from penstock.client.wire import (
     Chat,
     Delta,
     Generation,
+    ParamsLike,
     ServedModel,
     call_metadata,
     decode_error,
     encode_call,
+    full_params,
     target,
 )
-from penstock.domain.params import SamplingParams
-from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 
 class AsyncClient:
@@ -65,7 +66,7 @@ class AsyncClient:
     def generate(
         self,
         prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
+        params: ParamsLike = None,
         *,
         messages: Chat | None = None,
         model: str = "",
@@ -79,7 +80,7 @@ class AsyncClient:
         call = encode_call(
             prompt,
             messages,
-            params or SamplingParams(),
+            params,
             model,
             priority,
             resumable=resumable,
@@ -91,7 +92,7 @@ class AsyncClient:
     async def complete(
         self,
         prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
+        params: ParamsLike = None,
         *,
         messages: Chat | None = None,
         model: str = "",
@@ -102,7 +103,6 @@ class AsyncClient:
         cache_salt: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
-        params = params or SamplingParams()
         call = encode_call(
             prompt,
             messages,
@@ -116,7 +116,7 @@ class AsyncClient:
         generation: Generation | None = None
         async for event in self._events(call, timeout_s or self._timeout_s):
             if isinstance(event, Accepted):
-                generation = Generation.begin(event, params)
+                generation = Generation.begin(event, full_params(params))
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
@@ -140,11 +140,11 @@ class AsyncClient:
             raise decode_error(error) from None
         return [ServedModel(model.name, model.max_model_len) for model in reply.models]
 
-    async def pipeline(self) -> status_pb2.PipelineStatus:
-        """The state of the whole pipeline."""
+    async def pipeline(self, pool: str = "") -> status_pb2.PipelineStatus:
+        """The state of the whole pipeline; of several behind one gateway, that of `pool`, without it the first's."""
         try:
             return await self._inference.GetPipeline(
-                inference_pb2.GetPipelineCall(), timeout=self._timeout_s, metadata=self._metadata
+                inference_pb2.GetPipelineCall(pool=pool), timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise decode_error(error) from None

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from contract.domain.chain import CHAIN_START
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.v1 import common_pb2, inference_pb2
 from penstock.client.wire import Accepted, Delta, decode_event
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
-from penstock.v1 import common_pb2, inference_pb2
 
 PATIENCE_S = 30.0  # without anything new, then the last error counts
 CANCEL_S = 2.0  # for telling the pipeline that nobody wants a request any more
@@ -43,7 +43,7 @@ class Resumption:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all samples have."""
+        """Return whether all samples have."""
         return all(sample.finish for sample in self._samples)
 
     def take(self, event: inference_pb2.GenerateEvent, now_s: float) -> Accepted | Delta | None:
@@ -61,8 +61,13 @@ class Resumption:
         return self._take_delta(decoded, event.delta, now_s)
 
     def pause_s(self, error: PenstockError, now_s: float) -> float | None:
-        """How long to wait before the next call; None: the error counts."""
-        if not self._call.resumable or error.code is not ErrorCode.UNAVAILABLE or now_s - self._news_s > PATIENCE_S:
+        """The seconds to wait before the next call; None: the error counts.
+
+        A gateway may have no room for a request that another one let in, but soon; for one that nobody let in, it is
+        the caller's to wait.
+        """
+        passes = error.code is ErrorCode.UNAVAILABLE or (error.code is ErrorCode.OVERLOADED and self.request_id)
+        if not self._call.resumable or not passes or now_s - self._news_s > PATIENCE_S:
             return None
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
         return pause_s

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
 from penstock.client.wire import (
@@ -16,14 +17,14 @@ from penstock.client.wire import (
     Chat,
     Delta,
     Generation,
+    ParamsLike,
     ServedModel,
     call_metadata,
     decode_error,
     encode_call,
+    full_params,
     target,
 )
-from penstock.domain.params import SamplingParams
-from penstock.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 
 
 class Client:
@@ -79,7 +80,7 @@ class Client:
     def generate(
         self,
         prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
+        params: ParamsLike = None,
         *,
         messages: Chat | None = None,
         model: str = "",
@@ -96,7 +97,7 @@ class Client:
         Args:
             prompt: text, or token ids; or else
             messages: a chat, each message with a `role` and a text as `content`.
-            params: how to generate.
+            params: how to generate; of a mapping of some parameters, or None, the others are the model's defaults.
             model: empty: the one that is served.
             priority: lower is served first.
             timeout_s: the request's deadline; the pipeline gives it up then.
@@ -112,7 +113,7 @@ class Client:
         call = encode_call(
             prompt,
             messages,
-            params or SamplingParams(),
+            params,
             model,
             priority,
             resumable=resumable,
@@ -124,7 +125,7 @@ class Client:
     def complete(
         self,
         prompt: str | Sequence[int] | None = None,
-        params: SamplingParams | None = None,
+        params: ParamsLike = None,
         *,
         messages: Chat | None = None,
         model: str = "",
@@ -135,7 +136,6 @@ class Client:
         cache_salt: str | None = None,
     ) -> Generation:
         """As `generate`, all at once."""
-        params = params or SamplingParams()
         call = encode_call(
             prompt,
             messages,
@@ -149,7 +149,7 @@ class Client:
         generation: Generation | None = None
         for event in self._events(call, timeout_s or self._timeout_s):
             if isinstance(event, Accepted):
-                generation = Generation.begin(event, params)
+                generation = Generation.begin(event, full_params(params))
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
@@ -174,11 +174,11 @@ class Client:
             raise decode_error(error) from None
         return [ServedModel(model.name, model.max_model_len) for model in reply.models]
 
-    def pipeline(self) -> status_pb2.PipelineStatus:
-        """The state of the whole pipeline."""
+    def pipeline(self, pool: str = "") -> status_pb2.PipelineStatus:
+        """The state of the whole pipeline; of several behind one gateway, that of `pool`, without it the first's."""
         try:
             return self._inference.GetPipeline(
-                inference_pb2.GetPipelineCall(), timeout=self._timeout_s, metadata=self._metadata
+                inference_pb2.GetPipelineCall(pool=pool), timeout=self._timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise decode_error(error) from None

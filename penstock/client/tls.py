@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)

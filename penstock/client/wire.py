@@ -10,15 +10,17 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.domain.api_keys import CONTROL_TOKEN_HEADER, TENANT_HEADER, is_tenant
-from penstock.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
-from penstock.domain.finish import FinishReason, Usage
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message, check_cache_salt
-from penstock.domain.rows import TokenLogprob
+from contract.domain.api_keys import CONTROL_TOKEN_HEADER, TENANT_HEADER, is_tenant
+from contract.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
+from contract.domain.finish import FinishReason, Usage
+from contract.domain.generation_defaults import FILLED
+from contract.domain.params import SamplingParams
+from contract.domain.request import Message, check_cache_salt
+from contract.domain.rows import TokenLogprob
+from contract.v1 import common_pb2, inference_pb2, requests_pb2
+from contract.wire.generation_defaults import clear_unsaid
+from contract.wire.requests import encode_message, encode_params
 from penstock.outputs import CompletionOutput, new_samples
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2
-from penstock.wire.requests import encode_message, encode_params
 
 _TOO_LARGE = "message larger than max"
 ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
@@ -37,6 +39,7 @@ _U64 = 2**64
 _CODES = {kind.grpc_status: code for code, kind in reversed(ERROR_KINDS.items())}
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
+ParamsLike: TypeAlias = SamplingParams | Mapping[str, Any] | None  # some of them: the others are the model's defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Delta:
     finish: FinishReason = FinishReason.UNSPECIFIED  # why the sample ended
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS and length
     usage: Usage | None = None  # totals of the request, with the end of its last sample
+    system_fingerprint: str = ""  # of the model; told with the first and the last event of a sample
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Generation:
     accepted: Accepted
     outputs: list[CompletionOutput] = field(default_factory=list)  # one for each sample
     usage: Usage | None = None  # once all samples have ended
+    system_fingerprint: str = ""  # of the model that answers, as OpenAI calls it; once it is known
 
     @property
     def text(self) -> str:
@@ -87,6 +92,7 @@ class Generation:
         """Adds what one step brought."""
         self.outputs[delta.sequence].extend(delta)
         self.usage = delta.usage or self.usage
+        self.system_fingerprint = delta.system_fingerprint or self.system_fingerprint
 
     @classmethod
     def begin(cls, accepted: Accepted, params: SamplingParams) -> "Generation":
@@ -134,10 +140,23 @@ def target(address: str) -> str:
     return f"ipv4:{address}" if "," in address and not address.startswith("ipv") else address
 
 
+def full_params(params: ParamsLike) -> SamplingParams:
+    """All parameters: what is not given as `SamplingParams` has it.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: one is out of bounds or of the wrong type, or there is none of its name.
+    """
+    if isinstance(params, SamplingParams):
+        return params
+    if unknown := [name for name in params or () if name not in SamplingParams.__dataclass_fields__]:
+        raise invalid(f"there is no parameter {unknown[0]!r}; there are those of SamplingParams", str(unknown[0]))
+    return SamplingParams(**(params or {}))
+
+
 def encode_call(
     prompt: str | Sequence[int] | None,
     messages: Chat | None,
-    params: SamplingParams,
+    params: ParamsLike,
     model: str,
     priority: int,
     *,
@@ -152,12 +171,17 @@ def encode_call(
     """
     if (prompt is None) == (messages is None):
         raise invalid("give either a prompt or messages", "prompt")
-    request = encode_params(params)
+    full = full_params(params)
+    request = encode_params(full)
+    if not isinstance(params, SamplingParams):
+        left = FILLED.difference(name for name, value in (params or {}).items() if value is not None)
+        request.stopping.max_tokens_is_default = "max_tokens" in left
+        clear_unsaid(request, left - {"max_tokens"})
     request.model, request.priority = model, priority
     if cache_salt is not None:
         request.cache_salt = check_cache_salt(cache_salt)
-    if params.seed is not None:
-        request.seed = params.seed % _U64
+    if full.seed is not None:
+        request.seed = full.seed % _U64
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt is not None:
@@ -196,6 +220,8 @@ def decode_error(error: grpc.RpcError) -> PenstockError:
     status = error.code().name
     if _TOO_LARGE in (error.details() or ""):  # gRPC itself refuses what is far beyond the gateway's own bound
         return PenstockError(ErrorCode.REQUEST_TOO_LARGE, f"the request is too large: {error.details()}")
+    if status == "CANCELLED":  # without a word of the gateway's: it ended as the call came
+        status = "UNAVAILABLE"
     what = "the gateway cannot be reached" if status == "UNAVAILABLE" else f"the call ended with gRPC status {status}"
     return PenstockError(_CODES.get(status, ErrorCode.INTERNAL), f"{what}: {error.details() or 'no details'}")
 
@@ -233,12 +259,14 @@ def _decode_delta(delta: inference_pb2.Delta) -> Delta:
                 tuple((top.token_id, top.logprob) for top in each.top),
                 each.utf8,
                 tuple(top.utf8 for top in each.top),
+                rank=each.rank,
             )
             for each in delta.logprobs
         ),
         finish=FinishReason(delta.finish_reason),
         stop_reason=None if stop is None else getattr(delta, stop),
         usage=usage,
+        system_fingerprint=delta.system_fingerprint,
     )
 
 

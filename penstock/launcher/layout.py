@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 import penstock
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
 from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options, split_address
 
@@ -91,7 +91,9 @@ class LaunchSettings:
     gateways: _Count = field(default=1, metadata={"help": "processes of gateway_svc"})
     tokenizers: _Count = field(default=1, metadata={"help": "processes of tokenizer_svc"})
     schedulers: _Count = field(default=1, metadata={"help": "processes of scheduler_svc"})
-    workers: _Count = field(default=1, metadata={"help": "processes of worker_svc"})
+    workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = field(
+        default=1, metadata={"help": "processes of worker_svc; 0: workers run elsewhere, requests wait for one"}
+    )
     detokenizers: _Count = field(default=1, metadata={"help": "processes of detokenizer_svc"})
     max_restart_pause_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = field(
         default=8.0, metadata={"help": "longest wait before a process that died again and again is started once more"}
@@ -165,12 +167,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         _offer(parser.add_argument_group(f"{kind.value}_svc"), known.values(), offered)
     given = {name: value for name, value in vars(parser.parse_args(list(argv))).items() if value is not None}
     # Defaults that differ from those of a service that runs alone.
-    for name, default in (
-        ("drain_timeout_s", str(DRAIN_TIMEOUT_S)),
-        ("log_format", "console"),
-        ("pool", offered["pool"].default),
-        ("served_model_name", _served_name(given.get("model", str(BUNDLED_MODEL)))),
-    ):
+    model_name = _served_name(given.get("model", str(BUNDLED_MODEL)))
+    defaults = {"drain_timeout_s": str(DRAIN_TIMEOUT_S), "log_format": "console", "pool": offered["pool"].default}
+    if not (given.get("pools") or environ.get(offered["pools"].variable)):  # else their file names models
+        defaults["served_model_name"] = model_name
+    for name, default in defaults.items():
         given.setdefault(name, environ.get(offered[name].variable, default))
     if (url := environ.get(shared["redis_url"].variable)) is not None:
         given.setdefault("redis_url", url)
@@ -181,15 +182,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
             values[option.name] = option.convert(text) if isinstance(text, str) else text
         except msgspec.ValidationError as error:
             parser.error(f"{option.flag}={text!r}: {option.explain(error)}")
+    # What is decided for each process is not passed on as it came: a URL may hold a password.
+    common = {name: value for name, value in given.items() if name not in _DECIDED_HERE}
     doors: dict[str, Any] = {name: values[name] or _path(environ.get(offered[name].variable)) for name in _DOORS}
     return Launch(
         settings=LaunchSettings(**{name: values[name] for name in own if name in given}),
-        passed_on={kind: _flags(known, given) for kind, known in services.items()},
+        passed_on={kind: _flags(known, common) for kind, known in services.items()},
         drain_timeout_s=values["drain_timeout_s"],
         log_format=values["log_format"],
         pool=values["pool"],
-        world_size=values["world_size"] or 1,
-        model_name=given["served_model_name"].partition(",")[0],
+        world_size=values["tensor_parallel_size"] or 1,
+        model_name=given.get("served_model_name", model_name).partition(",")[0],
         control_token_file=doors.pop("control_token_file"),
         metrics=ServiceSettings(**doors),
         has_keys=bool(values["api_keys_file"] or environ.get(offered["api_keys_file"].variable)),

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.launcher.death_report import tell_dead
 from penstock.launcher.layout import KINDS, Child, Launch, check_free, children
 from penstock.launcher.metrics import open_endpoint
-from penstock.launcher.obituary import tell_dead
 from penstock.launcher.output import Output
 from penstock.launcher.replica import Replica
 from servicekit.bus import open_bus

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from penstock.launcher.layout import Child, python_command
 from penstock.launcher.output import Output
 from servicekit.kubernetes import injected

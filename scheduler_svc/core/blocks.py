@@ -7,7 +7,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from penstock.domain.plan import U32
+from contract.domain.plan import U32
 
 HASH_BYTES = 16
 
@@ -23,7 +23,7 @@ def root_hash(tenant: str, salt: str) -> bytes:
 
 
 def extend_hashes(hashes: list[bytes], root: bytes, token_ids: U32, block_size: int) -> None:
-    """Append the hashes of the full blocks in `token_ids`, u32[tokens], which stand behind those of `hashes`.
+    """Append the hashes of the full blocks in `token_ids`, u32[tokens], which stand after those of `hashes`.
 
     Each hash is BLAKE2b-128 over its parent's and the block's token ids, so equal hashes mean equal prefixes.
     """

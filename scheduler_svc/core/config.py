@@ -12,22 +12,22 @@ from scheduler_svc.core.policy import POLICIES
 class SchedulerConfig:
     """How to schedule; what a worker can hold is in its `WorkerLimits`."""
 
-    policy: str = "fcfs"  # a name in `POLICIES`
-    window: int = 2  # plans in flight per worker
+    scheduling_policy: str = "fcfs"  # a name in `POLICIES`
+    plans_in_flight: int = 2  # of a worker: steps that are planned before their results come
     short_step_us: int = 0  # one more is in flight while steps take less, microseconds
     # Of a plan: decoding sequences first, then chunks of prompts; None: as many as a worker's step may have.
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     share_prefixes_between_tenants: bool = False  # else cached blocks are found by requests of their tenant only
-    max_waiting: int = 1024  # sequences; above it `has_room` is false
+    max_waiting_seqs: int = 1024  # above it `has_room` is false
     admit_every: int = 1  # of a nearly full worker's plans, at most one in so many begins prompts
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # for the policy `fair`; 1 where there is none
     tolerance: Tolerance = field(default_factory=Tolerance)  # of requests that kill workers
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        for name in ("window", "max_num_batched_tokens", "max_waiting", "admit_every"):
+        if self.scheduling_policy not in POLICIES:
+            raise ValueError(f"scheduling_policy must be one of {', '.join(POLICIES)}, got {self.scheduling_policy!r}")
+        for name in ("plans_in_flight", "max_num_batched_tokens", "max_waiting_seqs", "admit_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         for tenant, weight in self.tenant_weights.items():

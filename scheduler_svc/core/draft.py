@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.domain.plan import NO_TOKENS, U32, Admission, StepPlan
+from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan
 from scheduler_svc.core.sequence import SequenceState
 from scheduler_svc.core.worker import I64, Reused
 
@@ -40,7 +40,7 @@ class Draft:
         )
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
-        """The plan: the slots `decoding` i64[num_decoding], a token each, and behind them those of the chunks."""
+        """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""
         appended, copied = _columns(self.appended), _columns(self.copied)
         slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
         if self.chunks:

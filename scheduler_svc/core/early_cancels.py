@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from penstock.domain.finish import CancelReason
+from contract.domain.finish import CancelReason
 
-_MAX_REQUESTS = 4096
+MAX_REQUESTS = 65_536  # every scheduler hears of the cancels of all others' requests, too
 _KEPT_NS = 60 * 10**9
 
 
@@ -19,7 +19,7 @@ class EarlyCancel:
 
 
 class EarlyCancels:
-    """Remembered for a minute, of the last 4,096 requests."""
+    """Remembered for a minute, of the last 65,536 requests."""
 
     def __init__(self) -> None:
         self._by_request: OrderedDict[bytes, list[EarlyCancel]] = OrderedDict()  # by when the first one came
@@ -27,7 +27,7 @@ class EarlyCancels:
     def note(self, request_id: bytes, cancel: EarlyCancel) -> None:
         """One has come; the oldest are forgotten where there are too many."""
         self._by_request.setdefault(request_id, []).append(cancel)
-        while len(self._by_request) > _MAX_REQUESTS:
+        while len(self._by_request) > MAX_REQUESTS:
             self._by_request.popitem(last=False)
 
     def take(self, request_id: bytes) -> list[EarlyCancel]:

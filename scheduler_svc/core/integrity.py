@@ -5,12 +5,15 @@ from collections.abc import Mapping
 
 from scheduler_svc.core.blocks import BlockManager
 from scheduler_svc.core.isolation import IsolatingQueue
-from scheduler_svc.core.sequence import RequestState, SequenceState, Status
+from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.worker import WorkerState
 
 
 def check_integrity(
-    workers: Mapping[str, WorkerState], requests: Mapping[bytes, RequestState], waiting: IsolatingQueue
+    workers: Mapping[str, WorkerState],
+    requests: Mapping[bytes, ScheduledRequest],
+    waiting: IsolatingQueue,
+    models: Mapping[bytes, int],
 ) -> None:
     """Compare what is counted with what is there.
 
@@ -22,6 +25,11 @@ def check_integrity(
         assert request.num_live == len(live) > 0, f"request {request_id.hex()} counts {request.num_live} live sequences"
         for sequence in request.sequences:
             _check_place(sequence, workers, waiting)
+        assert request.model_digest is None or not request.may_change_model, f"request {request_id.hex()} is pinned"
+        is_begun = any(sequence.status is Status.RUNNING for sequence in request.sequences)
+        assert not is_begun or request.model_digest is not None, f"request {request_id.hex()} runs on any model"
+    pinned = Counter(each.model_digest for each in requests.values() if each.model_digest is not None)
+    assert pinned == models, f"requests of models are counted as {models}, not {pinned}"
     live_waiting = sum(s.status is Status.WAITING for r in requests.values() for s in r.sequences)
     assert len(waiting) == live_waiting, f"{len(waiting)} sequences wait, requests know of {live_waiting}"
     for worker in workers.values():
@@ -30,10 +38,13 @@ def check_integrity(
             if occupant is not None:
                 assert requests.get(occupant.request.request_id) is occupant.request, f"slot {slot} has no request"
                 held.update(occupant.blocks)
+                assert worker.serves(occupant), f"slot {slot} goes on with another model than it began with"
                 _check_slot(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
         free = [slot for slot, occupant in enumerate(worker.sequences) if occupant is None]
         assert sorted(worker.free_slots) == free, "a slot is free and in use, or neither"
+        assert worker.num_untold == worker.placed_ns.astype(bool).sum(), "slots whose start is untold are not counted"
+        assert not worker.placed_ns[free].any(), "an empty slot has a start to tell"
         assert worker.num_running <= worker.max_num_batched_tokens, "more sequences run than the budget has tokens"
         assert not worker.at_tip[free].any(), "an empty slot is at its tip"
         running = {sequence.request for sequence in worker.running()}

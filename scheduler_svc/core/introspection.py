@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler_svc.core.sequence import RequestState, SequenceState
+from scheduler_svc.core.sequence import ScheduledRequest, SequenceState
 from scheduler_svc.core.worker import WorkerState
 
 
@@ -35,12 +35,12 @@ class RequestInfo:
     sequences: tuple[SequenceInfo, ...]
 
 
-def describe_sequences(request: RequestState, workers: Mapping[str, WorkerState]) -> tuple[SequenceInfo, ...]:
+def describe_sequences(request: ScheduledRequest, workers: Mapping[str, WorkerState]) -> tuple[SequenceInfo, ...]:
     """All sequences of a request."""
     return tuple(_describe(sequence, workers.get(sequence.worker_id)) for sequence in request.sequences)
 
 
-def describe_request(request: RequestState, workers: Mapping[str, WorkerState]) -> RequestInfo:
+def describe_request(request: ScheduledRequest, workers: Mapping[str, WorkerState]) -> RequestInfo:
     """A request and all its sequences."""
     return RequestInfo(
         request_id=request.request_id,

@@ -8,7 +8,7 @@ how long steps take, and how long each plan had been waiting for the device when
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.domain.plan import U32
+from contract.domain.plan import U32
 
 _LEAST_WAIT_NS = 1_000_000  # a shorter wait is not worth what it may cost
 _LEAST_STEP_NS = 3_000_000  # shorter steps leave no time to wait: they are not even looked at

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from scheduler_svc.core.fair_queue import FairQueue
 from scheduler_svc.core.ordered_queue import OrderedQueue
-from scheduler_svc.core.sequence import RequestState, SequenceState
+from scheduler_svc.core.sequence import ScheduledRequest, SequenceState
 
 
 class WaitingQueue(Protocol):
@@ -36,10 +36,10 @@ class Policy(Protocol):
     def key(self, sequence: SequenceState) -> tuple[Any, ...]:
         """Comparable with the keys of all other sequences; a preempted one stands before those never started."""
 
-    def open(self, request: RequestState) -> None:
+    def open(self, request: ScheduledRequest) -> None:
         """A request has come."""
 
-    def close(self, request: RequestState) -> None:
+    def close(self, request: ScheduledRequest) -> None:
         """All sequences of a request have ended."""
 
     def enter(self, sequence: SequenceState) -> None:
@@ -60,10 +60,10 @@ class FirstComeFirstServed:
         request = sequence.request
         return (not sequence.started, request.queued.arrival_ns, request.order, sequence.index)
 
-    def open(self, request: RequestState) -> None:
+    def open(self, request: ScheduledRequest) -> None:
         """Nothing to be kept."""
 
-    def close(self, request: RequestState) -> None:
+    def close(self, request: ScheduledRequest) -> None:
         """Nothing was kept."""
 
     def enter(self, sequence: SequenceState) -> None:
@@ -106,11 +106,11 @@ class Fair(FirstComeFirstServed):
         counter = self._queue.counter(queued.priority, queued.tenant)
         return (queued.priority, counter, queued.tenant, super().key(sequence))
 
-    def open(self, request: RequestState) -> None:
+    def open(self, request: ScheduledRequest) -> None:
         """Its tenant is known from now on."""
         self._queue.open(request.queued.priority, request.queued.tenant)
 
-    def close(self, request: RequestState) -> None:
+    def close(self, request: ScheduledRequest) -> None:
         """Its tenant may be idle."""
         self._queue.close(request.queued.priority, request.queued.tenant)
 

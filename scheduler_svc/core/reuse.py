@@ -30,7 +30,7 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
 def belongs_elsewhere(
     worker: WorkerState, workers: Iterable[WorkerState], sequence: SequenceState, *, has_cache: bool
 ) -> bool:
-    """Whether another worker with a free slot has more of the sequence; it is waited for, but not for long."""
+    """Return whether another worker with a free slot has more of the sequence; it is waited for, but not for long."""
     others = [other for other in workers if other is not worker and other.has_slot and other.holds(sequence)]
     if not others or sequence.num_deferrals >= _MAX_DEFERRALS:
         return False

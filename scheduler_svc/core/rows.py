@@ -5,20 +5,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, context_exceeded
-from penstock.domain.finish import CancelReason, FinishReason, RequestError
-from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
-from penstock.domain.rows import U8, TokenRows
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, context_exceeded, model_replaced
+from contract.domain.finish import CancelReason, FinishReason, RequestError
+from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
+from contract.domain.rows import U8, TokenRows
 from scheduler_svc.core.sequence import QueuedRequest, SequenceState
 from scheduler_svc.core.worker import I64, Mask, WorkerState
 
 _GOES_ON = int(FinishReason.UNSPECIFIED)
+OUTCOMES = (  # how a request may end, for counting
+    *(each.name.lower() for each in FinishReason if each not in (FinishReason.UNSPECIFIED, FinishReason.ERROR)),
+    *(each.name.lower() for each in ErrorCode),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """A sequence ends behind the tokens that are known."""
+class SequenceEnd:
+    """A sequence ends after the tokens that are known."""
 
     sequence: SequenceState
     finish: FinishReason
@@ -27,16 +31,16 @@ class End:
 
     @property
     def outcome(self) -> str:
-        """For counting: a finish reason or an error code, in lower case."""
+        """One of `OUTCOMES`: a finish reason or an error code, in lower case."""
         return self.error.code.name.lower() if self.error else self.finish.name.lower()
 
 
-def cancelled(sequence: SequenceState, reason: CancelReason) -> End:
+def cancelled(sequence: SequenceState, reason: CancelReason) -> SequenceEnd:
     """The end that a cancel brings; STOP has been decided by the detokenizer and makes no row."""
     if reason is CancelReason.STOP:
-        return End(sequence, FinishReason.STOP, has_row=False)
+        return SequenceEnd(sequence, FinishReason.STOP, has_row=False)
     error = cancel_error(reason)
-    return End(sequence, FinishReason.ERROR if error else FinishReason.CANCELLED, error)
+    return SequenceEnd(sequence, FinishReason.ERROR if error else FinishReason.CANCELLED, error)
 
 
 def cancel_error(reason: CancelReason) -> RequestError | None:
@@ -60,36 +64,42 @@ def finish_of(request: QueuedRequest, output: Sequence[int]) -> FinishReason:
     return FinishReason.UNSPECIFIED
 
 
-def ended_by_tokens(sequence: SequenceState) -> End | None:
+def ended_by_tokens(sequence: SequenceState) -> SequenceEnd | None:
     """The end that the tokens of a sequence which another scheduler began have brought already, if any."""
     finish = finish_of(sequence.request.queued, sequence.output)
-    return End(sequence, finish) if finish else None
+    return SequenceEnd(sequence, finish) if finish else None
 
 
-def condemned(sequence: SequenceState, num_alone: int) -> End:
+def ended_by_strikes(sequence: SequenceState, num_alone: int) -> SequenceEnd:
     """The end of a sequence whose request has killed too many workers, the last `num_alone` of them while alone."""
     message = (
         f"{sequence.request.num_strikes} workers died while they computed this request, the last {num_alone} while it "
         "ran alone: it is not tried again. The logs of the workers say why they died"
     )
-    return End(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
+    return SequenceEnd(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
 
 
-def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> End | None:
-    """The end of a sequence that none of the workers can hold; None while there is no worker to ask."""
+def abandoned(sequence: SequenceState, gone_s: float) -> SequenceEnd:
+    """The end of a sequence whose model has had no worker for so many seconds, while others had."""
+    return SequenceEnd(sequence, FinishReason.ERROR, RequestError.of(model_replaced(gone_s)))
+
+
+def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> SequenceEnd | None:
+    """The end of a sequence that no worker with its model can hold; None while there is no such worker to ask."""
     if not sequence.request.num_prompt_tokens:
         error = RequestError(ErrorCode.INVALID_ARGUMENT, "the prompt has no tokens", "prompt")
-        return End(sequence, FinishReason.ERROR, error)
-    if not workers or any(worker.holds(sequence) for worker in workers.values()):
+        return SequenceEnd(sequence, FinishReason.ERROR, error)
+    able = [worker for worker in workers.values() if worker.serves(sequence)]
+    if not able or any(worker.holds(sequence) for worker in able):
         return None
     if sequence.output:
-        return End(sequence, FinishReason.LENGTH)
-    capacity = max(worker.limits.capacity for worker in workers.values())
+        return SequenceEnd(sequence, FinishReason.LENGTH)
+    capacity = max(worker.limits.capacity for worker in able)
     why = f"the prompt has {sequence.num_tokens} and must leave room for one of output"
-    return End(sequence, FinishReason.ERROR, RequestError.of(context_exceeded(capacity, why, "prompt")))
+    return SequenceEnd(sequence, FinishReason.ERROR, RequestError.of(context_exceeded(capacity, why, "prompt")))
 
 
-def end_rows(ends: list[End]) -> TokenRows:
+def end_rows(ends: list[SequenceEnd]) -> TokenRows:
     """Rows without tokens; the sequences are in no slot (any more)."""
     return TokenRows(
         request_ids=[end.sequence.request.request_id for end in ends],
@@ -108,7 +118,7 @@ NO_ROWS = end_rows([])
 
 
 def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:
-    """The log's rows of a result: `valid` bool[rows] are those whose sequence still runs; a row is cut behind the
+    """The log's rows of a result: `valid` bool[rows] are those whose sequence still runs; a row is cut after the
     token that ends its sequence. Advances tokens, chains and received counts; returns the rows and their slots."""
     offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
     (rows,) = (valid & (result.counts > 0)).nonzero()
@@ -122,7 +132,7 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
         starts = np.repeat(offsets - (np.cumsum(counts) - counts), counts)
         taken = starts + np.arange(num_tokens)
         token_ids = token_ids[taken]
-        logprobs = None if logprobs is None else _take(logprobs, taken)
+        logprobs = None if logprobs is None else take_logprobs(logprobs, taken)
     cached = worker.cached[slots].astype(np.uint32)
     worker.cached[slots] = 0
     sequences = [worker.sequence_in(slot) for slot in slots.tolist()]
@@ -136,6 +146,8 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
         finishes=finishes,
         cached_tokens=cached,
         logprobs=logprobs,
+        model_digest=worker.model_digest,
+        starts=worker.take_starts(slots),
     )
     return made, slots
 
@@ -178,13 +190,19 @@ def _ends(worker: WorkerState, slots: I64, received: I64, tokens: U32) -> U8 | N
     return np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, _GOES_ON)).astype(np.uint8)
 
 
-def _take(logprobs: Logprobs, tokens: I64) -> Logprobs:
+def take_logprobs(logprobs: Logprobs, tokens: I64) -> Logprobs:
     """The logprobs of some of the tokens."""
     ends = np.cumsum(logprobs.top_counts, dtype=np.int64)
     counts = logprobs.top_counts[tokens]
     starts = np.repeat(ends[tokens] - counts - (np.cumsum(counts, dtype=np.int64) - counts), counts)
     tops = starts + np.arange(int(counts.sum()))
-    return Logprobs(logprobs.sampled[tokens], counts, logprobs.top_ids[tops], logprobs.top_logprobs[tops])
+    return Logprobs(
+        sampled=logprobs.sampled[tokens],
+        ranks=logprobs.ranks[tokens],
+        top_counts=counts,
+        top_ids=logprobs.top_ids[tops],
+        top_logprobs=logprobs.top_logprobs[tops],
+    )
 
 
 def select_rows(rows: TokenRows, wanted: Mask) -> TokenRows:
@@ -200,6 +218,8 @@ def select_rows(rows: TokenRows, wanted: Mask) -> TokenRows:
         token_ids=rows.token_ids[tokens],
         finishes=rows.finishes[kept],
         cached_tokens=rows.cached_tokens[kept],
-        logprobs=None if rows.logprobs is None else _take(rows.logprobs, tokens),
+        logprobs=None if rows.logprobs is None else take_logprobs(rows.logprobs, tokens),
         errors={new: rows.errors[old] for new, old in enumerate(kept.tolist()) if old in rows.errors},
+        starts={new: rows.starts[old] for new, old in enumerate(kept.tolist()) if old in rows.starts},
+        model_digest=rows.model_digest,
     )

@@ -5,13 +5,16 @@ towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute 
 (Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from penstock.domain.finish import CancelReason, FinishReason
-from penstock.domain.plan import StepPlan, StepResult
-from penstock.domain.rows import TokenRows
+from contract.domain.finish import CancelReason, FinishReason
+from contract.domain.plan import StepPlan, StepResult
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import StartReason
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.early_cancels import EarlyCancel, EarlyCancels
@@ -23,15 +26,16 @@ from scheduler_svc.core.policy import POLICIES
 from scheduler_svc.core.reuse import belongs_elsewhere, reusable
 from scheduler_svc.core.rows import (
     NO_ROWS,
-    End,
+    SequenceEnd,
+    abandoned,
     cancelled,
-    condemned,
     end_rows,
+    ended_by_strikes,
     ended_by_tokens,
     token_rows,
     unholdable,
 )
-from scheduler_svc.core.sequence import QueuedRequest, RequestState, SequenceState, Status
+from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
 from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
 
@@ -44,10 +48,11 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.policy = POLICIES[config.policy](config.tenant_weights)
+        self.policy = POLICIES[config.scheduling_policy](config.tenant_weights)
         self.workers: dict[str, WorkerState] = {}
-        self.requests: dict[bytes, RequestState] = {}
+        self.requests: dict[bytes, ScheduledRequest] = {}
         self.waiting = IsolatingQueue(self.policy, config.tolerance)
+        self.models: Counter[bytes] = Counter()  # requests that began on a model and must go on with it, by its digest
         self._deadlines: OrderedQueue[bytes] = OrderedQueue()
         self._early_cancels = EarlyCancels()
         self._order = 0
@@ -55,12 +60,12 @@ class Scheduler:
 
     # Workers.
 
-    def add_worker(self, worker_id: str, limits: WorkerLimits) -> TokenRows:
+    def add_worker(self, worker_id: str, limits: WorkerLimits, model_digest: bytes = b"") -> TokenRows:
         """Begin an epoch with a worker whose slots and blocks are empty; the ends of what no worker can hold."""
         if worker_id in self.workers:
             raise ValueError(f"worker {worker_id} is there already: remove it first")
         budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens or limits.max_num_batched_tokens)
-        self.workers[worker_id] = WorkerState(worker_id, limits, budget)
+        self.workers[worker_id] = WorkerState(worker_id, limits, budget, model_digest)
         idle = [s for r in self.requests.values() for s in r.sequences if s.status in (Status.WAITING, Status.HELD)]
         return self._end([end for sequence in idle if (end := unholdable(sequence, self.workers))])
 
@@ -70,9 +75,47 @@ class Scheduler:
         self.waiting.remove_worker(worker_id)
         for sequence in list(worker.running()):
             worker.vacate(sequence)
+            sequence.start_reason = StartReason.WORKER_LOST
             self._wait(sequence)
 
-    def strike(self, worker_id: str) -> tuple[list[RequestState], TokenRows]:
+    # Models.
+
+    def of_model(self, model_digest: bytes) -> list[bytes]:
+        """The ids of the requests that began on a model."""
+        return [each.request_id for each in self.requests.values() if each.model_digest == model_digest]
+
+    def abandon(self, model_digest: bytes, gone_s: float) -> TokenRows:
+        """End the requests that began on a model which has had no worker anywhere for `gone_s`. Returns their ends."""
+        ids = self.of_model(model_digest)
+        return self._end([abandoned(sequence, gone_s) for each in ids for sequence in self.requests[each].sequences])
+
+    def hand_over(self, request_ids: Iterable[bytes]) -> None:
+        """Let go of requests, none of which runs: another scheduler goes on with them."""
+        for request in [self.requests[each] for each in request_ids]:
+            for sequence in request.sequences:
+                self.waiting.discard(sequence)
+            self._let_go(request)
+
+    def _pin(self, request: ScheduledRequest, model_digest: bytes) -> None:
+        request.model_digest = model_digest
+        self.models[model_digest] += 1
+
+    def _unpin(self, request: ScheduledRequest) -> None:
+        """Nothing of a request depends on its model (any more)."""
+        if request.model_digest is not None:
+            self.models -= Counter((request.model_digest,))
+            request.model_digest = None
+
+    def _unpin_if_unbegun(self, request: ScheduledRequest) -> None:
+        """A request all of whose slots were lost before its first token may begin again on any model."""
+        if request.model_digest is not None and request.may_change_model:
+            self._unpin(request)
+            for sequence in request.sequences:
+                if sequence in self.waiting:
+                    self.waiting.discard(sequence)
+                    self.waiting.push(sequence)
+
+    def strike(self, worker_id: str) -> tuple[list[ScheduledRequest], TokenRows]:
         """Before `remove_worker`, for one that has died: what it was computing may be the reason.
 
         Returns the requests that got a strike, and the ends of those that are not tried again.
@@ -87,16 +130,20 @@ class Scheduler:
     # Requests.
 
     def has_room(self) -> bool:
-        """Whether more requests should be claimed."""
-        return len(self.waiting) < self.config.max_waiting
+        """Return whether more requests should be claimed."""
+        return len(self.waiting) - self.waiting.num_of_other_models < self.config.max_waiting_seqs
 
     def add(self, request: QueuedRequest, now_ns: int) -> TokenRows:
         """Queue a request; one that is here already is left alone. Returns the rows that end it at once, if any do."""
         if request.request_id in self.requests:
             return NO_ROWS
         self._order += 1
-        state = RequestState(request, self._order, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants)
+        state = ScheduledRequest(
+            request, self._order, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants
+        )
         self.requests[request.request_id] = state
+        if request.model_digest is not None:
+            self._pin(state, request.model_digest)
         self.policy.open(state)
         if request.deadline_ns:
             self._deadlines.push(request.deadline_ns, request.request_id)
@@ -104,8 +151,8 @@ class Scheduler:
         for sequence in state.sequences:
             if sequence.index in request.ended_sequences:
                 ends.append(cancelled(sequence, CancelReason.STOP))
-            elif self.config.tolerance.is_guilty(state):
-                ends.append(condemned(sequence, self.config.tolerance.num_strikes_alone))
+            elif self.config.tolerance.is_at_fault(state):
+                ends.append(ended_by_strikes(sequence, self.config.tolerance.num_strikes_alone))
             elif end := ended_by_tokens(sequence) or unholdable(sequence, self.workers):
                 ends.append(end)
             elif sequence.index > 0 and not request.output_token_ids:
@@ -131,7 +178,7 @@ class Scheduler:
     def expire(self, now_ns: int) -> TokenRows:
         """End the requests whose deadline has passed, and forget old cancels of unknown requests."""
         self._early_cancels.expire(now_ns)
-        ends: list[End] = []
+        ends: list[SequenceEnd] = []
         while (first := self._deadlines.peek()) and first[0] <= now_ns:
             self._deadlines.pop()
             ends += self._cancelled(first[1], CancelReason.DEADLINE)
@@ -140,7 +187,7 @@ class Scheduler:
     # Steps.
 
     def may_plan(self, worker_id: str) -> bool:
-        """Whether there is room in the worker's window."""
+        """Return whether there is room in the worker's window."""
         worker = self.workers[worker_id]
         return len(worker.in_flight) < self._window(worker)
 
@@ -174,7 +221,7 @@ class Scheduler:
         rows, slots = token_rows(worker, result, valid)
         self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
         self._counters.num_generated_tokens += len(rows.token_ids)
-        self._counters.num_wasted_tokens += len(result.token_ids) - len(rows.token_ids)
+        self._counters.num_discarded_tokens += len(result.token_ids) - len(rows.token_ids)
         if self.config.enable_prefix_caching:
             # The newest token's KV may not be planned yet, so a block counts as full one token late.
             num_full = (worker.received[slots] - 1) // worker.limits.block_size
@@ -182,7 +229,7 @@ class Scheduler:
                 worker.register_blocks(worker.sequence_in(slot), int(worker.received[slot]) - 1)
         for row in rows.finishes.nonzero()[0].tolist():
             sequence = worker.sequence_in(int(slots[row]))
-            self._finish(End(sequence, FinishReason(rows.finishes[row])))
+            self._finish(SequenceEnd(sequence, FinishReason(rows.finishes[row])))
         return rows
 
     def _give_blocks(self, worker: WorkerState, draft: Draft) -> I64:
@@ -204,6 +251,7 @@ class Scheduler:
         """
         victim = max(worker.running(), key=self.policy.key)
         worker.vacate(victim)
+        victim.start_reason = StartReason.PREEMPTED
         self._wait(victim)
         draft.has_preempted = True
         victim.request.num_preemptions += 1
@@ -229,10 +277,10 @@ class Scheduler:
     def _window(self, worker: WorkerState) -> int:
         """Plans that may be in flight: steps that are shorter than the way to the worker and back need one more."""
         is_short = 0 < worker.step_ns < self.config.short_step_us * 1000
-        return self.config.window + is_short
+        return self.config.plans_in_flight + is_short
 
     def _may_begin(self, worker: WorkerState) -> bool:
-        """Whether this plan may begin prompts beside sequences that decode.
+        """Return whether this plan may begin prompts beside sequences that decode.
 
         A step that does both is dear, however short the prompts. On a worker that is nearly full, whose slots come free
         one by one, some steps in between only decode.
@@ -244,7 +292,7 @@ class Scheduler:
         """Start waiting sequences in the policy's order while there are slots, blocks and budget.
 
         The first that lacks blocks ends it, so that none is overtaken for being long. Passed over are those that this
-        worker can never hold and those that are better off on another.
+        worker can never hold and those that are better off on another. Those of another model leave the queue.
         """
         passed_over: list[tuple[Any, SequenceState]] = []
         waiting = self.waiting.for_worker(worker, self.workers)
@@ -254,6 +302,9 @@ class Scheduler:
             if first is None:
                 break
             sequence = first[1]
+            if not worker.serves(sequence):
+                self.waiting.leave_to_its_model(sequence)
+                continue
             if not worker.holds(sequence) or belongs_elsewhere(worker, workers, sequence, has_cache=has_cache):
                 waiting.pop()
                 passed_over.append(first)
@@ -272,13 +323,14 @@ class Scheduler:
         is_first = sequence.index == 0 and not sequence.started
         if not sequence.started:
             self.policy.charge([(sequence, request.num_prompt_tokens - reused.num_tokens)])
-        slot = worker.place(sequence, reused)
+        if request.model_digest is None:
+            self._pin(request, worker.model_digest)
+        slot = worker.place(sequence, reused, now_ns)
         if is_first:
             worker.cached[slot] = reused.num_tokens
             self._counters.num_prompt_tokens += request.num_prompt_tokens
             self._counters.num_cached_tokens += reused.num_tokens
-            self._counters.num_admitted_requests += 1
-            self._counters.waiting_ns += now_ns - request.added_ns
+            self._counters.queue_time.observe(max(0, now_ns - request.added_ns) * 1e-9)
         draft.admit(sequence, reused)
 
     def _issue(self, worker: WorkerState, decoding: I64, draft: Draft, now_ns: int) -> StepPlan:
@@ -303,39 +355,41 @@ class Scheduler:
 
     def _wait(self, sequence: SequenceState) -> None:
         sequence.status, sequence.num_deferrals = Status.WAITING, 0
+        self._unpin_if_unbegun(sequence.request)
         self.policy.enter(sequence)
         self.waiting.push(sequence)
 
-    def _wait_for_slots(self, request: RequestState) -> None:
+    def _wait_for_slots(self, request: ScheduledRequest) -> None:
         """Let the further samples wait for slots: the prompt is planned, or its first sample is gone."""
         for sequence in request.sequences[1:]:
             if sequence.status is Status.HELD:
                 self._wait(sequence)
 
-    def _sentence(self, request: RequestState) -> list[End]:
+    def _sentence(self, request: ScheduledRequest) -> list[SequenceEnd]:
         """What a strike leads to: nothing yet, that the request runs alone, or its end."""
         tolerance = self.config.tolerance
-        if tolerance.is_guilty(request):
-            return [condemned(sequence, tolerance.num_strikes_alone) for sequence in request.sequences]
+        if tolerance.is_at_fault(request):
+            return [ended_by_strikes(sequence, tolerance.num_strikes_alone) for sequence in request.sequences]
         for sequence in request.sequences if tolerance.is_suspect(request) else ():
             if sequence.status is Status.RUNNING:
                 self.workers[sequence.worker_id].vacate(sequence)
+                sequence.start_reason = StartReason.PREEMPTED
             elif sequence.status is not Status.WAITING:
                 continue
             self.waiting.discard(sequence)
             self._wait(sequence)
         return []
 
-    def _cancelled(self, request_id: bytes, reason: CancelReason, index: int | None = None) -> list[End]:
+    def _cancelled(self, request_id: bytes, reason: CancelReason, index: int | None = None) -> list[SequenceEnd]:
         sequences = self.requests[request_id].sequences
         return [cancelled(sequence, reason) for sequence in sequences if index in (None, sequence.index)]
 
-    def _end(self, ends: list[End]) -> TokenRows:
+    def _end(self, ends: list[SequenceEnd]) -> TokenRows:
         """Carry out ends, each sequence's first, and make their rows."""
         first = [end for end in ends if self._finish(end)]
         return end_rows([end for end in first if end.has_row]) if first else NO_ROWS
 
-    def _finish(self, end: End) -> bool:
+    def _finish(self, end: SequenceEnd) -> bool:
         """Let go of everything that a sequence has; false if it had ended before."""
         sequence, request = end.sequence, end.sequence.request
         if sequence.status is Status.ENDED:
@@ -346,15 +400,21 @@ class Scheduler:
         sequence.status = Status.ENDED
         request.num_live -= 1
         if request.num_live == 0:
-            del self.requests[request.request_id]
-            self.policy.close(request)
-            self.waiting.close(request)
-            self._deadlines.discard(request.request_id)
+            self._let_go(request)
             finished = self._counters.num_finished_requests
             finished[end.outcome] = finished.get(end.outcome, 0) + 1
-        elif sequence.index == 0:
+            return True
+        if sequence.index == 0:
             self._wait_for_slots(request)
+        self._unpin_if_unbegun(request)
         return True
+
+    def _let_go(self, request: ScheduledRequest) -> None:
+        del self.requests[request.request_id]
+        self._unpin(request)
+        self.policy.close(request)
+        self.waiting.close(request)
+        self._deadlines.discard(request.request_id)
 
     # Introspection.
 
@@ -385,4 +445,4 @@ class Scheduler:
         Raises:
             AssertionError: they do not; the message says where.
         """
-        check_integrity(self.workers, self.requests, self.waiting)
+        check_integrity(self.workers, self.requests, self.waiting, self.models)

@@ -6,9 +6,10 @@ from enum import Enum, auto
 
 import numpy as np
 
-from penstock.domain import chain
-from penstock.domain.params import Sampling, Stopping
-from penstock.domain.plan import U32
+from contract.domain import chain
+from contract.domain.params import Sampling, Stopping
+from contract.domain.plan import U32
+from contract.domain.timeline import StartReason
 from scheduler_svc.core.blocks import extend_hashes, root_hash
 
 
@@ -31,6 +32,7 @@ class QueuedRequest:
     # Of a request that another scheduler began: what each sequence has generated, and which of them have ended.
     output_token_ids: tuple[U32, ...] = ()
     ended_sequences: frozenset[int] = frozenset()
+    model_digest: bytes | None = None  # of the model that generated it; None: nothing was, or it is not known
     num_strikes: int = 0  # workers that died while they computed it, as far as they count
     struck_at: int = 0  # output tokens that it had when the last of them died
 
@@ -50,7 +52,7 @@ class Status(Enum):
     ENDED = auto()
 
 
-class RequestState:
+class ScheduledRequest:
     """A request with all its sequences."""
 
     def __init__(self, queued: QueuedRequest, order: int, added_ns: int, *, shares_prefixes: bool = False) -> None:
@@ -66,6 +68,13 @@ class RequestState:
         self.num_preemptions = 0
         self.num_strikes = queued.num_strikes
         self.struck_at = queued.struck_at
+        # Of the model that generates it, from its first slot on; without a token and a slot any may begin again.
+        self.model_digest = queued.model_digest
+
+    @property
+    def may_change_model(self) -> bool:
+        """Return whether nothing of it depends on a model: no sequence has a token or runs."""
+        return not any(each.output or each.status is Status.RUNNING for each in self.sequences)
 
     @property
     def request_id(self) -> bytes:
@@ -98,12 +107,13 @@ class SequenceState:
         "request",
         "seed",
         "slot",
+        "start_reason",
         "started",
         "status",
         "worker_id",
     )
 
-    def __init__(self, request: RequestState, index: int) -> None:
+    def __init__(self, request: ScheduledRequest, index: int) -> None:
         self.request = request
         self.index = index
         self.seed = chain.sequence_seed(request.queued.seed, index)
@@ -112,6 +122,7 @@ class SequenceState:
         self.chain = chain.extend(chain.CHAIN_START, self.output)  # kept here while the sequence does not run
         self.status = Status.WAITING
         self.started = len(self.output) > 0
+        self.start_reason = StartReason.TAKEN_OVER if self.started else StartReason.FIRST  # why it gets its next slot
         self.worker_id = ""
         self.slot = -1
         self.blocks: list[int] = []

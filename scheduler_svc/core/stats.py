@@ -2,6 +2,29 @@
 
 from dataclasses import dataclass, field, replace
 
+from contract.domain.histogram import Histogram
+
+# Upper bounds in seconds: 1 ms to 10 min.
+QUEUE_BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    600.0,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
@@ -25,18 +48,18 @@ class WorkerStats:
 class Counters:
     """Totals since the start."""
 
-    num_admitted_requests: int = 0
-    waiting_ns: int = 0  # of these, from coming to admission, summed
+    queue_time: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS_S))  # seconds until the first slot
     num_preemptions: int = 0
     num_prompt_tokens: int = 0  # of admitted requests, each prompt once
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_generated_tokens: int = 0
-    num_wasted_tokens: int = 0  # sampled for sequences that had ended or were preempted
+    num_discarded_tokens: int = 0  # sampled for sequences that had ended or were preempted
     num_finished_requests: dict[str, int] = field(default_factory=dict)  # by the outcome of the last sequence
 
     def copy(self) -> "Counters":
         """One that does not change any more."""
-        return replace(self, num_finished_requests=dict(self.num_finished_requests))
+        finished = dict(self.num_finished_requests)
+        return replace(self, queue_time=self.queue_time.copy(), num_finished_requests=finished)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.plan import StepPlan, StepResult
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.plan import StepPlan, StepResult
+from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager
 from scheduler_svc.core.sequence import SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
@@ -63,7 +64,7 @@ class Reused:
 
     blocks: list[int]  # full blocks to be shared
     num_tokens: int  # that need not be computed
-    copy_source: int | None = None  # a block to copy behind the shared ones
+    copy_source: int | None = None  # a block to copy after the shared ones
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class WorkerState:
     worker_id: str
     limits: WorkerLimits
     max_num_batched_tokens: int  # of one plan
+    model_digest: bytes = b""  # of the model that it has loaded
     blocks: BlockManager = field(init=False)
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
@@ -90,6 +92,8 @@ class WorkerState:
     min_output: I64 = field(init=False)
     registered: I64 = field(init=False)  # leading blocks that were offered to the prefix cache
     cached: I64 = field(init=False)  # prompt tokens found in the prefix cache, until a row has told
+    placed_ns: I64 = field(init=False)  # when the occupant got the slot, Unix time, until a row has told; else 0
+    num_untold: int = 0  # slots of which no row has
     chains: npt.NDArray[np.uint64] = field(init=False)
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
     free_slots: list[int] = field(init=False)
@@ -111,6 +115,7 @@ class WorkerState:
         self.generation, self.known, self.computed, self.received = (np.zeros(slots, np.int64) for _ in range(4))
         self.limit, self.capacity, self.num_prompt = (np.zeros(slots, np.int64) for _ in range(3))
         self.min_output, self.registered, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
+        self.placed_ns = np.zeros(slots, np.int64)
         self.chains = np.zeros(slots, np.uint64)
         self.stops = np.full((slots, 1), _NO_TOKEN, np.int64)
         self.free_slots = list(range(slots - 1, -1, -1))
@@ -122,24 +127,28 @@ class WorkerState:
 
     @property
     def has_slot(self) -> bool:
-        """Whether one more sequence may run: every one that does needs a token of the budget in each step."""
+        """Return whether one more sequence may run: every one that does needs a token of the budget in each step."""
         return self.num_running < min(self.limits.max_num_seqs, self.max_num_batched_tokens)
 
     def running(self) -> Iterator[SequenceState]:
         """The sequences in slots."""
         return (sequence for sequence in self.sequences if sequence is not None)
 
+    def serves(self, sequence: SequenceState) -> bool:
+        """Return whether the worker has the model on which the sequence's request began, if it has begun."""
+        return sequence.request.model_digest in (None, self.model_digest)
+
     def holds(self, sequence: SequenceState) -> bool:
-        """Whether the worker could ever generate one more token of it."""
-        return sequence.num_tokens < self.limits.capacity
+        """Return whether the worker could ever generate one more token of it."""
+        return sequence.num_tokens < self.limits.capacity and self.serves(sequence)
 
     def decoding(self) -> I64:
         """The slots that are at their tip and do not end there by count."""
         return (self.at_tip & (self.known < self.limit)).nonzero()[0]
 
     def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
-        """Whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is left
-        to them, so that they do not preempt at once what was admitted."""
+        """Return whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is
+        left to them, so that they do not preempt at once what was admitted."""
         num_new = self._num_blocks(sequence) - len(reused.blocks)
         spare = self.limits.num_blocks // 100 if self.num_running else 0
         return self.blocks.num_free - self.blocks.num_idle(reused.blocks) >= num_new + spare
@@ -147,7 +156,7 @@ class WorkerState:
     def _num_blocks(self, sequence: SequenceState) -> int:
         return -(-sequence.num_tokens // self.limits.block_size)
 
-    def place(self, sequence: SequenceState, reused: Reused) -> int:
+    def place(self, sequence: SequenceState, reused: Reused, now_ns: int = 0) -> int:
         """Put a sequence into a free slot, with a table for all its known tokens; returns the slot."""
         self.blocks.share(reused.blocks)
         blocks = reused.blocks + self.blocks.allocate(self._num_blocks(sequence) - len(reused.blocks))
@@ -164,6 +173,8 @@ class WorkerState:
         self.min_output[slot] = request.queued.stopping.min_tokens
         self.registered[slot] = reused.num_tokens // self.limits.block_size
         self.cached[slot] = 0
+        self.placed_ns[slot] = now_ns
+        self.num_untold += now_ns > 0
         self.chains[slot] = sequence.chain
         stop_ids = request.stop_token_ids
         if len(stop_ids) > self.stops.shape[1]:
@@ -182,6 +193,9 @@ class WorkerState:
         self.sequences[slot] = None
         self.at_tip[slot] = False
         self.generation[slot] += 1
+        if self.placed_ns[slot]:
+            self.placed_ns[slot] = 0
+            self.num_untold -= 1
         self.prefilling.pop(sequence, None)
         self.free_slots.append(slot)
         self.released_slots.append(slot)
@@ -198,6 +212,17 @@ class WorkerState:
         sequence = self.sequences[slot]
         assert sequence is not None
         return sequence
+
+    def take_starts(self, slots: I64) -> dict[int, Start]:
+        """By index into `slots`: since when those whose occupants give their first tokens have them, and why."""
+        if not self.num_untold:  # as in nearly every step
+            return {}
+        placed_ns = self.placed_ns[slots]
+        (new,) = placed_ns.nonzero()
+        self.placed_ns[slots[new]] = 0
+        self.num_untold -= len(new)
+        reasons = {row: self.sequence_in(int(slots[row])).start_reason for row in new.tolist()}
+        return {row: Start(int(placed_ns[row]), reason) for row, reason in reasons.items()}
 
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` findable; their tokens are known, their KV is planned."""

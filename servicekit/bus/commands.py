@@ -15,6 +15,7 @@ Reply = Any  # bytes, int, None or a list of replies
 
 
 _NOT_YET = 0  # instead of a list
+_OF_KEY = 2  # whose limit a submit was refused by: 0 the pool, 1 the tenant
 
 
 def pack(command: Command) -> bytes:
@@ -36,7 +37,8 @@ def _ids(reply: Reply) -> list[bytes] | None:
 
 
 def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, witness = reply
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, *told = reply
+    witness, model_digest = told
     return c.StoredRequest(
         request_id,
         tenant.decode(),
@@ -51,13 +53,16 @@ def _stored(reply: Reply) -> c.StoredRequest:
         int(strikes),
         int(struck_at),
         tuple(witness),
+        model_digest or b"",
     )
 
 
-def _submitted(reply: Reply) -> c.SubmitOutcome | c.Overload:
+def _submitted(reply: Reply) -> c.SubmitOutcome | c.Overload | c.OverLimit:
     if isinstance(reply, int):
         return c.SubmitOutcome(reply)
     of_tenant, of_tokens, wait_ms = reply
+    if of_tenant == _OF_KEY:
+        return c.OverLimit(c.Limit(of_tokens), wait_ms)
     return c.Overload(bool(of_tenant), bool(of_tokens), wait_ms)
 
 
@@ -101,7 +106,7 @@ def _checkpoints(reply: Reply) -> list[c.Checkpoint] | None:
 
 
 def _greeting(reply: Reply) -> c.Greeting:
-    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]))
+    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]), term=reply[2])
 
 
 def _sessions(reply: Reply) -> list[c.SessionInfo]:
@@ -144,6 +149,17 @@ def _surveyed(reply: Reply) -> c.Surveyed | None:
     )
 
 
+def _server_state(reply: Reply) -> c.ServerState:
+    told = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+    writes = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
+    return c.ServerState(
+        int(told.get("used_memory", 0)),
+        int(told.get("maxmemory", 0)),
+        told.get("aof_enabled") == "1",
+        all(told.get(each, "ok") == "ok" for each in writes),  # a managed server may not say it
+    )
+
+
 def _attachment(reply: Reply) -> c.Attachment:
     if reply is None or reply == _NOT_YET:
         return c.Attachment(known=False, is_settling=reply is not None)
@@ -155,7 +171,7 @@ def _attachment(reply: Reply) -> c.Attachment:
 def _recalled(reply: Reply) -> c.Recalled | c.Settling | None:
     if reply == _NOT_YET:
         return c.NOT_YET
-    return None if reply is None else c.Recalled(c.RequestState(reply[0].decode()), reply[1], reply[2])
+    return None if reply is None else c.Recalled(c.RequestState(reply[0].decode()), reply[1], reply[2], int(reply[3]))
 
 
 def _workers(reply: Reply) -> list[c.WorkerEntry]:
@@ -172,7 +188,9 @@ def _workers(reply: Reply) -> list[c.WorkerEntry]:
     return sorted(entries, key=lambda entry: entry.worker)
 
 
-def _pairing(reply: Reply) -> c.Pairing | None:
+def _pairing(reply: Reply) -> c.Pairing | c.Unwanted | None:
+    if reply == 0:
+        return c.UNWANTED
     return None if reply is None else c.Pairing(bytes.fromhex(reply[0].decode()), reply[1], reply[2])
 
 
@@ -204,6 +222,7 @@ class Commands:
 
     def __init__(self, keys: k.Keys, library: Library) -> None:
         self.run_key = keys.run  # a key of the pool, whose slot is that of all
+        self._keys = keys
         self._prefix = keys.prefix
         self._library = library
         self._commit_function = library.function("commit")
@@ -251,12 +270,27 @@ class Commands:
         add(
             c.Hello,
             "hello",
-            lambda q: (q.sid.hex(), q.kind.value, q.name, q.address, q.ttl_ms, int(q.create), *sum(q.shape, ())),
+            lambda q: (
+                q.sid.hex(),
+                q.kind.value,
+                q.name,
+                q.address,
+                q.ttl_ms,
+                int(q.create),
+                q.term,
+                *sum(q.shape, ()),
+            ),
             _greeting,
         )
         add(c.Revalidate, "revalidate", lambda q: (q.sid.hex(), q.ttl_ms), bool)
-        add(c.Renew, "renew", lambda q: (q.sid.hex(), q.ttl_ms, q.status, int(q.draining)), bool)
+        add(c.Renew, "renew", _renew, c.Renewed)
         add(c.Leave, "leave", lambda q: (q.sid.hex(),), _nothing)
+        self._add(
+            c.ReadStatus,
+            lambda q: (b"HGET", self._keys.session(q.sid), k.STATUS),
+            lambda reply: reply or b"",
+        )
+        self._add(c.ReadServerState, lambda _: (b"INFO", b"memory", b"persistence"), _server_state)
         add(c.ListSessions, "list_sessions", lambda _: (), _sessions)
         add(c.Survey, "survey", lambda q: (q.since, q.count), _surveyed)
 
@@ -271,18 +305,18 @@ class Commands:
         add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
         add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _taken)
         add(c.Strike, "strike", lambda q: (q.sid.hex(), *(each for s in q.struck for each in _struck(s))), bool)
+        add(c.HandOver, "hand_over", lambda q: (q.sid.hex(), q.receiver.hex(), *q.request_ids), _ids)
         add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
         self._add(c.Commit, self._commit, bool)
         add(
             c.Retire,
             "retire",
-            lambda q: (
-                *(q.sid.hex(), q.shard, q.ttl_ms, q.route, q.request_id, q.result),
-                *(part for other in q.others for part in other),
-            ),
+            lambda q: (q.sid.hex(), q.shard, q.ttl_ms, q.route, ",".join(map(str, q.tokens)), *_retired(q)),
             bool,
         )
+        add(c.Delivered, "delivered", lambda q: tuple(part for each in q.several for part in each), _nothing)
+        self._add(c.CountUntold, lambda _: (b"HGET", self._keys.untold, k.UNTOLD_TRACES), lambda reply: int(reply or 0))
         add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), _recalled)
         add(c.Attach, "attach", lambda q: (q.request_id, q.tenant, q.route, q.offsets, q.held), _attachment)
         add(
@@ -301,7 +335,7 @@ class Commands:
 
     def _add_workers(self) -> None:
         add = self._add_function
-        add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info), bytes)
+        add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info, q.model_digest), bytes)
         add(c.ListWorkers, "list_workers", lambda _: (), _workers)
         add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), _pairing)
         add(c.Unpair, "unpair", lambda q: (q.sid.hex(), q.worker), _nothing)
@@ -340,14 +374,39 @@ class Commands:
         return head + tuple(part for row in call.rows for part in row)
 
 
+def _renew(call: c.Renew) -> Command:
+    models: Command = () if call.models is None else (call.models,)
+    return (call.sid.hex(), call.ttl_ms, call.status, int(call.draining), *models)
+
+
 def _submit(call: c.Submit) -> Command:
     bounds = call.bounds
     return (
         *(call.request_id, call.tenant, call.header, call.body, call.digest, call.route, call.sent_ns, call.reply),
         *(call.num_tokens, call.deadline_ns // 1_000_000),
         *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
+        call.model_digest,
+        "" if call.metered is None else _metered(call.metered),
         *call.witness,
     )
+
+
+def _metered(metered: c.Metered) -> str:
+    numbers = (
+        metered.rpm,
+        metered.tpm,
+        metered.max_running,
+        metered.tokens,
+        metered.call_tokens,
+        metered.call_requests,
+    )
+    return f"{metered.key.hex()} {' '.join(map(str, numbers))} {metered.leader.hex()}"
+
+
+def _retired(call: c.Retire) -> Command:
+    traces = call.traces or [b""] * (1 + len(call.others))
+    several = zip(((call.request_id, call.result), *call.others), traces, strict=True)
+    return tuple(part for (request_id, result), trace in several for part in (request_id, result, trace))
 
 
 def _struck(struck: c.Struck) -> Command:

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.commands import pack
 
 START_TIMEOUT_S = 30.0  # until it answers; while it says that it is loading, as long as that takes

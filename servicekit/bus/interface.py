@@ -1,9 +1,10 @@
-"""The bus as services see it. Two implementations: Redis or Valkey (`redis_bus`), and in memory (`memory_bus`)."""
+"""The bus as services see it; `redis_bus` is it on Redis or Valkey, and tests have it on a server in memory."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
+from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import Call
 from servicekit.bus.keys import Keys
 
@@ -26,6 +27,7 @@ _REMEDIES = {
     "protocol": "run one version of Penstock in a pool: let the other one end first",
     "vocabulary": "give all services of a pool the same --model and --revision",
     "chat_template": "give all tokenizers of a pool the same --model and --revision",
+    "generation_defaults": "give all tokenizers of a pool the same --model, --revision and --generation-config",
 }
 
 
@@ -108,6 +110,11 @@ class Bus(Protocol):
     @property
     def keys(self) -> Keys:
         """The pool's names."""
+        ...
+
+    @property
+    def call_times(self) -> CallTimes:
+        """Times until the server answered, on all connections."""
         ...
 
     def connect(self) -> Connection:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Consumer groups.
 TOKENIZERS = b"tokenizers"  # on `prompts`
+EXPORTERS = b"exporters"  # on `traces`
 
 # Fields of stream entries.
 PAYLOAD = b"p"  # a protobuf message, see the table of streams below
@@ -16,6 +17,7 @@ SEQUENCE = b"seq"  # decimal; absent or -1: all sequences
 REASON = b"reason"  # decimal CancelReason
 SENT_NS = b"t"  # Unix nanoseconds in decimal: when a hint was written
 ROUTE = b"route"  # 16 bytes: gateway session
+DELIVERED_NS = b"d"  # Unix nanoseconds in decimal: when a client had all of its request; empty: it is not told here
 STREAM = b"stream"  # of a dead letter: where it was read
 WHY = b"why"  # of a dead letter: what is wrong with it
 NO_REQUEST = b"no request id of 16 bytes"  # a WHY: what `claim` cannot use
@@ -25,17 +27,76 @@ HEADER = b"h"  # penstock.v1.Header
 BODY = b"b"  # penstock.v1.GenerateRequest
 META = b"m"  # penstock.v1.TokenizedPrompt; empty if the request was rejected before it had tokens
 
+# Fields of hashes that are also read without a function.
+STATUS = b"status"  # of a session: penstock.v1.ServiceStatus
+UNTOLD_TRACES = b"traces"  # of `untold`
+
 # How many entries capped streams keep, approximately.
 STEPS_CAP = 128
 RESULTS_CAP = 128
-CANCELS_CAP = 4096
 TEXT_CAP = 4096
 ATTACH_CAP = 1024
 DEAD_CAP = 1024
 BELL_CAP = 1
+TRACES_CAP = 65_536  # exact: what comes beyond it is counted in `untold`
+CANCELS_KEPT_MS = 60_000  # how long a hint in `cancels` is kept: a scheduler that sleeps for so long begins anew
 SETTLE_MS = 1000  # how long a pool waits at least, after its server was restarted, for gateways to come back
 GONE_CAP = 256  # sessions and workers that are gone and told so to whoever has not heard of it
+MAX_MODELS = 2  # that workers of one pool may have at once: an upgrade
+MODEL_BYTES = 8  # of a model's digest
 MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
+
+
+class Names:
+    """The part of each key after the pool's prefix; after a colon, an id: of sessions, requests and API keys in
+    hexadecimal, the name of a worker, the number of a shard.
+    """
+
+    # The pool.
+    RUN = b"run"  # string: the server run id last seen
+    TERM = b"term"  # string: how many runs of the server the pool has seen, or of other servers if it was with these
+    SETTLE = b"settle"  # string, after a restart of the server: until when the pool settles at least, Unix milliseconds
+    SHAPE = b"shape"  # hash: what all services of the pool agree on, see `servicekit.shape`
+    MODELS = b"models"  # set: digests of the models whose workers may be paired
+    # Sessions, and what surveys tell of them.
+    SESSIONS = b"sessions"  # set of session ids
+    SESSION = b"sess:"  # hash: kind, name, address, ttl, until, state, status
+    OWNED = b"own:"  # of a session: set of request ids
+    LEASES = b"leases"  # sorted set: sessions, by the Unix millisecond at which somebody has to look at them
+    SURVEY = b"survey"  # hash: generation; base, below which nobody is told what is gone; gone: how many are
+    CHANGED = b"changed"  # sorted set: sessions (s and id) and workers (w and name), by generation of their last change
+    GONE = b"gone"  # sorted set: those of them that are there no more
+    # Requests.
+    REQUEST = b"req:"  # hash: the truth about one request
+    MARK = b"mark:"  # of a request, hash with TTL: a cancel that came before it
+    RESULT = b"out:"  # of a request, string with TTL: penstock.v1.FinishedRequest
+    CHECKPOINT = b"ckpt:"  # of a request, string: its rows when its log was last compacted, penstock.v1.TokenBatch
+    CHECKPOINTS = b"ckpts:"  # of a shard, sorted set, all of score 0: requests that have a checkpoint
+    WAITING = b"waiting"  # hash: requests and tokens that wait for a first slot; since, started: at which rate they do
+    # The same of a tenant, whose name follows after a colon.
+    DUE = b"due"  # sorted set: requests that wait for tokens or a scheduler, by the Unix millisecond of their deadline
+    RATE = b"rate:"  # of an API key, hash: r and a Unix second: calls in it; t: tokens; e: ends of requests
+    RUNNING = b"running:"  # of an API key, set: requests that have not ended
+    UNTOLD = b"untold"  # hash: how many entries `traces` had no room for, see UNTOLD_TRACES
+    # Workers, and shards of the log.
+    WORKERS = b"workers"  # set of names
+    WORKER = b"worker:"  # hash: incarnation, info, owner
+    SHARDS = b"shards"  # hash: shard → the session that leases it
+    READ = (
+        b"read"  # hash: leased shard → how many entries that its log still has were read, as its detokenizer told last
+    )
+    # Streams, see `Keys`.
+    PROMPTS = b"prompts"  # requests that wait for their tokens
+    REQUESTS = b"requests"  # requests that wait for a scheduler
+    CANCELS = b"cancels"  # cancel hints
+    BELL = b"bell"  # rings when a request is submitted, see `servicekit.doorbell`
+    TRACES = b"traces"  # requests that have ended, for a collector of traces
+    DEAD = b"dead"  # what could not be read
+    STEPS = b"steps:"  # a worker's plans
+    RESULTS = b"results:"  # a worker's results
+    TOKENS = b"tokens:"  # of a shard: the log of what was generated
+    ATTACH = b"attach:"  # of a shard: re-attachments that its detokenizer must serve
+    TEXT = b"text:"  # of a gateway's session: what it delivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +116,7 @@ class Keys:
     | text:{gateway}   | PAYLOAD TextBatch                       | append (detokenizer)     | gateway     |
     |                  | REQUEST: to be asked about              | attach, retire, append   | gateway     |
     | bell             | SENT_NS                                 | append (gateway)         | idle ones   |
+    | traces           | PAYLOAD FinishedRequest DELIVERED_NS    | retire, delivered        | exporters   |
     | dead             | STREAM, WHY and the entry's own fields  | append (any)             | operator    |
     """
 
@@ -62,151 +124,78 @@ class Keys:
 
     @property
     def prefix(self) -> bytes:
-        """What every key begins with, hash tag included."""
+        """The beginning of every key, hash tag included."""
         return b"{%s}:" % self.pool.encode()
 
-    def key(self, *parts: bytes | str) -> bytes:
+    def key(self, name: bytes | str, of: bytes | str = b"") -> bytes:
         """A key of this pool."""
-        return self.prefix + b":".join(part.encode() if isinstance(part, str) else part for part in parts)
+        name, of = (each.encode() if isinstance(each, str) else each for each in (name, of))
+        return self.prefix + name + of
 
     @property
     def run(self) -> bytes:
         """String: the server run id last seen."""
-        return self.key("run")
+        return self.key(Names.RUN)
 
     @property
-    def settle(self) -> bytes:
-        """String, while the pool settles after a restart of the server: until when at least, Unix milliseconds."""
-        return self.key("settle")
-
-    @property
-    def shape(self) -> bytes:
-        """Hash: what all services of the pool agree on, see `servicekit.shape`."""
-        return self.key("shape")
-
-    @property
-    def sessions(self) -> bytes:
-        """Set of session ids (hex)."""
-        return self.key("sessions")
+    def untold(self) -> bytes:
+        """Hash: how many entries `traces` had no room for."""
+        return self.key(Names.UNTOLD)
 
     def session(self, sid: bytes) -> bytes:
-        """Hash: kind, name, address, ttl, until, state, status."""
-        return self.key("sess", sid.hex())
-
-    def owned(self, sid: bytes) -> bytes:
-        """Set of request ids (hex) that a session owns."""
-        return self.key("own", sid.hex())
+        """Hash: a session."""
+        return self.key(Names.SESSION, sid.hex())
 
     def request(self, request_id: bytes) -> bytes:
         """Hash: the truth about one request."""
-        return self.key("req", request_id.hex())
-
-    def cancel_mark(self, request_id: bytes) -> bytes:
-        """String with TTL: a cancel that came before its request."""
-        return self.key("mark", request_id.hex())
-
-    def result(self, request_id: bytes) -> bytes:
-        """String with TTL: the finished result, penstock.v1.FinishedRequest."""
-        return self.key("out", request_id.hex())
-
-    def checkpoint(self, request_id: bytes) -> bytes:
-        """String: a running request's rows so far when its log was last compacted, penstock.v1.TokenBatch."""
-        return self.key("ckpt", request_id.hex())
-
-    def checkpoints(self, shard: int) -> bytes:
-        """Sorted set, all of score 0: the requests (hex) of a shard that have a checkpoint."""
-        return self.key("ckpts", str(shard))
-
-    def waiting(self, tenant: str | None = None) -> bytes:
-        """Hash: requests and tokens that wait for a first slot, of a tenant or of the pool; since, started: at which
-        rate they do."""
-        return self.key("waiting") if tenant is None else self.key("waiting", tenant)
-
-    @property
-    def due(self) -> bytes:
-        """Sorted set: requests (hex) that wait for tokens or a scheduler, by the Unix millisecond of their deadline."""
-        return self.key("due")
-
-    @property
-    def leases(self) -> bytes:
-        """Sorted set: sessions (hex), by the Unix millisecond at which somebody has to look at them."""
-        return self.key("leases")
-
-    @property
-    def survey(self) -> bytes:
-        """Hash: generation of what surveys tell; base, below which nobody is told what is gone; gone: how many are."""
-        return self.key("survey")
-
-    @property
-    def changed(self) -> bytes:
-        """Sorted set: sessions (s and hex) and workers (w and name) by the generation of their last change."""
-        return self.key("changed")
-
-    @property
-    def gone(self) -> bytes:
-        """Sorted set: those of them that are there no more."""
-        return self.key("gone")
-
-    @property
-    def workers(self) -> bytes:
-        """Set of worker names."""
-        return self.key("workers")
-
-    def worker(self, worker: str) -> bytes:
-        """Hash: incarnation, info, owner."""
-        return self.key("worker", worker)
-
-    @property
-    def shards(self) -> bytes:
-        """Hash: shard → the session that leases it (hex)."""
-        return self.key("shards")
-
-    @property
-    def read(self) -> bytes:
-        """Hash: leased shard → how many entries that its log still has were read, as its detokenizer told last."""
-        return self.key("read")
+        return self.key(Names.REQUEST, request_id.hex())
 
     @property
     def prompts(self) -> bytes:
         """Stream: requests that wait for their tokens."""
-        return self.key("prompts")
+        return self.key(Names.PROMPTS)
 
     @property
     def requests(self) -> bytes:
         """Stream: requests that wait for a scheduler."""
-        return self.key("requests")
+        return self.key(Names.REQUESTS)
 
     @property
     def cancels(self) -> bytes:
         """Stream: cancel hints."""
-        return self.key("cancels")
+        return self.key(Names.CANCELS)
 
     @property
     def bell(self) -> bytes:
-        """Stream: rings when a request is submitted, see `servicekit.doorbell`."""
-        return self.key("bell")
+        """Stream: rings when a request is submitted."""
+        return self.key(Names.BELL)
+
+    @property
+    def traces(self) -> bytes:
+        """Stream: requests that have ended."""
+        return self.key(Names.TRACES)
 
     @property
     def dead(self) -> bytes:
         """Stream: what could not be read."""
-        return self.key("dead")
+        return self.key(Names.DEAD)
 
     def steps(self, worker: str) -> bytes:
         """Stream: a worker's plans."""
-        return self.key("steps", worker)
+        return self.key(Names.STEPS, worker)
 
     def results(self, worker: str) -> bytes:
         """Stream: a worker's results."""
-        return self.key("results", worker)
+        return self.key(Names.RESULTS, worker)
 
     def tokens(self, shard: int) -> bytes:
         """Stream: the log of what was generated."""
-        return self.key("tokens", str(shard))
+        return self.key(Names.TOKENS, str(shard))
 
     def attach(self, shard: int) -> bytes:
         """Stream: re-attachments that a shard's detokenizer must serve."""
-        return self.key("attach", str(shard))
+        return self.key(Names.ATTACH, str(shard))
 
     def text(self, gateway: bytes) -> bytes:
         """Stream: what one gateway session delivers."""
-        return self.key("text", gateway.hex())
+        return self.key(Names.TEXT, gateway.hex())

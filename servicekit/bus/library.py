@@ -8,7 +8,7 @@ from importlib.resources import files
 from servicekit.bus import keys
 
 # Each uses what stands before it.
-_FILES = ("basics", "sessions", "waiting", "requests", "checkpoints", "workers", "register")
+_FILES = ("basics", "sessions", "waiting", "limits", "traces", "requests", "checkpoints", "workers", "register")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Library:
 
 
 def _fill_in(word: re.Match[str]) -> str:
-    value = getattr(keys, word[1])
+    """A key's name where the word is in small letters; in capitals a field's name, a cap or another constant."""
+    value = getattr(keys.Names, word[1].upper()) if word[1].islower() else getattr(keys, word[1])
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -37,7 +38,7 @@ def read_library() -> Library:
     """The library that belongs to this version of the code."""
     folder = files("servicekit.bus").joinpath("functions")
     template = "\n".join(folder.joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in _FILES)
-    source = re.sub(r"@(?!VERSION@)([A-Z_]+)@", _fill_in, template)
+    source = re.sub(r"@(?!VERSION@)([A-Z_]+|[a-z_]+)@", _fill_in, template)
     version = hashlib.sha256(source.encode()).hexdigest()[:12]
     library = f"#!lua name=penstock_{version}\n" + source.replace("@VERSION@", version)
     return Library(version, library.encode())

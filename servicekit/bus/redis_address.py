@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 from servicekit.bus.commands import Command
 from servicekit.bus.redis_credentials import FileCredentials, credentials_of, load_provider
 

@@ -1,6 +1,7 @@
 """The connection for an event loop: calls of many tasks are pipelined, replies parsed by hiredis."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import hiredis
 
+from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import Call
 from servicekit.bus.commands import Command, Commands, Reply, block_s, pack
 from servicekit.bus.interface import BusUnavailable
@@ -109,11 +111,12 @@ class _Wire(asyncio.Protocol):
 class AsyncRedisConnection:
     """A connection for one event loop; reconnects by itself, after some call has failed by the loss."""
 
-    def __init__(self, finder: AddressFinder, commands: Commands, library: Library) -> None:
+    def __init__(self, finder: AddressFinder, commands: Commands, library: Library, call_times: CallTimes) -> None:
         self._finder = finder  # says where the server is, before each attempt to connect
         self._address = RedisAddress()
         self._commands = commands
         self._library = library
+        self._call_times = call_times  # where is noted how long the server takes to answer
         self._wire: _Wire | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -144,7 +147,10 @@ class AsyncRedisConnection:
             wire = await self.connected()
         commands = self._commands
         patience_s = PATIENCE_S + block_s(calls[-1])
+        began_s = time.perf_counter()
         replies = await wire.exchange([commands.encode(call) for call in calls], patience_s)
+        if not block_s(calls[-1]):  # else the last answer, for which is waited here, says nothing of the server
+            self._call_times.observe(calls, time.perf_counter() - began_s)
         answers: list[Any] = []
         failure: Exception | None = None
         for call, reply in zip(calls, replies, strict=True):

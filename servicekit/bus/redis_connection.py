@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import hiredis
 
+from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import Call
 from servicekit.bus.commands import Commands, Reply, awake_s, block_s, pack
 from servicekit.bus.interface import BusUnavailable
@@ -28,7 +29,13 @@ class RedisConnection:
     """A blocking connection, used by one thread at a time."""
 
     def __init__(
-        self, finder: AddressFinder, commands: Commands, library: Library, *, busy_poll_s: float = 0.0
+        self,
+        finder: AddressFinder,
+        commands: Commands,
+        library: Library,
+        call_times: CallTimes,
+        *,
+        busy_poll_s: float = 0.0,
     ) -> None:
         """Connects.
 
@@ -36,6 +43,7 @@ class RedisConnection:
             finder: says where the server is, before each attempt to connect.
             commands: how calls are written and answers read.
             library: the functions that the server must have.
+            call_times: where is noted how long the server takes to answer.
             busy_poll_s: how long an answer is looked for without sleeping: saves a wake-up, costs a core meanwhile.
 
         Raises:
@@ -46,6 +54,8 @@ class RedisConnection:
         self._busy_poll_s = busy_poll_s
         self._commands = commands
         self._library = library
+        self._call_times = call_times
+        self._answered_s = 0.0  # when the first answer of an exchange came; 0: not yet
         self._socket: socket.socket | None = None
         self._reader = hiredis.Reader()
         self._closed = False
@@ -77,8 +87,12 @@ class RedisConnection:
         """
         if not calls:
             return []
+        self._answered_s = 0.0
+        began_s = time.perf_counter()
         self.send(calls)
-        return self.receive()
+        answers = self.receive()
+        self._call_times.observe(calls, self._answered_s - began_s)
+        return answers
 
     def send(self, calls: Sequence[Call[Any]]) -> None:
         """Sends calls in one write.
@@ -206,6 +220,8 @@ class RedisConnection:
                     if waited_s >= patience_s:
                         raise
                     continue
+                if not self._answered_s:
+                    self._answered_s = time.perf_counter()
                 if not data:
                     raise ConnectionResetError("closed by the server")  # noqa: TRY301
                 reader.feed(data)

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 from servicekit.bus.interface import BusUnavailable
 
 if TYPE_CHECKING:  # redis-py takes a fifth of a second to import, and few pools need it

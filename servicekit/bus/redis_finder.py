@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress, parse_address, shown_url, take_common
 

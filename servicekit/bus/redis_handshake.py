@@ -4,13 +4,16 @@ from collections.abc import Iterable
 
 import hiredis
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.commands import Command, Reply
 from servicekit.bus.interface import BusFull, BusUnavailable, differs
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
 
-PATIENCE_S = 10.0  # how long a server that does not answer is waited for, on top of a call's own `block_ms`
+# How long a server that does not answer is waited for, on top of a call's own `block_ms`: as long as gateways wait. A
+# process finds its half-open connections one after the other, and streams may stand still for each; its session must
+# not be given up for stuck meanwhile.
+PATIENCE_S = 3.0
 # What an operator, a failover or a moment's time can change, by the code that the reply begins with: it is waited for.
 _ADVICE = {
     "BUSY": "a script runs there",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from byte_tokenizer import write_byte_model
 
+from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.domain.params import SamplingParams
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
@@ -54,13 +54,15 @@ def is_running(pid: int) -> bool:
 class Served:
     """A running pipeline; ends with the `with`."""
 
-    def __init__(self, directory: Path, *flags: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, *flags: str, environ: Mapping[str, str] | None = None, root: Path = ROOT
+    ) -> None:
         self._out, self._err = directory / "out", directory / "err"
         command = [sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0", *flags]
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=root,  # whose code is run
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -8,7 +8,7 @@ import openai
 import pytest
 from served import Served
 
-from penstock.domain.params import SamplingParams
+from contract.domain.params import SamplingParams
 from penstock.launcher.layout import BUNDLED_NAME
 
 

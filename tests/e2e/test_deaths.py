@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from served import SIMULATED, Served, expected, wait_until
 
+from contract.domain.errors import Fault, PenstockError
+from contract.domain.params import SamplingParams
 from penstock.client import Delta
-from penstock.domain.errors import Fault, PenstockError
-from penstock.domain.params import SamplingParams
 
 NUM_CLIENTS = 8
 NUM_TOKENS = 400

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from served import EOS, SIMULATED, VOCAB_SIZE, Served, expected, wait_until
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
 from penstock.client import Delta
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
 
 NUM_CLIENTS = 6
 NUM_TOKENS = 200
@@ -39,11 +39,11 @@ def complete(served: Served, prompt_ids: list[int]) -> list[int] | PenstockError
 def test_a_request_that_ends_every_worker_is_given_up_and_the_others_finish(served: Served) -> None:
     with ThreadPoolExecutor(NUM_CLIENTS + 1) as pool:
         innocent = [pool.submit(complete, served, prompt) for prompt in PROMPTS]
-        guilty = pool.submit(complete, served, [1, POISON]).result()
+        at_fault = pool.submit(complete, served, [1, POISON]).result()
         assert [each.result() for each in innocent] == [expected(prompt, NUM_TOKENS) for prompt in PROMPTS]
-    assert isinstance(guilty, PenstockError)
-    assert guilty.code is ErrorCode.INTERNAL, guilty.message
-    assert "4 workers died while they computed this request, the last 2 while it ran alone" in guilty.message
+    assert isinstance(at_fault, PenstockError)
+    assert at_fault.code is ErrorCode.INTERNAL, at_fault.message
+    assert "4 workers died while they computed this request, the last 2 while it ran alone" in at_fault.message
 
     def num_deaths() -> int:
         return sum(line.startswith("worker-") and " died (" in line for line in served.err.splitlines())

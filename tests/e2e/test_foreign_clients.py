@@ -10,6 +10,8 @@ import pytest
 from filelock import FileLock
 from served import ROOT, Served
 
+from penstock.launcher.layout import BUNDLED_MODEL
+
 CLIENTS = ROOT / "tests" / "clients"
 INSTALL_TIMEOUT_S = CALLS_TIMEOUT_S = 1200.0
 # litellm looks for newer prices of models on the network otherwise.
@@ -39,8 +41,22 @@ def python_with(package: str) -> Path:
     ("package", "calls"), [("litellm", "litellm_calls.py"), ("langchain-openai", "langchain_calls.py")]
 )
 def test_a_package_works_as_it_comes(simulated: Served, package: str, calls: str) -> None:
-    command = [str(python_with(package)), str(CLIENTS / calls), f"{simulated.http_url}/v1", "simulated"]
+    call(package, calls, f"{simulated.http_url}/v1", "simulated")
+
+
+@pytest.mark.parametrize(("package", "calls"), [("guidellm", "guidellm_calls.py"), ("aiperf", "aiperf_calls.py")])
+def test_a_benchmark_of_servers_counts_what_the_server_says(bundled: Served, package: str, calls: str) -> None:
+    call(package, calls, f"{bundled.http_url}/v1", bundled.model, str(BUNDLED_MODEL))
+
+
+def call(package: str, calls: str, *words: str) -> None:
+    """Runs what is in a file of calls in the environment of a package."""
     ended = subprocess.run(
-        command, env=os.environ | ENVIRON, capture_output=True, text=True, timeout=CALLS_TIMEOUT_S, check=False
+        [str(python_with(package)), str(CLIENTS / calls), *words],
+        env=os.environ | ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=CALLS_TIMEOUT_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]

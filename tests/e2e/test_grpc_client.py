@@ -8,11 +8,11 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from served import Served, expected, wait_until
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.domain.params import SamplingParams
 from penstock.cli.status import is_complete
 from penstock.client import Accepted, AsyncClient, Client, Delta
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 PROMPT = [10, 20, 30, 40, 50]
@@ -52,7 +52,8 @@ def test_all_parameters_arrive(client: Client) -> None:
     one, other = client.complete(PROMPT, params).outputs
     assert one.token_ids != other.token_ids
     assert one.logprobs is not None
-    assert [len(each.top) for each in one.logprobs] == [2] * len(one.token_ids)
+    assert [next(iter(told)) for told in one.logprobs] == one.token_ids
+    assert [[each.rank for each in told.values()] for told in one.logprobs] == [[1, 2]] * len(one.token_ids)
     again = client.complete(PROMPT, params)
     assert [output.token_ids for output in again.outputs] == [one.token_ids, other.token_ids]
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from served import SIMULATED, Served, expected, wait_until
 
+from contract.domain.params import SamplingParams
 from penstock.client import Delta, resumption
-from penstock.domain.params import SamplingParams
 
 KINDS = {"gateway", "tokenizer", "scheduler", "worker", "detokenizer"}
 PROMPT, NUM_TOKENS = [1, 2, 3], 400

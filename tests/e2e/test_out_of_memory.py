@@ -9,9 +9,9 @@ import httpx
 import pytest
 from served import SIMULATED, Served, expected, wait_until
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
 from penstock.client import Generation
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
 from servicekit.bus.commands import pack
 from servicekit.bus.embedded import EmbeddedServer
 from servicekit.bus.redis_address import parse_address
@@ -59,7 +59,9 @@ def test_a_server_short_of_memory_refuses_new_requests_and_finishes_the_others(
             ]
             for thread in running:
                 thread.start()
-            wait_until(lambda: "penstock_open_streams 4.0" in http.get("/metrics").text, 20.0, "four streams")
+            wait_until(
+                lambda: 'penstock_open_streams{pool="penstock"} 4.0' in http.get("/metrics").text, 20.0, "four streams"
+            )
             command(server.url, "CONFIG", "SET", "maxmemory", str(int(used(server.url) / share)))
             wait_until(lambda: http.post("/v1/completions", json=body).status_code == 503, 20.0, "a look at the memory")
             refused = http.post("/v1/completions", json=body)

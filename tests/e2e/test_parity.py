@@ -12,9 +12,9 @@ from cases import BLOCK_SIZE, FEW_BLOCKS, MANY_BLOCKS, Case
 from reference import NUM_PROMPTS, PARAMS, Reference, assert_equal, make_reference
 from served import Served
 
+from contract.domain.params import SamplingParams
+from contract.v1 import scheduler_pb2, scheduler_pb2_grpc
 from penstock.client import Client, Generation
-from penstock.domain.params import SamplingParams
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 CASES = [
     ("llama_llama3_rope_tied", Case(2, 16, True, FEW_BLOCKS)),
@@ -32,7 +32,7 @@ def serve(directory: Path, reference: Reference, case: Case) -> Iterator[Served]
         f"--model={reference.directory}",
         "--dtype=float32",
         "--num-threads=1",
-        f"--window={case.window}",
+        f"--plans-in-flight={case.window}",
         "--short-step-us=0",
         f"--max-num-batched-tokens={case.budget}",
         "--enable-prefix-caching" if case.enable_prefix_caching else "--no-enable-prefix-caching",

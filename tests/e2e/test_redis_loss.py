@@ -16,5 +16,5 @@ def test_no_request_fails_and_no_stream_changes(how: str, times: int) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "lost 0  repeated 0  changed 0  leaked 0" in ended.stdout
-    assert f"\nserver       {how:6}  {times:5}  " in ended.stdout
+    assert f"\nserver       {how:11}  {times:5}  " in ended.stdout
     assert "refused" not in ended.stdout

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from served import SIMULATED, Served, expected, is_running, wait_until
 
+from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Client, Delta
-from penstock.domain.params import SamplingParams
 from penstock.v1 import inference_pb2, inference_pb2_grpc
 
 NUM_TOKENS = 300
@@ -272,7 +272,7 @@ def test_many_clients_of_both_kinds_lose_nothing_with_their_gateway(served: Serv
 
 def _num_open(url: str) -> float:
     (line,) = (
-        line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("penstock_open_streams ")
+        line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith("penstock_open_streams{")
     )
     return float(line.split()[1])
 

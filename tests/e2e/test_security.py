@@ -13,10 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from served import ROOT, SIMULATED, Served, wait_until
 
+from contract.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.domain.api_keys import CONTROL_TOKEN_HEADER, hash_api_key
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
 from penstock.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from served import SIMULATED, Served, wait_until
 
@@ -34,10 +35,9 @@ def served(checkpoint: Path, port: int, tmp_path_factory: pytest.TempPathFactory
         yield served.wait_ready()
 
 
-def scrape(port: int, token: str) -> str:
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"} if token else {}
-    )
+def scrape(port: int, token: str, accept: str = "text/plain") -> str:
+    headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
     with urllib.request.urlopen(asked, timeout=60) as reply:
         text: str = reply.read().decode()
     return text
@@ -60,6 +60,23 @@ def test_one_port_tells_what_all_processes_do(served: Served, port: int) -> None
     wait_until(have_counted, 60, "all have counted the tokens")
 
 
+def test_the_page_in_openmetrics_names_requests_as_examples(served: Served, port: int) -> None:
+    with served.client() as client:
+        client.complete("abc")
+
+    def names_one() -> bool:
+        page = scrape(port, TOKEN, "application/openmetrics-text; version=1.0.0")
+        assert page.endswith("# EOF\n")
+        found = {family.name: family for family in read_openmetrics(page)}
+        assert found["penstock_hop_wait_seconds"].unit == "seconds"
+        samples = found["penstock_time_to_first_token_seconds"].samples
+        exemplars = [each.exemplar for each in samples if each.exemplar is not None]
+        return any(set(each.labels) == {"request_id"} for each in exemplars)
+
+    wait_until(names_one, 60, "an exemplar of the first token")
+    assert "request_id" not in scrape(port, TOKEN), "plain text has no exemplars"
+
+
 @pytest.mark.usefixtures("served")
 def test_the_port_asks_for_the_token(port: int) -> None:
     for token in ("", TOKEN[:-1]):
@@ -74,8 +91,10 @@ def test_a_process_that_is_away_is_told_as_such(served: Served, port: int) -> No
 
 
 def test_a_port_that_is_taken_is_told_by_its_flag(checkpoint: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        flags = (f"--model={checkpoint}", f"--first-port={taken.getsockname()[1] - 5}", *SIMULATED)
+    # Where nobody else takes ports: what is given to connections may be one of the pipeline's own at any moment.
+    first, *_, sixth = free_ports(6)
+    with socket.create_server(("127.0.0.1", sixth)):
+        flags = (f"--model={checkpoint}", f"--first-port={first}", *SIMULATED)
         with Served(tmp_path, *flags) as served:
             assert served.process.wait(60) == 2
         assert "choose another --first-port" in served.err

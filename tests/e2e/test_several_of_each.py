@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from served import SIMULATED, Served, expected, wait_until
 
+from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.domain.params import SamplingParams
 
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 WORK = {

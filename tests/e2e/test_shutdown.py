@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from served import SIMULATED, Served, expected, is_running, wait_until
 
+from contract.domain.params import SamplingParams
 from penstock.client import Delta
-from penstock.domain.params import SamplingParams
 
 PROMPT = [10, 20, 30]
 

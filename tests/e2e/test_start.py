@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from served import ROOT, SERVER, SIMULATED, Served, wait_until
 
+from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.domain.params import SamplingParams
 from penstock.launcher.layout import free_ports
 from servicekit.bus.embedded import EmbeddedServer
 
@@ -43,7 +43,7 @@ def test_data_cannot_be_kept_below_a_file(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_none_of_several_is_told_which_there_are() -> None:
-    assert "--policy='best': choose one of fcfs, priority, fair" in refused("--policy=best")
+    assert "--scheduling-policy='best': choose one of fcfs, priority, fair" in refused("--scheduling-policy=best")
 
 
 def test_a_directory_without_a_checkpoint_stops_the_start_with_a_reason(tmp_path: Path) -> None:

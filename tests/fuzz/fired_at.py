@@ -7,9 +7,9 @@ from typing import Any
 
 from in_memory import END_TIMEOUT_S, Pipeline
 
+from contract.domain.params import SamplingParams
+from contract.v1 import scheduler_pb2_grpc, worker_pb2_grpc
 from detokenizer_svc import servicer as detokenizer_servicer
-from penstock.domain.params import SamplingParams
-from penstock.v1 import scheduler_pb2_grpc, worker_pb2_grpc
 from scheduler_svc.servicer import SchedulerServicer
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, ListSessions, SessionKind
@@ -25,7 +25,7 @@ class FiredAt(Pipeline):
     """A pipeline that must survive; the services behind the gateway are at `control_port`."""
 
     def __init__(self, model: Path) -> None:
-        super().__init__(model, worker=WORKER, scheduler={"policy": "priority"})
+        super().__init__(model, worker=WORKER, scheduler={"scheduling_policy": "priority"})
         self.control_port = 0
         self._over = threading.Event()
         self._control = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

@@ -10,8 +10,8 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from mutations import ROUNDS, SEED, fill, mutated, random_bytes
 
-from penstock.domain.errors import ERROR_KINDS, ErrorCode
-from penstock.v1 import common_pb2, detokenizer_pb2, inference_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
+from contract.domain.errors import ERROR_KINDS, ErrorCode
+from contract.v1 import common_pb2, detokenizer_pb2, inference_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
 
 PATIENCE_S = 3.0
 MODULES = (inference_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2, detokenizer_pb2)

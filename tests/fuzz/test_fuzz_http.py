@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import EXTREMES, ROUNDS, SEED, TEXTS, mutated, random_bytes
 
+from contract.domain.errors import PenstockError
 from gateway_svc.core.openai import parse_chat, parse_completion
-from penstock.domain.errors import PenstockError
 
 COMPLETION: dict[str, Any] = {
     "model": "simulated", "prompt": [1, 2, 3], "n": 1, "temperature": 0.5, "top_p": 1, "top_k": 3, "min_p": 0.1,

@@ -2,7 +2,6 @@
 
 import random
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ from fired_at import FiredAt
 from in_memory import wait_until
 from mutations import ROUNDS, SEED, mutated_fields, random_bytes
 
+from contract.domain.params import SamplingParams
 from gateway_svc import wire
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.params import SamplingParams
+from gateway_svc.core.streams import DeliveredSequence
 from servicekit.bus import keys as k
 
 STREAMS = ("prompts", "requests", "cancels", "steps", "results", "tokens", "attach", "text", "dead")
@@ -24,14 +23,16 @@ class Recorder:
 
     def __init__(self, pipeline: FiredAt) -> None:
         self.seen: dict[bytes, deque[dict[bytes, bytes]]] = {}
-        streams = pipeline.bus._pool._streams  # type: ignore[attr-defined]
-        add = streams.add
+        commands = pipeline.bus.server._commands  # type: ignore[attr-defined]
+        add = commands[b"XADD"]
 
-        def recorded(name: bytes, fields: Mapping[bytes, bytes], cap: int = 0) -> Any:
-            self.seen.setdefault(bytes(name), deque(maxlen=64)).append(dict(fields))
-            return add(name, fields, cap)
+        def recorded(name: bytes, *words: bytes) -> Any:
+            fields = words[words.index(b"*") + 1 :]
+            seen = self.seen.setdefault(name, deque(maxlen=64))
+            seen.append(dict(zip(fields[::2], fields[1::2], strict=True)))
+            return add(name, *words)
 
-        streams.add = recorded
+        commands[b"XADD"] = recorded
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def valid(pipeline: FiredAt) -> dict[str, tuple[bytes, list[dict[bytes, bytes]]]
     keys, route = pipeline.bus.keys, pipeline.gateway_session()
     shard = next(shard for shard in range(4) if keys.tokens(shard) in recorder.seen)
     ids = [fields[k.REQUEST] for fields in recorder.seen[keys.prompts]]
-    offsets = wire.encode_offsets([SequenceState(), SequenceState()])
+    offsets = wire.encode_offsets([DeliveredSequence(), DeliveredSequence()])
     made = {
         keys.cancels: [
             {k.REQUEST: each, k.SEQUENCE: b"-1", k.REASON: b"1", k.SENT_NS: b"5"} for each in (*ids, bytes(16))

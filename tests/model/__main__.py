@@ -3,6 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "memory"))  # as pytest has it
 
 from explorer import Exploration, explore, wander
 from samplers import Kind

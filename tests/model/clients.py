@@ -7,19 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from samplers import EOS_IDS, STOP_STRING, Kind, Samplers, expected_text, kind_of
 
-from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
+from contract.domain import chain
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Prompt, Request
+from contract.domain.rows import TextRow
+from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal
 from gateway_svc.wire import decode_finished
 from gateway_svc.wire.requests import encode_header, encode_request
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import TextRow
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 from tokenizer_svc.wire import encode_tokenized
 
 TENANT = "tenant"
+TWO_MODELS = "a client got tokens of two models"
 _PROMPT = np.array([5, 6], np.uint32)
 
 
@@ -51,7 +52,7 @@ def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool) -> Ask
     params = SamplingParams(n=num_samples, max_tokens=max_tokens, stop=(STOP_STRING,) if has_stop else ())
     header = Header(b"request        %d" % index, TENANT, 0, 0, 0, "", 0)
     request = Request(header, "model", Prompt(token_ids=(5, 6)), params)
-    meta = encode_tokenized(TokenizedPrompt(_PROMPT, tuple(EOS_IDS), params.stopping), 100)
+    meta = encode_tokenized(TokenizedPrompt(_PROMPT, tuple(EOS_IDS), params.stopping))
     return Asked(index, request, encode_header(header), encode_request(request), meta)
 
 
@@ -70,6 +71,7 @@ class Got(NamedTuple):
     token_ids: tuple[int, ...] = ()
     text: str = ""
     finish: int = 0
+    models: frozenset[bytes] = frozenset()  # digests of the models that computed the tokens
 
 
 class Client(NamedTuple):
@@ -86,7 +88,7 @@ def stream_of(client: Client) -> ClientStream:
     """What the client has, as its gateway keeps it."""
     stream = ClientStream(len(client.got))
     stream.sequences = [
-        SequenceState(
+        DeliveredSequence(
             len(got.token_ids),
             len(got.text),
             chain.extend(chain.CHAIN_START, got.token_ids),
@@ -114,7 +116,8 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
     if isinstance(taken, Refusal):
         return Reception(client, is_behind=taken is Refusal.BEHIND)
     before = client.got[taken.sequence]
-    got = Got(before.token_ids + taken.token_ids, before.text + taken.text, int(taken.finish))
+    text, models = before.text + taken.text, before.models | _models_of(taken)
+    got = Got(before.token_ids + taken.token_ids, text, int(taken.finish), models)
     if taken.error is not None and taken.error.code is ErrorCode.STREAM_DIVERGED:
         return Reception(client._replace(phase=Phase.REFUSED, why="diverged"))
     all_got = (*client.got[: taken.sequence], got, *client.got[taken.sequence + 1 :])
@@ -126,22 +129,28 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
     return Reception(client, wrong=_what_is_wrong(asked, client, taken, got, samplers))
 
 
+def _models_of(row: TextRow) -> frozenset[bytes]:
+    return frozenset((row.model_digest,) if row.token_ids else ())
+
+
 def contradicts(asked: Asked, client: Client, result: bytes) -> bool:
-    """Whether a stored result is of another history than what a client has."""
+    """Return whether a stored result is of another history than what a client has."""
     for got, row in zip(client.got, decode_finished(asked.request_id, result), strict=True):
         if row.token_ids[: len(got.token_ids)] != got.token_ids and client.phase is Phase.OPEN:
             return True
-        if is_whole(client) and (row.token_ids, row.text, int(row.finish)) != got:
+        if is_whole(client) and (row.token_ids, row.text, int(row.finish)) != got[:3]:
             return True
     return False
 
 
 def is_whole(client: Client) -> bool:
-    """Whether a client has all that there is of its request: one that was cancelled may end elsewhere another time."""
+    """Return whether a client has all there is of its request; one that was cancelled may end elsewhere next time."""
     return all(got.finish in (FinishReason.STOP, FinishReason.LENGTH) for got in client.got)
 
 
 def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, samplers: Samplers) -> str:
+    if len(frozenset().union(*(each.models for each in client.got))) > 1:
+        return TWO_MODELS
     text, has_stop = expected_text(got.token_ids)
     has_stop &= bool(asked.request.params.stop)
     if not samplers.is_coherent(asked.index, row.sequence, got.token_ids):
@@ -167,7 +176,7 @@ def _what_is_wrong_at_the_end(asked: Asked, client: Client, row: TextRow, got: G
             return "a client was told that its tokens are used up, and they are not"
         case FinishReason.CANCELLED if not client.wants_cancel:
             return "a client was told that it cancelled, and it did not"
-        case FinishReason.ERROR:
+        case FinishReason.ERROR if row.error is None or row.error.code is not ErrorCode.MODEL_REPLACED:
             return "a client got an error that nobody can explain"
         case _:
             return "a client got tokens behind its stop string" if has_stop else ""

@@ -11,14 +11,22 @@ import numpy as np
 from clients import Client
 from edges import next_entry
 from explored_pool import ExploredPool, Fields
-from generation import LIMITS, SHARD, Epoch, Samples, SchedulerProcess, SchedulerState
+from generation import LIMITS, SHARD, Epoch, Samples, SchedulerProcess, SchedulerState, model_of
 from processes import Hold, Move, Process
 from samplers import Kind, Samplers
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan, StepResult
-from scheduler_svc.pairing import Link, Pairings, gap_plan
-from scheduler_svc.wire import ReceivedResult, WorkerOffer, decode_result, encode_plan
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan, StepResult
+from scheduler_svc.core.models import Absences
+from scheduler_svc.pairing import PairedWorker, Pairings, gap_plan
+from scheduler_svc.wire import (
+    ReceivedResult,
+    WorkerOffer,
+    decode_result,
+    decode_worker_info,
+    encode_plan,
+    model_digest_of,
+)
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
@@ -28,12 +36,13 @@ from servicekit.bus.calls import (
     ListSessions,
     ListWorkers,
     Pair,
+    Pairing,
     RegisterWorker,
     SessionKind,
     WorkerEntry,
 )
 from worker_svc import wire as worker_wire
-from worker_svc.core.epoch import EpochTracker, Verdict
+from worker_svc.core.epoch import EpochTracker, PlanVerdict
 from worker_svc.core.interface import Limits
 
 NAME = "worker"
@@ -56,14 +65,23 @@ class WorkerProcess(Process):
     kind = SessionKind.WORKER
 
     def __init__(
-        self, name: str, pool: ExploredPool, indices: dict[bytes, int], samplers: Samplers, kinds: tuple[Kind, ...]
+        self,
+        name: str,
+        pool: ExploredPool,
+        indices: dict[bytes, int],
+        samplers: Samplers,
+        kinds: tuple[Kind, ...],
+        models: tuple[bytes, ...],
     ) -> None:
         super().__init__(name, pool)
         self.indices = indices
         self.samplers = samplers
         self.kinds = kinds
         limits = Limits(LIMITS.num_blocks, LIMITS.block_size, LIMITS.max_num_seqs, LIMITS.max_model_len, 100, 100)
-        info = worker_wire.worker_info(limits, model="model", home_shard=SHARD, world_size=1, device="cpu")
+        self.model_digest = models[int(name[-1]) % len(models)]
+        info = worker_wire.worker_info(
+            limits, model="model", home_shard=SHARD, world_size=1, device="cpu", model_digest=self.model_digest
+        )
         self.info = info.SerializeToString()
 
     def born(self, number: int) -> WorkerState:
@@ -81,7 +99,7 @@ class WorkerProcess(Process):
             _, behind = self.pool.call(pool, Leave(sid))
             yield Move(f"{self.name}: begins again", self.anew(WorkerState(me.hold)), behind)
         elif me.position is None:
-            position, behind = self.pool.call(pool, RegisterWorker(sid, NAME, self.info))
+            position, behind = self.pool.call(pool, RegisterWorker(sid, NAME, self.info, self.model_digest))
             registered = me._replace(position=position) if position else self.fenced(me)
             yield Move(f"{self.name}: registers", registered, behind)
         elif me.plan is not None:
@@ -97,9 +115,9 @@ class WorkerProcess(Process):
             tracker._epoch, tracker._step = (me.session, sid), me.step
         me = me._replace(position=entry.entry_id)
         match tracker.admit(received.session, received.incarnation, plan.step):
-            case Verdict.GAP:
+            case PlanVerdict.GAP:
                 return me._replace(is_over=True)
-            case Verdict.DROP:
+            case PlanVerdict.DROP:
                 return me
         (admission,) = plan.admissions
         before = tuple(admission.token_ids[admission.num_prompt_tokens :].tolist())
@@ -149,6 +167,8 @@ class PlanningScheduler(SchedulerProcess):
                 yield from self._plan(me, pool, epoch)
         if me.unsent:
             yield self._commit(me, pool, me, me.unsent, "rows")
+        else:
+            yield from self._abandon(me, pool)
 
     def _survey(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         sid = self.sid(me)
@@ -161,10 +181,11 @@ class PlanningScheduler(SchedulerProcess):
             if entry.incarnation not in me.told:
                 yield self._tell(me, pool, entry)
         sessions, _ = self.pool.call(pool, ListSessions())
-        for name in pairings.to_pair(workers, sessions, sid):
+        for name in pairings.to_pair(workers, sessions, sid, 0):
             pairing, behind = self.pool.call(pool, Pair(sid, name))
-            if pairing is not None:
-                epoch = Epoch(pairing.incarnation, pairing.results_after)
+            if isinstance(pairing, Pairing):
+                model_digest = decode_worker_info(pairing.info).model_digest
+                epoch = Epoch(pairing.incarnation, pairing.results_after, model_digest=model_digest)
                 yield Move(f"{self.name}: pairs", me._replace(epoch=epoch), behind)
 
     def _pairings(self, me: SchedulerState) -> Pairings:
@@ -172,7 +193,7 @@ class PlanningScheduler(SchedulerProcess):
         pairings = Pairings()
         if me.epoch is not None:
             offer = WorkerOffer("model", LIMITS, SHARD)
-            pairings.begin(Link(NAME, me.epoch.incarnation, offer, me.epoch.position, 0))
+            pairings.begin(PairedWorker(NAME, me.epoch.incarnation, offer, me.epoch.position, 0))
         pairings._ended = dict.fromkeys(me.over, 0)
         return pairings
 
@@ -187,7 +208,12 @@ class PlanningScheduler(SchedulerProcess):
 
     def _plan(self, me: SchedulerState, pool: int, epoch: Epoch) -> Iterator[Move]:
         """The next token of the first sample that goes on."""
-        going_on = ((each, samples, i) for each, samples in me.held for i, s in enumerate(samples) if not s.has_ended)
+        going_on = (
+            (each, samples, i)
+            for each, samples in me.held
+            for i, s in enumerate(samples)
+            if not s.has_ended and self.may_serve(epoch, samples)
+        )
         request_id, samples, sequence = next(going_on, (b"", (), 0))
         if not request_id:
             return
@@ -224,10 +250,26 @@ class PlanningScheduler(SchedulerProcess):
         if samples is None or samples[sequence].has_ended:
             return me
         (token_id,) = result.token_ids.tolist()
-        after = self.continuations.advance(self.sid(me), request_id, samples, sequence, token_id)
+        after = self.continuations.advance(self.sid(me), request_id, samples, sequence, token_id, epoch.model_digest)
         me = me._replace(unsent=(*me.unsent, after.rows))
         return me.with_held(request_id, after.samples if after.is_live else None)
 
+    def may_serve(self, epoch: Epoch, samples: Samples) -> bool:
+        """Return whether a worker may go on with a request."""
+        return model_of(samples) in (b"", epoch.model_digest)
+
+    def _abandon(self, me: SchedulerState, pool: int) -> Iterator[Move]:
+        """Requests whose model no worker has, while there is one with another, end after a long time."""
+        workers, _ = self.pool.call(pool, ListWorkers())
+        present = {model_digest_of(entry) for entry in workers if entry.alive} - {None}
+        wanted = {model_of(samples): request_id for request_id, samples in me.held}
+        wanted.pop(b"", None)
+        for model_digest in Absences(0).note(wanted, {each for each in present if each is not None}, 0):
+            request_id = wanted[model_digest]
+            after = self.continuations.abandon(self.sid(me), request_id, dict(me.held)[request_id])
+            ended = me._replace(unsent=(*me.unsent, after.rows)).with_held(request_id, None)
+            yield Move(f"{self.name}: abandons a request", ended, pool, is_lazy=True)
+
     def belongs(self, me: SchedulerState, epoch: Epoch, received: ReceivedResult) -> bool:
-        """Whether a result is of the epoch that goes on."""
+        """Return whether a result is of the epoch that goes on."""
         return (received.session, received.incarnation) == (self.sid(me), epoch.incarnation)

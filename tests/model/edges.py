@@ -10,9 +10,9 @@ from explored_pool import ExploredPool, Fields
 from processes import Hold, Move, Process, Stage
 from samplers import Samplers
 
+from contract.domain.finish import CancelReason
+from contract.domain.rows import TextRow
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets
-from penstock.domain.finish import CancelReason
-from penstock.domain.rows import TextRow
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Attach,
@@ -20,6 +20,7 @@ from servicekit.bus.calls import (
     Cancel,
     Entry,
     LastId,
+    Metered,
     Read,
     ReadGroup,
     Reclaim,
@@ -28,6 +29,8 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Tokenized,
 )
+
+API_KEY = b"one key."  # that all requests come with
 
 
 def next_entry(pool: ExploredPool, state: int, stream: bytes, behind: bytes) -> Entry | None:
@@ -43,7 +46,7 @@ class GatewayState(NamedTuple):
     submitted: frozenset[int] = frozenset()  # by this process
     cancelled: frozenset[int] = frozenset()
     lost: frozenset[int] = frozenset()  # their clients lost their connection
-    testimony: tuple[Call[Any], ...] | None = None  # what a restarted server is still to be told; None: not known yet
+    restart_calls: tuple[Call[Any], ...] | None = None  # to be told a restarted server yet; None: not known
     position: bytes | None = None  # in its text stream; None: its route is new
     wanted: frozenset[int] = frozenset()  # requests to be attached
     probed: frozenset[Any] = frozenset()  # what was asked for again without a sign that it is missing
@@ -67,27 +70,27 @@ class Gateway(Process):
         return GatewayState(Hold(number))
 
     def recovered(self, me: GatewayState) -> GatewayState:
-        return me._replace(position=None, probed=frozenset(), testimony=None)
+        return me._replace(position=None, probed=frozenset(), restart_calls=None)
 
     def greeted(self, me: GatewayState, hold: Hold) -> GatewayState:
         """The server was restarted, or the session is another's: first of all what clients have must be told."""
-        return me._replace(hold=hold._replace(stage=Stage.CONFIRM), testimony=None)
+        return me._replace(hold=hold._replace(stage=Stage.CONFIRM), restart_calls=None)
 
     def come_back(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         if me.hold.stage is not Stage.CONFIRM:
             yield from super().come_back(me, pool, clients)
             return
-        testimony = self.testimony(me, clients) if me.testimony is None else me.testimony
-        if not testimony:
-            done = me._replace(hold=me.hold._replace(stage=Stage.REVALIDATE), testimony=None)
+        restart_calls = self.restart_calls(me, clients) if me.restart_calls is None else me.restart_calls
+        if not restart_calls:
+            done = me._replace(hold=me.hold._replace(stage=Stage.REVALIDATE), restart_calls=None)
             yield from super().come_back(done, pool, clients)
             return
-        call, *rest = testimony
+        call, *rest = restart_calls
         _, behind = self.pool.call(pool, call)
         what = "submits again" if isinstance(call, Submit) else "cancels again"
-        yield Move(f"{self.name}: {what}", me._replace(testimony=tuple(rest)), behind)
+        yield Move(f"{self.name}: {what}", me._replace(restart_calls=tuple(rest)), behind)
 
-    def testimony(self, me: GatewayState, clients: tuple[Client, ...]) -> tuple[Call[Any], ...]:
+    def restart_calls(self, me: GatewayState, clients: tuple[Client, ...]) -> tuple[Call[Any], ...]:
         """What it submitted and serves, or has served to the end; then its cancels."""
         submitted = [
             self.witness(me, asked, client)
@@ -102,7 +105,8 @@ class Gateway(Process):
     def witness(self, me: GatewayState, asked: Asked, client: Client) -> Submit:
         """With the tokens that the client has."""
         tokens = tuple(np.array(got.token_ids, "<u4").tobytes() for got in client.got)
-        return replace(self.submission(me, asked), witness=tokens)
+        model_digest = next((each for got in client.got for each in got.models), b"")
+        return replace(self.submission(me, asked), witness=tokens, model_digest=model_digest)
 
     def _cancel_of(self, asked: Asked) -> Cancel:
         return Cancel(asked.request_id, int(CancelReason.CLIENT), 0, TENANT)
@@ -156,7 +160,8 @@ class Gateway(Process):
         return Move(f"{self.name}: submits {asked.index}, {outcome.name}", me, behind, clients, wrong=wrong)
 
     def submission(self, me: GatewayState, asked: Asked) -> Submit:
-        return Submit(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0)
+        metered = Metered(API_KEY, asked.request_id)
+        return Submit(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0, metered=metered)
 
     def _attach(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
         client = clients[asked.index]

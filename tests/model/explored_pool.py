@@ -1,27 +1,27 @@
-"""The bus functions' own state as a value: the real pool in memory, set to any state and asked what a call does to it.
+"""The bus functions' own state as a value: the shipped functions on a server in memory, set to any state and asked what
+a call does to it.
 
-A state is a number; the pool's plain data is taken out after each call and put back before the next, and what a call
-does to a state is looked up where it was seen before. Time stands still within a run of the server: a lease runs out
-when the world says so (`expire`), and what a TTL would delete stays.
+A state is a number; it shares with others the values of keys that they have in common, and what a call does to a state
+is looked up where it was seen before. Time stands still within a run of the server: a lease runs out when the world
+says so (`expire`), and what a TTL would delete stays.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
-from itertools import count
 from typing import Any, NamedTuple
 
-from servicekit.bus.calls import Call, Read, RequestState, SessionKind
-from servicekit.bus.keys import Keys
-from servicekit.bus.memory_pool import MemoryPool
-from servicekit.bus.memory_streams import MemoryStream
+from memory_pool import MemoryPool
+from memory_server import MemoryServer
+from memory_store import Hash, Set, SortedSet, Store, V, Value
+from memory_streams import Stream
+from pool_view import PoolView, look
 
-_PLAIN = (bytes, str, int, float, bool, type(None), tuple, Enum, frozenset)
-_NOT_DATA = (
-    *("_keys", "_now_ms", "_operations", "_num_owned", "_order", "_expiries"),
-    # What surveys tell of: in these spaces nobody asks for changes, but for everything, which comes to the same.
-    *("_generation", "_changed", "_gone", "_base"),
-)
+from servicekit.bus.calls import Call, Read
+from servicekit.bus.keys import Keys, Names
+from servicekit.bus.library import Library, read_library
+
+# What surveys tell of: in these spaces nobody asks for changes, but for everything, which comes to the same.
+_LEFT_OUT = (Names.SURVEY, Names.CHANGED, Names.GONE, Names.LEASES)
+_BEGAN_MS = 1_700_000_000_000  # any time will do that Redis takes for one
 
 
 class Fields(dict[bytes, Any]):
@@ -52,38 +52,56 @@ class Interned:
         return len(self._values)
 
 
-class RequestView(NamedTuple):
-    """What a state of the pool holds of one request."""
+class SharedStore(Store):
+    """Its values belong to many states: a value is copied before it changes, and nothing expires."""
 
-    state: RequestState
-    owner: bytes | None
-    route: bytes
-    is_cancelled: bool
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms)
+        self.changed: set[bytes] = set()
+
+    def thaw(self, values: dict[bytes, Value]) -> None:
+        """Holds the values of a state, none of which may change."""
+        self.values, self.changed = values, set()
+
+    def made(self, key: bytes, kind: type[V]) -> V:
+        value = self.find(key, kind)
+        if value is None or key not in self.changed:
+            value = self.values[key] = kind() if value is None else kind(value)
+            self.changed.add(key)
+        return value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.changed.add(key)
+        super().put(key, value)
+
+    def delete(self, key: bytes) -> bool:
+        self.changed.add(key)
+        return super().delete(key)
+
+    def expire(self, key: bytes, ms: int) -> bool:
+        return self.exists(key)
 
 
-@dataclass(frozen=True)
-class PoolView:
-    """What the world and the actors look at without asking the bus, for instance to leave out steps that do nothing."""
-
+class _State(NamedTuple):
     run: int
-    sessions: dict[bytes, tuple[SessionKind, bool, bool]]  # kind, active, its lease runs
-    requests: dict[bytes, RequestView]
-    results: dict[bytes, bytes]
-    lengths: dict[bytes, int]  # entries by stream
-    must_settle: bool  # the server was restarted a moment ago
-    leases: dict[int, bytes]
-    other_keys: frozenset[str]  # of requests: checkpoints, marks
+    numbers: dict[bytes, int]  # of values, by key
 
 
 class ExploredPool:
-    """All states of one pool. `pool_type` may leave a rule out."""
+    """All states of one pool, with the functions of a library: those that are shipped, or without a rule."""
 
-    def __init__(self, pool_type: type[MemoryPool] = MemoryPool) -> None:
+    def __init__(self, library: Library | None = None) -> None:
         self.keys = Keys("m")
         self._run = 0
-        self._pool = pool_type(self.keys, lambda: 1000 * (self._run + 1), "run0")
-        self._parts = _parts(self._pool)
+        self._store = SharedStore(lambda: self._now_ms)
+        self._server = MemoryServer(self._store)
+        self._pool = MemoryPool(self.keys, self._server, library or read_library())
+        self._left_out = frozenset(map(self.keys.key, _LEFT_OUT))
+        self._values = Interned()  # frozen
+        self._shared: list[Value] = []  # the same, as they are on the server
+        self._numbers: dict[bytes, int] = {}  # of the state that was thawed last
         self._states = Interned()
+        self._thawed: list[_State] = []
         self._answers: dict[tuple[int, Call[Any]], tuple[Any, int]] = {}
         self._views: dict[int, PoolView] = {}
         self.first = self._freeze()
@@ -98,27 +116,26 @@ class ExploredPool:
         known = self._answers.get((state, call))
         if known is None:
             self._thaw(state)
-            answer = self._pool.apply(call)
+            (answer,) = self._pool.execute((call,))
             known = self._answers[state, call] = answer, self._freeze()
         return known
 
     def expire(self, state: int, sid: bytes) -> int:
         """A session's lease runs out."""
         self._thaw(state)
-        self._pool._sessions._sessions[sid].until_ms = 0
+        self._store.made(self.keys.session(sid), Hash)[b"until"] = b"0"
         return self._freeze()
 
     def settle(self, state: int) -> int:
         """As long as a pool settles at least after a restart is over."""
         self._thaw(state)
-        self._pool._sessions._settle_ms = 0
+        self._store.put(self.keys.key(Names.SETTLE), b"0")
         return self._freeze()
 
     def restart(self, state: int) -> int:
         """The server comes back as another run, with what it had in a state."""
         self._thaw(state)
         self._run += 1
-        self._pool.new_run(f"run{self._run}")
         return self._freeze()
 
     def view(self, state: int) -> PoolView:
@@ -126,110 +143,50 @@ class ExploredPool:
         view = self._views.get(state)
         if view is None:
             self._thaw(state)
-            view = self._views[state] = self._look()
+            view = self._views[state] = look(self._store, self.keys, self._run)
         return view
 
-    def _look(self) -> PoolView:
-        pool, sessions = self._pool, self._pool._sessions
-        now_ms = 1000 * (self._run + 1)
-        streams = pool._streams._streams
-        return PoolView(
-            run=self._run,
-            sessions={
-                sid: (session.kind, sessions.is_active(sid), session.until_ms > now_ms)
-                for sid, session in sessions._sessions.items()
-            },
-            requests={
-                request_id: RequestView(request.state, request.owner, request.route, bool(request.cancel_reason))
-                for request_id, request in pool._requests.items()
-            },
-            results=dict(pool._results),
-            lengths={name: len(stream) for name, stream in streams.items()},
-            must_settle=bool(sessions._settle_ms),
-            leases=dict(sessions._leases),
-            other_keys=frozenset(f"mark of {request_id!r}" for request_id in pool._marks)
-            | {f"checkpoint of {each!r}" for each, request in pool._requests.items() if request.checkpoint is not None}
-            | {f"{each!r} waits" for each in pool._waiting._waiters},
-        )
+    @property
+    def _now_ms(self) -> int:
+        return _BEGAN_MS + 1000 * self._run
 
     def _freeze(self) -> int:
-        return self._states.number((self._run, tuple(_frozen_part(part) for part in self._parts)))
+        store = self._store
+        if store.changed:
+            self._numbers = dict(self._numbers)
+        for key in store.changed - self._left_out:
+            if key in store.values:
+                self._numbers[key] = self._number(store.values[key])
+            else:
+                self._numbers.pop(key, None)
+        state = self._states.number((self._run, frozenset(self._numbers.items())))
+        if state == len(self._thawed):
+            self._thawed.append(_State(self._run, self._numbers))
+        return state
+
+    def _number(self, value: Value) -> int:
+        number = self._values.number(_frozen(value))
+        if number == len(self._shared):
+            self._shared.append(value)
+        return number
 
     def _thaw(self, state: int) -> None:
-        self._run, parts = self._states.value(state)
-        for part, data in zip(self._parts, parts, strict=True):
-            for name, value in data:
-                setattr(part, name, _thawed(value))
-        self._pool._expiries = []
+        self._run, self._numbers = self._thawed[state]
+        self._server.run_id = f"run{self._run}"
+        self._store.thaw({key: self._shared[number] for key, number in self._numbers.items()})
 
 
-def _parts(pool: MemoryPool) -> list[Any]:
-    """The objects that hold the pool's data: itself, and what it is made of."""
-    parts: list[Any] = [pool]
-    for part in parts:
-        for value in vars(part).values():
-            if type(value).__module__.startswith("servicekit.bus.memory") and value not in parts:
-                parts.append(value)
-    return parts
-
-
-def _frozen_part(part: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (name, _frozen(value))
-        for name, value in sorted(vars(part).items())
-        if name not in _NOT_DATA and not _is_part(value) and not isinstance(value, Callable | count)  # type: ignore[arg-type]
-    )
-
-
-def _is_part(value: Any) -> bool:
-    return type(value).__module__.startswith("servicekit.bus.memory") and hasattr(value, "__dict__")
-
-
-def _frozen(value: Any) -> Any:
-    """A hashable copy; of containers and objects with their type in front."""
-    kind = type(value)
-    if isinstance(value, _PLAIN) or callable(value):
-        return value
-    if kind is dict:
-        items = [(key, _frozen(each)) for key, each in value.items() if not _is_untouched(each)]
-        return (dict, tuple(sorted(items, key=_key)))
-    if kind in (list, set):
-        return (kind, tuple(_frozen(each) for each in (value if kind is list else sorted(value))))
-    if is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return value
-    return (kind, tuple(_frozen(getattr(value, name)) for name in _names(kind, value)))
-
-
-def _thawed(value: Any) -> Any:
-    if type(value) is not tuple or not value or not isinstance(value[0], type):
-        return value
-    kind, parts = value
-    if kind is dict:
-        return {key: _thawed(each) for key, each in parts}
-    if kind in (list, set):
-        return kind(_thawed(each) for each in parts)
-    made = object.__new__(kind)
-    for name, each in zip(_names(kind, made), parts, strict=True):
-        object.__setattr__(made, name, _thawed(each))
-    return made
-
-
-def _key(item: tuple[Any, Any]) -> Any:
-    key = item[0].value if isinstance(item[0], Enum) else item[0]
-    return type(key).__name__, key
-
-
-_names_of: dict[type, tuple[str, ...]] = {MemoryStream: ("_ids", "_fields", "_groups", "_last")}
-
-
-def _names(kind: type, value: Any) -> tuple[str, ...]:
-    names = _names_of.get(kind)
-    if names is None:
-        names = _names_of[kind] = tuple(field.name for field in fields(value)) if is_dataclass(kind) else ()
-        assert names, f"{kind} is no plain data"
-    return names
-
-
-def _is_untouched(value: Any) -> bool:
-    """A stream that somebody looked for and nobody wrote to."""
-    return isinstance(value, MemoryStream) and value._last == (0, 0) and not value._groups
+def _frozen(value: Value) -> Hashable:
+    """A hashable copy, with its type in front."""
+    match value:
+        case bytes():
+            return value
+        case Stream():
+            groups = tuple(
+                (name, each.last_delivered, tuple(each.pending.items())) for name, each in value.groups.items()
+            )
+            return Stream, value.last, tuple(value.entries.items()), groups
+        case Set():
+            return Set, frozenset(value)
+        case Hash() | SortedSet():
+            return type(value), frozenset(value.items())

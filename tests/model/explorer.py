@@ -32,7 +32,7 @@ class Model(Protocol[S]):
         ...
 
     def is_end(self, state: S) -> bool:
-        """Whether everything has ended well."""
+        """Return whether everything has ended well."""
         ...
 
 

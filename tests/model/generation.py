@@ -12,9 +12,10 @@ from explored_pool import ExploredPool
 from processes import Hold, Move, Process, Stage
 from samplers import Kind, Samplers
 
-from penstock.domain.finish import CancelReason, FinishReason
-from penstock.domain.plan import StepResult
-from penstock.domain.rows import TokenRows
+from contract.domain.finish import CancelReason, FinishReason
+from contract.domain.plan import StepResult
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
 from scheduler_svc.core import rows as core_rows
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.history import History, diverged_rows, restore
@@ -40,6 +41,7 @@ from servicekit.bus.calls import (
 
 LIMITS = WorkerLimits(num_blocks=64, block_size=16, max_num_seqs=4, max_model_len=100)
 SHARD = 0
+MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade
 
 
 class Sample(NamedTuple):
@@ -47,6 +49,7 @@ class Sample(NamedTuple):
 
     token_ids: tuple[int, ...] = ()
     has_ended: bool = False
+    model_digest: bytes = b""  # of the model that generated the tokens
 
 
 Samples = tuple[Sample, ...]
@@ -74,10 +77,23 @@ class Continuations:
         """A request is queued."""
         return self._look_up((sid, request_id, samples, "add"), lambda: self._add(sid, request_id, samples))
 
-    def advance(self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int) -> Continued:
-        """One sample gets its next token."""
-        key = (sid, request_id, samples, sequence, token_id)
-        return self._look_up(key, lambda: self._advance(sid, request_id, samples, sequence, token_id))
+    def advance(
+        self,
+        sid: bytes,
+        request_id: bytes,
+        samples: Samples,
+        sequence: int,
+        token_id: int,
+        model_digest: bytes = MODELS[0],
+    ) -> Continued:
+        """One sample gets its next token of a worker with this model."""
+        key = (sid, request_id, samples, sequence, token_id, model_digest)
+        make = partial(self._advance, sid, request_id, samples, sequence, token_id, model_digest)
+        return self._look_up(key, make)
+
+    def abandon(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
+        """No worker has a request's model any more."""
+        return self._look_up((sid, request_id, samples, "abandon"), lambda: self._abandon(sid, request_id, samples))
 
     def cancel(self, sid: bytes, request_id: bytes, samples: Samples, reason: int, sequence: int) -> Continued:
         """A request or one of its samples is cancelled."""
@@ -103,25 +119,35 @@ class Continuations:
             self._request(request_id),
             output_token_ids=tuple(np.array(sample.token_ids, np.uint32) for sample in samples),
             ended_sequences=frozenset(index for index, sample in enumerate(samples) if sample.has_ended),
+            model_digest=model_of(samples) or None,
         )
-        scheduler = Scheduler(SchedulerConfig(window=1, enable_prefix_caching=False))
+        scheduler = Scheduler(SchedulerConfig(plans_in_flight=1, enable_prefix_caching=False))
         return scheduler, scheduler.add(request, 0)
 
     def _add(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
         scheduler, rows = self._core(request_id, samples)
         return _continued(sid, rows, scheduler, request_id, samples)
 
-    def _advance(self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int) -> Continued:
+    def _abandon(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
+        scheduler, _ = self._core(request_id, samples)
+        rows = scheduler.abandon(model_of(samples), 600.0)
+        return _continued(sid, rows, scheduler, request_id, samples)
+
+    def _advance(
+        self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int, model_digest: bytes
+    ) -> Continued:
         alone = tuple(s if i == sequence else s._replace(has_ended=True) for i, s in enumerate(samples))
-        scheduler, _ = self._core(request_id, alone)
-        scheduler.add_worker("worker", LIMITS)
+        # Whether this worker may go on with it was decided before.
+        unpinned = tuple(s._replace(model_digest=b"") for s in alone)
+        scheduler, _ = self._core(request_id, unpinned)
+        scheduler.add_worker("worker", LIMITS, model_digest)
         plan = scheduler.schedule("worker", 0)
         assert plan is not None
         one = np.ones(1, np.uint32)
         rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, one, one * token_id), 0)
         ended = bool(rows.finishes[0])
-        sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended)
-        return Continued(encode_rows(rows, sid, b"", 0, 0), with_sample(samples, sequence, sample))
+        sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended, model_digest)
+        return Continued(encode_rows(rows, sid, Computed()), with_sample(samples, sequence, sample))
 
     def _cancel(self, sid: bytes, request_id: bytes, samples: Samples, reason: int, sequence: int) -> Continued:
         scheduler, _ = self._core(request_id, samples)
@@ -133,12 +159,21 @@ def _continued(sid: bytes, rows: TokenRows, scheduler: Scheduler, request_id: by
     held = scheduler.requests.get(request_id)
     live = {s.index for s in held.sequences if s.status is not Status.ENDED} if held else set()
     after = tuple(sample._replace(has_ended=index not in live) for index, sample in enumerate(samples))
-    return Continued(encode_rows(rows, sid, b"", 0, 0) if len(rows) else b"", after)
+    return Continued(encode_rows(rows, sid, Computed()) if len(rows) else b"", after)
+
+
+def model_of(samples: Samples) -> bytes:
+    """The model that a request began on; empty: none yet."""
+    return next((sample.model_digest for sample in samples if sample.model_digest), b"")
 
 
 def with_sample(samples: Samples, index: int, sample: Sample) -> Samples:
     """All samples, one of them in another state."""
     return (*samples[:index], sample, *samples[index + 1 :])
+
+
+def _model(stored: StoredRequest, histories: Sequence[History]) -> bytes:
+    return next((history.model_digest for history in histories if history.model_digest), stored.model_digest)
 
 
 class Epoch(NamedTuple):
@@ -147,6 +182,7 @@ class Epoch(NamedTuple):
     incarnation: bytes
     position: bytes  # in its results
     step: int = 0  # planned last
+    model_digest: bytes = MODELS[0]  # of the worker
     planned: tuple[bytes, int] | None = None  # the request and sample of the plan in flight
 
 
@@ -300,14 +336,18 @@ class SchedulerProcess(Process):
                 continue
             histories = known or [History() for _ in range(self.asked[stored.request_id].num_samples)]
             finish_of = self.continuations.finish_of(stored.request_id)
-            rows = restore(stored.request_id, histories, decode_witness(stored.witness), finish_of)
+            model_digest = _model(stored, histories)
+            witness, told = decode_witness(stored.witness, len(histories))
+            rows = restore(stored.request_id, histories, witness, told, finish_of, model_digest=model_digest)
             has_diverged = rows is None
             if rows is None:
                 rows = diverged_rows(stored.request_id, histories)
             if len(rows):
-                me = me._replace(unsent=(*me.unsent, encode_rows(rows, self.sid(me), b"", 0, 0)))
+                me = me._replace(unsent=(*me.unsent, encode_rows(rows, self.sid(me), Computed())))
             if not has_diverged:
-                samples = tuple(Sample(tuple(history.token_ids), history.has_ended) for history in histories)
+                samples = tuple(
+                    Sample(tuple(history.token_ids), history.has_ended, history.model_digest) for history in histories
+                )
                 me = self._queued(me, stored, samples)
         return me
 

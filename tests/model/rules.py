@@ -1,7 +1,7 @@
 """Each rule of recovery switched off, and a space in which that is found out.
 
-A rule that lives in the bus functions or in a core is switched off there, one that lives in a service's loop in the
-process that stands for it here.
+A rule that lives in the bus functions is switched off by a change of their text, one that lives in a core by a patch of
+it, and one that lives in a service's loop in the process that stands for it here.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,31 +10,50 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from clients import Asked, Client
+from clients import TWO_MODELS, Asked, Client
 from computing import PlanningScheduler
 from edges import Gateway, GatewayState
 from explored_pool import Fields
-from generation import SHARD, Epoch, SchedulerProcess, SchedulerState
+from generation import SHARD, Epoch, Samples, SchedulerProcess, SchedulerState
 from processes import Hold, Move, Process, Stage
 from samplers import Kind
 from spaces import named
 from texts import DetokenizerProcess, DetokenizerState, Recorded
 from world import Faults, Penstock, Space
 
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow
 from detokenizer_svc.core.batch import LogBatch
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.sequence import Sequence
 from gateway_svc.core.streams import ClientStream, Refusal
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow
 from scheduler_svc.core import rows as core_rows
 from scheduler_svc.wire import ReceivedResult
 from servicekit.bus import calls as c
 from servicekit.bus.calls import SessionKind
-from servicekit.bus.memory_pool import MemoryPool
-from servicekit.bus.memory_sessions import MemorySessions
+from servicekit.bus.keys import Names
+from servicekit.bus.library import Library, read_library
 
 SPLICE = "a client got tokens that were not sampled behind each other"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A change of the functions' text, without which a rule is kept."""
+
+    shipped: str  # stands in them once
+    cut: str
+
+    def made(self, library: Library) -> Library:
+        """The functions with the change.
+
+        Raises:
+            ValueError: what is to be changed is not there, or not once: the functions have changed, and so must this.
+        """
+        number = library.source.count(self.shipped.encode())
+        if number != 1:
+            raise ValueError(f"found {number} times in the bus functions: {self.shipped}")
+        return replace(library, source=library.source.replace(self.shipped.encode(), self.cut.encode()))
 
 
 @dataclass(frozen=True)
@@ -43,62 +62,14 @@ class Rule:
 
     name: str
     space: Space
-    pool_type: type[MemoryPool] = MemoryPool
+    cut: Cut | None = None
     processes: dict[SessionKind, type[Process]] = field(default_factory=dict)
     off: Callable[[], AbstractContextManager[Any]] = nullcontext
     reason: str = ""  # what must be broken; empty: anything
 
     def model(self) -> Penstock:
         """Everything without the rule; to be explored inside of `off()`."""
-        return Penstock(self.space, pool_type=self.pool_type, processes=self.processes)
-
-
-# In the bus functions.
-
-
-class _UnfencedCommit(MemoryPool):
-    def _commit(self, call: c.Commit) -> bool:
-        with patch.object(MemorySessions, "is_active", lambda *_: True):
-            return super()._commit(call)
-
-
-class _RetiresAgain(MemoryPool):
-    def _retire(self, call: c.Retire) -> bool:
-        request = self._requests.get(call.request_id)
-        if request is not None and request.state is c.RequestState.ENDED:
-            request.state = c.RequestState.RUNNING
-        return super()._retire(call)
-
-
-class _KeepsNoResult(MemoryPool):
-    def _retire(self, call: c.Retire) -> bool:
-        retired = super()._retire(call)
-        if retired:
-            del self._requests[call.request_id], self._results[call.request_id]
-        return retired
-
-
-class _TokenizesAgain(MemoryPool):
-    def _tokenized(self, call: c.Tokenized) -> bool:
-        request = self._requests.get(call.request_id)
-        if request is not None:
-            request.state = c.RequestState.PROMPT
-        return super()._tokenized(call)
-
-
-class _CompactsWithoutLease(MemoryPool):
-    def _compact(self, call: c.Compact) -> bool:
-        with patch.object(MemorySessions, "leases_shard", lambda *_: True):
-            return super()._compact(call)
-
-
-class _HidesCancels(MemoryPool):
-    def _stored(self, request_id: bytes, request: Any) -> c.StoredRequest:
-        return replace(super()._stored(request_id, request), cancel_reason=0)
-
-
-def _never_settles() -> AbstractContextManager[Any]:
-    return patch.object(MemorySessions, "is_settled", lambda _: True)
+        return Penstock(self.space, library=self.cut and self.cut.made(read_library()), processes=self.processes)
 
 
 # In the cores.
@@ -194,6 +165,11 @@ class _TakesAnyResult(PlanningScheduler):
         return True
 
 
+class _GoesOnWithAnyModel(PlanningScheduler):
+    def may_serve(self, epoch: Epoch, samples: Samples) -> bool:
+        return True
+
+
 _RESTART = Space("", is_warm=True, keeps_nothing=True, faults=Faults(restarts=1, lost_writes=2))
 _TAKE_OVER = Space("", schedulers=2, is_warm=True, faults=Faults(pauses=1), pausing=named("scheduler0"))
 _TAKE_OVER_AND_DEATH = Space(
@@ -206,27 +182,58 @@ _TAKE_OVER_AND_DEATH = Space(
 )
 _COMPACTION = Space("", schedulers=2, is_warm=True, compacts=True, faults=Faults(deaths=1), mortal=named("scheduler0"))
 
+_UNFENCED_COMMIT = Cut(
+    "'state') ~= 'active' then\n    return 0\n  end\n  local started",
+    "'state') == 'fenced' then\n    return 0\n  end\n  local started",
+)
+
 RULES = [
-    Rule("commit is fenced", _TAKE_OVER_AND_DEATH, _UnfencedCommit),
-    Rule("retire once", Space("", is_warm=True, max_tokens=1, faults=Faults(lost_replies=1)), _RetiresAgain),
+    Rule("commit is fenced", _TAKE_OVER_AND_DEATH, _UNFENCED_COMMIT),
+    Rule(
+        "retire once",
+        Space("", is_warm=True, max_tokens=1, faults=Faults(lost_replies=1)),
+        Cut(
+            "if request[1] == 'RUNNING' and request[2] == shard then\n      if request[6] then",
+            "if request[1] and request[2] == shard then\n      if request[6] then",
+        ),
+    ),
     Rule(
         "the result is kept",
         Space("", gateways=2, max_tokens=1, is_warm=True, faults=Faults(deaths=1), mortal=named("gateway0")),
-        _KeepsNoResult,
+        Cut(
+            "redis.call('PEXPIRE', key, ttl)", f"redis.call('DEL', key, prefix .. '{Names.RESULT.decode()}' .. digits)"
+        ),
     ),
-    Rule("tokenized only from PROMPT", Space("", tokenizers=2, max_tokens=1), _TokenizesAgain),
+    Rule(
+        "tokenized only from PROMPT",
+        Space("", tokenizers=2, max_tokens=1),
+        Cut("if request[1] ~= 'PROMPT' then", "if not request[1] or request[1] == 'ENDED' then"),
+    ),
     Rule("first take, then load", _TAKE_OVER, processes={SessionKind.SCHEDULER: _ReadsBeforeItTakes}),
     Rule("checkpoint and log in one read", _COMPACTION, processes={SessionKind.SCHEDULER: _ReadsTwice}),
     Rule(
         "compaction under the lease",
         Space("", detokenizers=2, is_warm=True, compacts=True, faults=Faults(pauses=1), pausing=named("detokenizer0")),
-        _CompactsWithoutLease,
+        Cut(
+            "if not leases_shard(prefix, sid, shard) then\n    return 0\n  end\n  for i = 4, #args, 2 do",
+            "for i = 4, #args, 2 do",
+        ),
     ),
-    Rule("claim and load read the cancel flag", Space("", max_tokens=1, may_cancel=True), _HidesCancels),
+    Rule(
+        "claim and load read the cancel flag",
+        Space("", max_tokens=1, may_cancel=True),
+        Cut("table.insert(request, 1, id)", "table.insert(request, 1, id)\n  request[10] = '0'"),
+    ),
     Rule(
         "results of another epoch are dropped",
         Space("", workers=2, is_warm=True, samples=2, max_tokens=1, faults=Faults(pauses=1), pausing=named("worker0")),
         processes={SessionKind.SCHEDULER: _TakesAnyResult},
+    ),
+    Rule(
+        "a request goes on with its model",
+        Space("", workers=2, has_two_models=True, is_warm=True, faults=Faults(deaths=1), mortal=named("worker0")),
+        processes={SessionKind.SCHEDULER: _GoesOnWithAnyModel},
+        reason=TWO_MODELS,
     ),
     Rule(
         "gateways ask again for what is missing",
@@ -238,8 +245,13 @@ RULES = [
         Space("", gateways=2, is_warm=True, faults=Faults(broken_connections=1)),
         processes={SessionKind.GATEWAY: _CancelsAnywhere},
     ),
+    Rule(
+        "what has ended counts for its key as running no more",
+        Space("", is_warm=True),
+        Cut("end_metered(prefix, request[6], digits)", ""),
+    ),
     Rule("gateways are witnesses", replace(_RESTART, max_tokens=1), processes={SessionKind.GATEWAY: _NoWitness}),
-    Rule("a restarted pool settles", replace(_RESTART, max_tokens=1), off=_never_settles),
+    Rule("a restarted pool settles", replace(_RESTART, max_tokens=1), Cut("if not earliest then", "if true then")),
     Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
     Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),
     Rule(
@@ -256,7 +268,7 @@ RULES = [
     Rule(
         "detokenizers check the hash",
         _TAKE_OVER,
-        _UnfencedCommit,  # the first line of defence; without it alone nothing worse than a standstill happens
+        _UNFENCED_COMMIT,  # the first line of defence; without it alone nothing worse than a standstill happens
         off=lambda: patch.object(Detokenizer, "_new_tokens", _new_tokens_without_hash),
         reason=SPLICE,
     ),

@@ -37,7 +37,7 @@ class Samplers:
         return token_id
 
     def is_coherent(self, request: int, sequence: int, token_ids: tuple[int, ...]) -> bool:
-        """Whether each token was sampled behind exactly those that stand before it."""
+        """Return whether each token was sampled after exactly those that stand before it."""
         return all(
             self._behind[token_id] == (request, sequence, token_ids[:position])
             for position, token_id in enumerate(token_ids)

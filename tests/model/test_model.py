@@ -2,9 +2,11 @@
 
 import pytest
 from explorer import explore
-from rules import RULES, Rule
+from rules import RULES, Cut, Rule
 from spaces import SPACES
 from world import Penstock, Space
+
+from servicekit.bus.library import read_library
 
 MIN_STATES = 1000  # below it a space would be too small to say anything
 
@@ -26,3 +28,9 @@ def test_without_a_rule_a_promise_is_broken(rule: Rule) -> None:
     print(f"without '{rule.name}': {found}\n{found.counterexample}")
     assert found.counterexample is not None
     assert rule.reason in found.counterexample.reason
+
+
+@pytest.mark.parametrize("text", ["no such text", "return 0"])
+def test_a_rule_whose_text_is_not_found_once_cannot_be_switched_off(text: str) -> None:
+    with pytest.raises(ValueError, match=f"times in the bus functions: {text}"):
+        Cut(text, "").made(read_library())

@@ -9,14 +9,14 @@ from clients import Client, Got, Phase, ask, contradicts
 from computing import PlanningScheduler, WorkerProcess
 from edges import Gateway, TokenizerProcess, with_client
 from explored_pool import ExploredPool, Interned
-from generation import SHARD, SchedulerProcess
+from generation import MODELS, SHARD, SchedulerProcess
 from processes import Move, Process, Stage
 from samplers import Kind, Samplers
 from texts import DetokenizerProcess, Shards
 
 from servicekit.bus import keys as k
 from servicekit.bus.calls import ReadGroup, RequestState, SessionKind, Tokenized
-from servicekit.bus.memory_pool import MemoryPool
+from servicekit.bus.library import Library
 
 
 class Faults(NamedTuple):
@@ -50,7 +50,10 @@ class Space:
     mortal: frozenset[str] = frozenset()  # names of the processes that may die
     pausing: frozenset[str] = frozenset()
     keeps_nothing: bool = False  # a restart comes soon and brings the first state back
-    is_warm: bool = False  # the first scheduler has claimed what there is, the first detokenizer has the shard
+    has_two_models: bool = False  # the first worker has one, the second another
+    # The first scheduler has claimed what there is, the first detokenizer has the shard, and of two models the first
+    # worker is paired.
+    is_warm: bool = False
     faults: Faults = field(default_factory=Faults)
 
 
@@ -68,17 +71,17 @@ class World(NamedTuple):
 
 
 class Penstock:
-    """The model of one space. `pool_type` and `processes` may leave rules out."""
+    """The model of one space. `library` and `processes` may leave rules out."""
 
     def __init__(
         self,
         space: Space,
         *,
-        pool_type: type[MemoryPool] = MemoryPool,
+        library: Library | None = None,
         processes: Mapping[SessionKind, type[Process]] = MappingProxyType({}),
     ) -> None:
         self.space = space
-        self.pool = ExploredPool(pool_type)
+        self.pool = ExploredPool(library)
         self.samplers = Samplers()
         self.asked = tuple(
             ask(index, num_samples=space.samples, max_tokens=space.max_tokens, has_stop=Kind.STOP in space.kinds)
@@ -95,13 +98,14 @@ class Penstock:
 
     def _make(self, others: Mapping[SessionKind, type[Process]]) -> Iterator[Process]:
         space, asked, pool = self.space, self.asked, self.pool
+        models = MODELS if space.has_two_models else MODELS[:1]
         shards, indices = Shards(pool), {each.request_id: each.index for each in asked}
         scheduler = PlanningScheduler if space.workers else SchedulerProcess
         of_kind: dict[SessionKind, tuple[int, type[Any], tuple[Any, ...]]] = {
             SessionKind.GATEWAY: (space.gateways, Gateway, (asked, self.samplers, space.may_cancel)),
             SessionKind.TOKENIZER: (space.tokenizers, TokenizerProcess, (asked,)),
             SessionKind.SCHEDULER: (space.schedulers, scheduler, (asked, self.samplers, space.kinds)),
-            SessionKind.WORKER: (space.workers, WorkerProcess, (indices, self.samplers, space.kinds)),
+            SessionKind.WORKER: (space.workers, WorkerProcess, (indices, self.samplers, space.kinds, models)),
             SessionKind.DETOKENIZER: (space.detokenizers, DetokenizerProcess, (shards, space.compacts)),
         }
         for kind, (number, process_type, arguments) in of_kind.items():
@@ -135,11 +139,14 @@ class Penstock:
 
     def _warm(self, states: list[Any], pool: int, clients: Any) -> tuple[list[Any], int]:
         names = [process.name for process in self.processes]
-        is_ready: dict[str, Callable[[Any], bool]] = {
-            "detokenizer0": lambda state: state.is_serving,
-            "scheduler0": lambda state: len(state.held) == self.space.requests,
-        }
-        for name, is_done in is_ready.items():
+        are_ready: list[tuple[str, Callable[[Any], bool]]] = [
+            ("detokenizer0", lambda state: state.is_serving),
+            ("scheduler0", lambda state: len(state.held) == self.space.requests),
+        ]
+        if self.space.has_two_models:
+            are_ready.append(("worker0", lambda state: state.position is not None))
+            are_ready.append(("scheduler0", lambda state: state.epoch is not None))
+        for name, is_done in are_ready:
             index = names.index(name)
             while not is_done(states[index]):
                 states[index], pool, _ = self._first_move(self.processes[index], states[index], pool, clients)
@@ -341,5 +348,5 @@ class Penstock:
             and not view.lengths.get(keys.prompts)
             and not view.lengths.get(keys.requests)
             and not view.lengths.get(keys.tokens(SHARD))
-            and not view.other_keys
+            and view.is_clean
         )

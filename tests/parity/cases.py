@@ -14,7 +14,14 @@ FEW_BLOCKS = 84  # the longest prompt and its output need 77
 MANY_BLOCKS = 2048
 
 # Together they have all that a family may do.
-CHECKPOINTS = ("llama_llama3_rope_tied", "llama_biases", "qwen2_tied", "qwen3_biases", BUNDLED)
+CHECKPOINTS = (
+    "llama_llama3_rope_tied",
+    "llama_biases",
+    "granite_multipliers",
+    "olmo2_norms_after",
+    "phi3_packed",
+    BUNDLED,
+)
 WINDOWS = (1, 2, 4)
 BUDGETS = (16, 512)
 PREFIX_CACHING = (True, False)

@@ -6,8 +6,16 @@ from typing import Any
 
 import torch
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -18,7 +26,11 @@ from transformers import (
 VOCAB_SIZE = 307
 MAX_POSITIONS = 512
 _FAMILIES = {
+    "granite": (GraniteConfig, GraniteForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
@@ -29,6 +41,14 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+
+MULTIPLIERS = {
+    "attention_multiplier": 0.4,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 0.5,
 }
 
 
@@ -54,6 +74,12 @@ VARIANTS = (
     Variant("qwen2_one_kv_head", "qwen2", {"num_key_value_heads": 1}),
     Variant("qwen3_tied", "qwen3", {"tie_word_embeddings": True, "head_dim": 24}),
     Variant("qwen3_biases", "qwen3", {"attention_bias": True, "head_dim": 16}),
+    Variant("mistral_window_of_the_context", "mistral", {"sliding_window": MAX_POSITIONS, "head_dim": 24}),
+    Variant("phi3_packed", "phi3", {"sliding_window": None}),
+    Variant("granite_multipliers", "granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
+    Variant("granite_biases", "granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    Variant("olmo2_norms_after", "olmo2"),
+    Variant("olmo2_biases", "olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
 )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import PendingStep, Runner
 
 
@@ -22,6 +22,7 @@ class Drive:
     stop_token_ids: tuple[int, ...] = ()
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
 
 
@@ -116,6 +117,7 @@ def collect(result: StepResult, sequences: list[Drive]) -> None:
             if result.logprobs is not None:
                 stop = top + int(result.logprobs.top_counts[token])
                 sequence.logprobs.append(float(result.logprobs.sampled[token]))
+                sequence.ranks.append(int(result.logprobs.ranks[token]))
                 ids, values = result.logprobs.top_ids[top:stop], result.logprobs.top_logprobs[top:stop]
                 sequence.tops.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
                 top = stop

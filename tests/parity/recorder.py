@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.domain.plan import StepPlan, StepResult
+from contract.domain.plan import StepPlan, StepResult
 from worker_svc.core.interface import Limits, PendingStep, Runner
 
 GATE_TIMEOUT_S = 180.0

@@ -12,8 +12,8 @@ from checkpoints import VARIANTS, save_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import penstock
-from penstock.domain.params import SamplingParams
-from penstock.domain.rows import TokenLogprob
+from contract.domain.params import SamplingParams
+from penstock.outputs import Logprob
 
 BUNDLED = "bundled"
 NUM_PROMPTS = 32
@@ -96,11 +96,19 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
     return Answer(prompt, token_ids, top_ids, top_logprobs)
 
 
-def assert_equal(answer: Answer, token_ids: list[int], logprobs: Sequence[TokenLogprob]) -> None:
+def likeliest(told: dict[int, Logprob], count: int) -> list[tuple[int, float]]:
+    """The most likely tokens at one place, without the sampled one where that is none of them."""
+    ranked = sorted(told.items(), key=lambda each: each[1].rank or 0)
+    return [(token_id, each.logprob) for token_id, each in ranked[:count]]
+
+
+def assert_equal(answer: Answer, token_ids: list[int], logprobs: Sequence[dict[int, Logprob]]) -> None:
     """Token for token the same, top-5 logprobs within `LOGPROB_TOLERANCE`."""
     assert token_ids == answer.token_ids
-    assert [entry.token_id for entry in logprobs] == answer.token_ids
-    for entry, top_ids, top_logprobs in zip(logprobs, answer.top_ids, answer.top_logprobs, strict=True):
-        assert [token_id for token_id, _ in entry.top] == top_ids
-        assert [logprob for _, logprob in entry.top] == pytest.approx(top_logprobs, abs=LOGPROB_TOLERANCE)
-        assert entry.logprob == pytest.approx(top_logprobs[0], abs=LOGPROB_TOLERANCE)
+    assert [next(iter(told)) for told in logprobs] == answer.token_ids
+    for told, top_ids, top_logprobs in zip(logprobs, answer.top_ids, answer.top_logprobs, strict=True):
+        assert [each.rank for each in told.values()] == [*range(1, NUM_TOP + 1)]
+        assert [token_id for token_id, _ in likeliest(told, NUM_TOP)] == top_ids
+        assert [logprob for _, logprob in likeliest(told, NUM_TOP)] == pytest.approx(
+            top_logprobs, abs=LOGPROB_TOLERANCE
+        )

@@ -8,7 +8,7 @@ from checkpoints import Variant, save_rounded_checkpoint
 from plans import drive
 from test_gpu_parity import NUM_PROMPTS, VARIANTS, assert_near_the_likeliest, load, sequences
 
-from penstock.domain.params import Sampling
+from contract.domain.params import Sampling
 from worker_svc.core import chunk_graphs
 from worker_svc.core.attention import triton_backend
 from worker_svc.core.batch import Batch

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import Variant, save_rounded_checkpoint
+from reference import likeliest
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
 from test_gpu_parity import load
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from contract.domain.errors import PenstockError
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from penstock import LLM, SamplingParams
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
 from penstock.launcher.layout import BUNDLED_MODEL
 from penstock.outputs import RequestOutput
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 NUM_PROMPTS = 64
 NUM_TOKENS = 24
+NUM_TOP = 3
 FIRST_ID = 3  # behind the special ones
 # See `test_gpu_parity`: activations are rounded to 8 bits a few times a layer.
 MAX_GAP_BF16 = 0.5
@@ -54,7 +56,8 @@ def generate(llm: LLM, params: SamplingParams, *, at_once: int = NUM_PROMPTS) ->
 def answer_of(output: RequestOutput) -> Answered:
     (sample,) = output.outputs
     entries = sample.logprobs or []
-    logprobs, tops = [entry.logprob for entry in entries], [entry.top for entry in entries]
+    logprobs = [told[token_id].logprob for told, token_id in zip(entries, sample.token_ids, strict=bool(entries))]
+    tops = [likeliest(told, NUM_TOP) for told in entries]
     return Answered(output.prompt_token_ids, sample.token_ids, logprobs, tops)
 
 
@@ -77,7 +80,9 @@ def test_greedy_tokens_in_fp32_are_those_of_transformers(bundled: PreTrainedMode
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     found = []
     for window, chunk, at_once in ((1, 2048, 1), (2, 16, NUM_PROMPTS), (4, 100, NUM_PROMPTS), (2, 2048, 7)):
-        llm = engine(dtype="float32", window=window, max_num_batched_tokens=max(chunk, 16), max_num_seqs=NUM_PROMPTS)
+        llm = engine(
+            dtype="float32", plans_in_flight=window, max_num_batched_tokens=max(chunk, 16), max_num_seqs=NUM_PROMPTS
+        )
         found.append(generate(llm, params, at_once=at_once))
         llm.llm_engine.close()
     assert all(each == found[0] for each in found)
@@ -105,11 +110,13 @@ def test_tokens_in_bf16_are_near_the_likeliest(bundled: PreTrainedModel) -> None
 def test_logprobs_of_drawn_tokens_and_of_the_likeliest_are_those_of_transformers(
     dtype: str, bound: float, bundled: PreTrainedModel
 ) -> None:
-    params = SamplingParams(temperature=0.9, top_p=0.9, seed=5, logprobs=3, max_tokens=NUM_TOKENS, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.9, top_p=0.9, seed=5, logprobs=NUM_TOP, max_tokens=NUM_TOKENS, ignore_eos=True
+    )
     llm = engine(dtype=dtype, max_num_seqs=NUM_PROMPTS)
     found = generate(llm, params)
     llm.llm_engine.close()
-    errors = torch.cat([logprob_errors(expected_logprobs(bundled, each), each, 3) for each in found])
+    errors = torch.cat([logprob_errors(expected_logprobs(bundled, each), each, NUM_TOP) for each in found])
     assert float(errors.max()) < bound
     assert float(errors.mean()) < bound / 5
     # Drawn: others than the likeliest are among them.
@@ -176,7 +183,7 @@ def test_all_memory_stays_within_the_share() -> None:
     share = (total_bytes - free_bytes) / total_bytes + 0.03
     # More slots than the KV cache has room for: it takes all that it is given.
     llm = LLM(str(BUNDLED_MODEL), dtype="bfloat16", gpu_memory_utilization=share, max_num_seqs=1024)
-    generate(llm, SamplingParams(temperature=0.9, top_p=0.9, logprobs=3, max_tokens=NUM_TOKENS))
+    generate(llm, SamplingParams(temperature=0.9, top_p=0.9, logprobs=NUM_TOP, max_tokens=NUM_TOKENS))
     free_bytes, _ = torch.cuda.mem_get_info()
     used_bytes = total_bytes - free_bytes
     llm.llm_engine.close()

@@ -14,8 +14,8 @@ from checkpoints import save_rounded_checkpoint
 from plans import Drive, drive
 from test_gpu_parity import NUM_PROMPTS, VARIANTS, load, sequences
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.interface import Limits, PendingStep
 from worker_svc.core.runner import ModelRunner
@@ -149,20 +149,16 @@ def going_on(step: int, num_tokens: int = 1, **more: Any) -> StepPlan:
     return StepPlan(step, slots=slots, num_tokens=np.full_like(slots, num_tokens), **more)
 
 
-def test_copied_and_replaced_blocks_wait_for_nothing(tmp_path: Path) -> None:
+def test_copied_blocks_wait_for_nothing(tmp_path: Path) -> None:
     save_rounded_checkpoint(tmp_path, VARIANTS[0])
     runner = load(tmp_path, dtype="bfloat16", attention="triton").runner
     own, others = np.array([0, 2], np.uint32), np.array([1000, 1001], np.uint32)
     for launcher in (runner, Unwaiting(runner)):
         launcher.launch(begin(10, 2)).result()
-        # Slots 0 and 1 go on in copies of their first blocks.
         copied = going_on(
             2,
             copy_sources=own,
             copy_targets=others,
-            replace_slots=np.array([0, 1], np.uint32),
-            replace_indices=np.zeros(2, np.uint32),
-            replace_blocks=others,
         )
         assert len(launcher.launch(copied).result().token_ids) == NUM_PROMPTS
 

@@ -12,12 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import LLAMA3_ROPE, MAX_POSITIONS, VOCAB_SIZE, Variant, save_checkpoint, save_rounded_checkpoint
+from checkpoints import (
+    LLAMA3_ROPE,
+    MAX_POSITIONS,
+    MULTIPLIERS,
+    VOCAB_SIZE,
+    Variant,
+    save_checkpoint,
+    save_rounded_checkpoint,
+)
 from plans import Drive, drive
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
 from transformers import PreTrainedModel
 
-from penstock.domain.params import Sampling
+from contract.domain.params import Sampling
 from worker_svc.factory import LoadedRunner, load_runner
 from worker_svc.runner_options import RunnerOptions
 
@@ -27,6 +35,9 @@ VARIANTS = (
     Variant("qwen3", "qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
     Variant("qwen2", "qwen2", {"head_dim": 64}),
     Variant("llama", "llama", {"head_dim": 64, "rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
+    Variant("granite", "granite", {**MULTIPLIERS, "head_dim": 64, "attention_multiplier": 0.1, "logits_scaling": 1.5}),
+    Variant("olmo2", "olmo2", {"head_dim": 64}),
+    Variant("phi3", "phi3", {"head_dim": 64, "sliding_window": None}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

@@ -26,7 +26,7 @@ def check(reference: Reference, case: Case) -> None:
         max_num_seqs=NUM_PROMPTS,
         max_num_batched_tokens=case.budget,
         enable_prefix_caching=case.enable_prefix_caching,
-        window=case.window,
+        plans_in_flight=case.window,
     )
     recorder = llm.llm_engine.runner = Recorder(llm.llm_engine.runner)
     outputs = llm.generate([answer.prompt for answer in reference.answers], PARAMS, use_tqdm=False)

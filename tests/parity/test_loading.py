@@ -10,8 +10,8 @@ import torch
 from byte_tokenizer import write_tokenizer
 from checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE, save_checkpoint
 
+from contract.domain.errors import ErrorCode, PenstockError
 from penstock import LLM, SamplingParams
-from penstock.domain.errors import ErrorCode, PenstockError
 from worker_svc.factory import LoadedRunner, load_runner
 from worker_svc.runner_options import RunnerOptions
 

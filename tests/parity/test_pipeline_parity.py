@@ -35,7 +35,7 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
     pipeline = Pipeline(
         expected.directory,
         scheduler={
-            "window": case.window,
+            "plans_in_flight": case.window,
             "short_step_us": 0,
             "max_num_batched_tokens": case.budget,
             "enable_prefix_caching": case.enable_prefix_caching,

@@ -11,7 +11,7 @@ from plans import Drive, drive
 from teacher import Answered, expected_logprobs, gaps, logprob_errors
 from transformers import PreTrainedModel
 
-from penstock.domain.params import Sampling
+from contract.domain.params import Sampling
 from worker_svc.factory import LoadedRunner, load_runner
 from worker_svc.runner_options import RunnerOptions
 

@@ -7,8 +7,8 @@ import pytest
 from byte_tokenizer import write_tokenizer
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 
+from contract.domain import chain
 from penstock import LLM, SamplingParams
-from penstock.domain import chain
 from penstock.outputs import RequestOutput
 
 MAX_TOKENS = 12
@@ -53,7 +53,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
-    llm = make_llm(checkpoint, window=1, enable_prefix_caching=False)
+    llm = make_llm(checkpoint, plans_in_flight=1, enable_prefix_caching=False)
     return [tokens(llm.generate(prompt, params(index), use_tqdm=False))[0] for index, prompt in enumerate(prompts)]
 
 
@@ -62,7 +62,7 @@ def alone(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
 def test_in_any_batch_at_any_window(
     checkpoint: Path, prompts: list[list[int]], alone: list[list[int]], window: int, budget: int
 ) -> None:
-    llm = make_llm(checkpoint, window=window, max_num_batched_tokens=budget)
+    llm = make_llm(checkpoint, plans_in_flight=window, max_num_batched_tokens=budget)
     all_params = [params(index) for index in range(NUM_PROMPTS)]
     assert tokens(llm.generate(prompts, all_params, use_tqdm=False)) == alone
     backwards = llm.generate(prompts[::-1], all_params[::-1], use_tqdm=False)
@@ -71,7 +71,7 @@ def test_in_any_batch_at_any_window(
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_after_a_preemption(checkpoint: Path, prompts: list[list[int]], alone: list[list[int]], window: int) -> None:
-    llm = make_llm(checkpoint, window=window, num_blocks=44)
+    llm = make_llm(checkpoint, plans_in_flight=window, num_blocks=44)
     outputs = llm.generate(prompts, [params(index) for index in range(NUM_PROMPTS)], use_tqdm=False)
     assert llm.llm_engine.stats().counters.num_preemptions > 0
     assert tokens(outputs) == alone
@@ -90,7 +90,7 @@ def test_n_samples_are_n_requests_with_the_derived_seeds(
     llm = make_llm(checkpoint, num_blocks=num_blocks, max_model_len=128)
     together = llm.generate(prompts[:6], [params(index, n=3) for index in range(6)], use_tqdm=False)
     assert (llm.llm_engine.stats().counters.num_preemptions > 0) == (num_blocks == 40)
-    one_by_one = make_llm(checkpoint, window=1, enable_prefix_caching=False)
+    one_by_one = make_llm(checkpoint, plans_in_flight=1, enable_prefix_caching=False)
     for index, output in enumerate(together):
         for sample in output.outputs:
             seed = chain.sequence_seed(1000 + index, sample.index)

@@ -10,8 +10,8 @@ from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 from plans import Drive, drive
 from tensor_parallel_rank import run_rank
 
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import Sampling
+from contract.domain.errors import PenstockError
+from contract.domain.params import Sampling
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.placement import Placement
 from worker_svc.factory import load_runner

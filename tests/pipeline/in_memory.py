@@ -11,16 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from memory_bus import MemoryBus
+
+from contract.v1 import inference_pb2_grpc
 from detokenizer_svc.service import DetokenizerService
 from detokenizer_svc.settings import DetokenizerSettings
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from penstock.client import Client
-from penstock.v1 import inference_pb2_grpc
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus
-from servicekit.bus.memory_bus import MemoryBus
 from servicekit.lifecycle import Stop
 from servicekit.rpc import RpcServer, RpcService
 from tokenizer_svc.core.vocabulary import load_vocabulary

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from in_memory import Pipeline, wait_until
 
-from penstock.domain.params import SamplingParams
-from penstock.v1 import status_pb2
+from contract.domain.params import SamplingParams
+from contract.v1 import status_pb2
 from servicekit.bus.calls import Length
 
 NUM_REQUESTS, NUM_TOKENS = 6, 5

@@ -10,10 +10,10 @@ import pytest
 import structlog
 from in_memory import Pipeline, wait_until
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Delta, Generation
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 

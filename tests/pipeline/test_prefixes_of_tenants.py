@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 from in_memory import Pipeline
 
+from contract.domain.params import SamplingParams
 from penstock.client import Client
-from penstock.domain.params import SamplingParams
 
 PROMPT = list(range(40))
 WORKER = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 8}

@@ -13,8 +13,8 @@ from byte_tokenizer import write_byte_model
 from in_memory import Pipeline, wait_until
 from watched_bus import WatchedBus
 
+from contract.domain.params import SamplingParams
 from gateway_svc.core.backlog import LOGPROB_BYTES, ROW_BYTES
-from penstock.domain.params import SamplingParams
 from servicekit.bus.calls import Length, LogBacklogs
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
@@ -89,8 +89,8 @@ def test_a_client_that_does_not_read_costs_nobody_anything_and_gets_all_of_it_la
     with Pipeline(long_model, worker=WORKER, gateway={"max_backlog_bytes": MAX_BACKLOG_BYTES}) as pipeline:
         gateway = pipeline.gateway
         slow = Reader(gateway.http_port)
-        wait_until(lambda: gateway.stats.num_lagging > 0)
-        (served,) = gateway._delivery._served.values()
+        wait_until(lambda: gateway.stats.num_slow_clients > 0)
+        (served,) = gateway.pools.all[0].delivery._served.values()
         sink = served.call.sink
         with ThreadPoolExecutor(100) as pool:
             prompts = [[number, 1, 2] for number in range(100)]

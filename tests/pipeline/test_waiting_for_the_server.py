@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from in_memory import Pipeline, wait_until
+from memory_bus import MemoryBus
 
-from penstock.domain.params import SamplingParams
-from servicekit.bus import Bus, MemoryBus, open_bus
+from contract.domain.params import SamplingParams
+from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 
 WORKER = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 400, "max_num_seqs": 8}

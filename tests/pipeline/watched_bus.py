@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from servicekit.bus import MemoryBus
+from memory_bus import MemoryBus
+
 from servicekit.bus.calls import Call
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 
 TEXT_FILES = (
     "tokenizer.json",

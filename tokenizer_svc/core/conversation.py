@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.domain.errors import invalid
-from penstock.domain.request import Message
+from contract.domain.errors import invalid
+from contract.domain.request import Message
 
 Conversation = list[dict[str, Any]]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.domain.errors import context_exceeded, invalid
-from penstock.domain.params import Stopping
-from penstock.domain.plan import U32
-from penstock.domain.request import Prompt, Request
+from contract.domain.errors import context_exceeded, invalid
+from contract.domain.params import Stopping
+from contract.domain.plan import U32
+from contract.domain.request import Prompt, Request
 from tokenizer_svc.core.vocabulary import Vocabulary
 
 
@@ -28,12 +28,15 @@ class PromptTokenizer:
         self.vocabulary = vocabulary
 
     def tokenize(self, request: Request, *, clips: bool = False) -> TokenizedPrompt:
-        """Tokenizes and checks one request; `clips`: `max_tokens` beyond the context are as many as it leaves.
+        """Tokenizes and checks one request.
+
+        `clips`: `max_tokens` beyond the context are as many as it leaves; so are those that nobody asked for.
 
         Raises:
             PenstockError: INVALID_ARGUMENT or CONTEXT_LENGTH_EXCEEDED (caller), naming the field.
         """
         self._check_params(request)
+        clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
         return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, self._resolve(request, len(token_ids), clips))
 
@@ -139,9 +142,12 @@ class PromptTokenizer:
         for name, ids in (
             ("stop_token_ids", request.params.stop_token_ids or ()),
             ("logit_bias", request.params.logit_bias or ()),
+            ("suppress_tokens", request.params.suppress_tokens or ()),
         ):
             if (wrong := max(ids, default=0)) >= size:
                 raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
+        if len(set(request.params.suppress_tokens or ())) >= size:
+            raise invalid("suppress_tokens leaves no token of the model's vocabulary", "suppress_tokens")
 
     def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length

@@ -6,8 +6,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.checkpoint import broken, find_checkpoint, read_json
+from tokenizer_svc.core.generation_config import (
+    GENERATION_CONFIG,
+    MODEL,
+    generation_defaults,
+    not_done,
+    read_generation_config,
+)
 from tokenizer_svc.core.longest_token import max_token_bytes
 
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
@@ -23,15 +31,20 @@ class Vocabulary:
     context_length: int  # tokens, prompt and output together
     chat: ChatTemplates
     max_token_bytes: int | None = None  # bytes of text that one token stands for at most, where that is known
+    defaults: GenerationDefaults = OPENAI_DEFAULTS  # what holds where a request does not say otherwise
+    defaults_not_done: tuple[str, ...] = ()  # what the model's makers wish beside them, and nothing here does
 
 
-def load_vocabulary(model: str, *, revision: str | None = None, max_model_len: int | None = None) -> Vocabulary:
+def load_vocabulary(
+    model: str, *, revision: str | None = None, max_model_len: int | None = None, generation_config: str = MODEL
+) -> Vocabulary:
     """Reads the vocabulary of a local directory or hub id.
 
     Args:
         model: a directory in the Hugging Face layout, or a hub id.
         revision: branch, tag or commit of a hub id.
         max_model_len: context length in tokens; None: what config.json says.
+        generation_config: whose generation_config.json counts: `model`, `openai` (nobody's), or that of a directory.
 
     Raises:
         PenstockError: INTERNAL (operator): a file is missing, broken or contradicts `max_model_len`.
@@ -46,13 +59,18 @@ def load_vocabulary(model: str, *, revision: str | None = None, max_model_len: i
     tokenizer = _read_tokenizer(path)
     special_tokens = _special_tokens(tokenizer_config)
     vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size(with_added_tokens=True))
+    generation = read_generation_config(path, generation_config)
     return Vocabulary(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(path, config, tokenizer, special_tokens, vocab_size),
+        eos_token_ids=_eos_token_ids(
+            {**config, **read_json(path / GENERATION_CONFIG), **generation}, tokenizer, special_tokens, vocab_size
+        ),
         context_length=_context_length(path, config, max_model_len),
         chat=ChatTemplates(_chat_templates(path, tokenizer_config), special_tokens),
         max_token_bytes=max_token_bytes(read_json(path / "tokenizer.json")),
+        defaults=generation_defaults(generation, vocab_size),
+        defaults_not_done=tuple(not_done(generation)),
     )
 
 
@@ -94,9 +112,9 @@ def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eos_token_ids(
-    path: Path, config: dict[str, Any], tokenizer: Tokenizer, special_tokens: dict[str, Any], vocab_size: int
+    config: dict[str, Any], tokenizer: Tokenizer, special_tokens: dict[str, Any], vocab_size: int
 ) -> tuple[int, ...]:
-    stated = read_json(path / "generation_config.json").get("eos_token_id", config.get("eos_token_id"))
+    stated = config.get("eos_token_id")
     ids = set(stated) if isinstance(stated, list) else {stated}
     if "eos_token" in special_tokens:
         ids.add(tokenizer.token_to_id(special_tokens["eos_token"]))

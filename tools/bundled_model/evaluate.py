@@ -46,7 +46,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether the answer is all that is asked for."""
+        """Return whether the answer is all that is asked for."""
         return self.parses and self.on_subject and self.ended
 
 

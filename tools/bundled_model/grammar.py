@@ -73,23 +73,23 @@ class Ask:
 
 
 def parses(text: str) -> bool:
-    """Whether the text is an answer that the grammar could have written."""
+    """Return whether the text is an answer that the grammar could have written."""
     return any(True for rule in ANSWER_RULES for _ in GRAMMAR.read(rule, text))
 
 
 def on_subject(ask: Ask, answer: str) -> bool:
-    """Whether the answer is one of those that the grammar would give to this very request."""
+    """Return whether the answer is one of those that the grammar would give to this very request."""
     return any(True for _ in GRAMMAR.read(ask.rule, answer, ask.words))
 
 
 @cache
 def pair_held_out(one: str, other: str) -> bool:
-    """Whether no story of the training text may have both words."""
+    """Return whether no story of the training text may have both words."""
     return _hashed_out("+".join(sorted((one, other))))
 
 
 def has_held_out_pair(words: Iterable[Word]) -> bool:
-    """Whether any two of the words are kept apart in the training text."""
+    """Return whether any two of the words are kept apart in the training text."""
     return any(pair_held_out(one.key, other.key) for one, other in combinations(words, 2))
 
 

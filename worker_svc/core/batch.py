@@ -35,7 +35,7 @@ class Batch:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether every sequence computes its last known token and samples the next."""
+        """Return whether every sequence computes its last known token and samples the next."""
         return len(self.samples) == len(self.slots) == self.num_tokens
 
 
@@ -88,7 +88,7 @@ def build_batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class BatchTokens:
     """The tokens of a batch in flat columns, i64[tokens]."""
 
     slots: I64
@@ -96,7 +96,7 @@ class Tokens:
     cells: I64  # block * block_size + offset, where each token's KV goes
 
 
-def tokens_of(batch: Batch, state: HostSlots) -> Tokens:
+def tokens_of(batch: Batch, state: HostSlots) -> BatchTokens:
     """The tokens of a batch; `state` has the blocks of its slots."""
     block_size = state.limits.block_size
     if len(batch.slots) == batch.num_tokens:
@@ -106,7 +106,7 @@ def tokens_of(batch: Batch, state: HostSlots) -> Tokens:
         positions = np.arange(len(slots)) + np.repeat(batch.context_lens - batch.query_starts[1:], batch.query_lens)
     indices = positions // block_size
     cells = (state.block_tables[slots, indices] - indices) * block_size + positions
-    return Tokens(slots, positions, cells)
+    return BatchTokens(slots, positions, cells)
 
 
 def advance(batch: Batch, state: HostSlots) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chunk_spans, chunk_tiles
 from worker_svc.core.batch import Batch
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots, Runs
 from worker_svc.core.interface import Limits
@@ -27,7 +28,6 @@ from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import chunk_inputs, draw_inputs
 from worker_svc.core.kernels.staged import conclude, enter, receive
-from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.slots import I64
 from worker_svc.core.staging import Staging
 
@@ -38,7 +38,7 @@ _FULL_PADS = 16  # rows beside a full step's, for decodes that are not there
 _DECODES = (0, 16, 64)  # and as many as there are slots
 _FEWEST_BESIDE_DECODES = 128  # tokens
 _FEWEST_CHUNKS, _CHUNK_TOKENS = 16, 128  # there is room for chunks of that length, and for so many at least
-_FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much attention behind long contexts only
+_FEWEST_BY_FLASH, _FLASH_CHUNK_TOKENS = 2048, 512  # fewer tokens have so much attention after long contexts only
 _LONGEST_PAD = 2048  # of tokens that pad a step so many attend to each other, where FlashAttention attends
 # A step whose products are more keeps an H200 busy for longer than its launches take: 24 ms where a host is busy too.
 _MOST_FLOPS = 2.2e13
@@ -148,14 +148,14 @@ class _Columns:
 class ChunkStep:
     """receive -> embed -> layers -> logits -> sample -> move the slots on; launches kernels and nothing else."""
 
-    def __init__(self, model: LlamaForCausalLM, attention: TritonAttention, state: DeviceSlots, limits: Limits) -> None:
+    def __init__(self, model: CausalLM, attention: TritonAttention, state: DeviceSlots, limits: Limits) -> None:
         self.state = state
         self.limits = limits
         self.attention = attention
         self._model = model
 
     def outline(self) -> "ChunkStep":
-        """See `LlamaForCausalLM.outline`."""
+        """See `CausalLM.outline`."""
         return ChunkStep(self._model.outline(), self.attention, self.state, self.limits)
 
     def __call__(self, columns: _Columns, staging: Staging) -> DecodeOutput:
@@ -302,7 +302,7 @@ class ChunkGraphs:
         num_decodes = batch.num_decodes if shape.is_flexible else shape.decodes
         padded = self._padded(shape, batch, num_decodes)
         if shape.by_flash:
-            # Those behind the end are empty.
+            # Those after the end are empty.
             work = [(column, int(column[-1])) for column in chunk_spans(padded, num_decodes)]
         else:
             work = [(column, 0) for column in chunk_tiles(padded, num_decodes)]

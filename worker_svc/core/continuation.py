@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.domain.plan import StepPlan
+from contract.domain.plan import StepPlan
 from worker_svc.core.batch import Batch
 from worker_svc.core.slots import I64, HostSlots
 
@@ -23,10 +23,10 @@ class Continuation:
         self._num_alike = num_alike - 1
 
     def covers(self, plan: StepPlan) -> bool:
-        """Whether `plan`, whose blocks are in the tables already, advances the same slots by one token each, and each
-        has room for it and asks the sampler for the same.
+        """Return whether `plan`, whose blocks are in the tables already, advances the same slots by one token each, and
+        each has room for it and asks the sampler for the same.
         """
-        is_more = plan.step == 1 or plan.admissions or len(plan.released_slots) or len(plan.replace_slots)
+        is_more = plan.step == 1 or plan.admissions or len(plan.released_slots)
         if is_more or self._planned != (plan.slots.tobytes(), plan.num_tokens.tobytes()):
             return False
         if len(plan.append_slots):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.decode_attention import DecodeRows
@@ -13,7 +14,6 @@ from worker_svc.core.kernels.penalties import changed_logits
 from worker_svc.core.kernels.sampling import sample_tokens
 from worker_svc.core.kernels.slots import decode_inputs, draw_inputs
 from worker_svc.core.kernels.truncation import cutoffs
-from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.sampler import Extras, Sampled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
@@ -24,14 +24,14 @@ _NO_EXTRAS = Extras()
 class DecodeStep:
     """embed -> layers -> logits -> sample -> move the slots on; launches kernels and nothing else."""
 
-    def __init__(self, model: LlamaForCausalLM, attention: TritonAttention, state: DeviceSlots) -> None:
+    def __init__(self, model: CausalLM, attention: TritonAttention, state: DeviceSlots) -> None:
         self.state = state
         self._model = model
         self._attention = attention
         self._rows = torch.arange(len(state.num_computed), device=state.num_computed.device)
 
     def outline(self) -> "DecodeStep":
-        """See `LlamaForCausalLM.outline`."""
+        """See `CausalLM.outline`."""
         return DecodeStep(self._model.outline(), self._attention, self.state)
 
     def __call__(self, slots: Tensor) -> DecodeOutput:
@@ -47,22 +47,22 @@ class DecodeStep:
 
 
 class StepDecoder:
-    """See `Decoder`: launches each kernel by itself, and takes no small steps: nothing is gained by that."""
+    """Implement `Decoder`: launches each kernel by itself, and takes no small steps: nothing is gained by that."""
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
 
     def decode(self, slots: I64) -> DecodeOutput:
-        """See `Decoder.decode`."""
+        """Implement `Decoder.decode`."""
         (on_device,) = upload(self._step.state.num_computed.device, slots)
         return self._step(on_device)
 
     def compute(self, batch: Batch) -> DecodeOutput | None:  # noqa: ARG002
-        """See `Decoder.compute`."""
+        """Implement `Decoder.compute`."""
         return None
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, extras: Extras | None) -> Sampled:
-        """See `Decoder.sample`."""
+        """Implement `Decoder.sample`."""
         state, extras = self._step.state, extras or _NO_EXTRAS
         asked = draw_inputs(slots, state)
         changed = changed_logits(logits, slots, positions, state, extras)

@@ -12,7 +12,7 @@ from worker_svc.core.slots import I64
 
 @dataclass(frozen=True, slots=True)
 class DecodeOutput:
-    """What a step leaves behind, a row for each sample; tokens that are chosen are in the histories already. The next
+    """The output of a step, a row for each sample; tokens that are chosen are in the histories already. The next
     step may overwrite it.
     """
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.plan import U32, Admission
+from contract.domain.plan import U32, Admission
 from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
 from worker_svc.core.transfer import upload
@@ -58,11 +58,11 @@ class Runs:
 
 
 class DeviceSlots:
-    """Persistent tensors, indexed by slot; the one behind the last, `dummy_slot`, is for rows that pad a batch.
+    """Persistent tensors, indexed by slot; the one after the last, `dummy_slot`, is for rows that pad a batch.
 
     tokens        i32[max_num_seqs + 1, max_model_len + 1]  every token of the sequence that is known so far
     num_computed  i64[max_num_seqs + 1]  tokens whose KV is written once what is launched is done
-    block_tables  i32[max_num_seqs + 1, max_blocks]; the dummy's blocks are the one behind the last
+    block_tables  i32[max_num_seqs + 1, max_blocks]; the dummy's blocks are the one after the last
     floats        f32[max_num_seqs + 1, 6]  see `SlotSampling`
     integers      i64[max_num_seqs + 1, 3]  see `SlotSampling`
     sampling      what the host knows of the last two

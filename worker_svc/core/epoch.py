@@ -3,7 +3,7 @@
 from enum import Enum
 
 
-class Verdict(Enum):
+class PlanVerdict(Enum):
     """What to do with a plan."""
 
     START = "start"  # the first of a new epoch
@@ -30,22 +30,22 @@ class EpochTracker:
         """The last step of the present epoch; 0: none yet."""
         return self._step
 
-    def admit(self, session: bytes, incarnation: bytes, step: int) -> Verdict:
+    def admit(self, session: bytes, incarnation: bytes, step: int) -> PlanVerdict:
         """Take note of the next plan in the stream and say what to do with it."""
         if incarnation in self._over or (self._incarnation is not None and incarnation != self._incarnation):
-            return Verdict.DROP
+            return PlanVerdict.DROP
         # A repeated first plan begins again from empty slots, which does no harm; a later one may not be run twice.
         if step == 1:
             self._epoch, self._step = (session, incarnation), 1
-            return Verdict.START
+            return PlanVerdict.START
         if self._epoch == (session, incarnation):
             if step <= self._step:
-                return Verdict.DROP
+                return PlanVerdict.DROP
             if step == self._step + 1:
                 self._step = step
-                return Verdict.RUN
+                return PlanVerdict.RUN
         self.end(incarnation)
-        return Verdict.GAP
+        return PlanVerdict.GAP
 
     def end(self, incarnation: bytes | None = None) -> None:
         """The epoch ended badly: nothing more of `incarnation` (None: the present epoch's) is carried out."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.domain.plan import StepPlan, StepResult
+from contract.domain.plan import StepPlan, StepResult
 from worker_svc.core.interface import Limits, PendingStep, Runner
 
 _NAP_S = 0.1
@@ -21,7 +21,7 @@ class Faults:
 
 
 class FaultyRunner:
-    """See `Runner`: the given one, until a fault strikes."""
+    """Implement `Runner`: the given one, until a fault strikes."""
 
     def __init__(self, runner: Runner, faults: Faults, die: Callable[[], None], sleep: Callable[[float], None]) -> None:
         """`die` ends the process without a word; `sleep` takes seconds."""
@@ -32,18 +32,18 @@ class FaultyRunner:
 
     @property
     def limits(self) -> Limits:
-        """See `Runner.limits`."""
+        """Implement `Runner.limits`."""
         return self._runner.limits
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """See `Runner.launch`."""
+        """Implement `Runner.launch`."""
         admitted = {token_id for admission in plan.admissions for token_id in admission.token_ids.tolist()}
         if self._faults.die_on_token in admitted:
             self._die()
         return _FaultyStep(self._runner.launch(plan), self, hangs=self._faults.hang_on_token in admitted)
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """Implement `Runner.close`."""
         self._runner.close()
 
     def strike(self, result: StepResult) -> StepResult:
@@ -63,14 +63,14 @@ class FaultyRunner:
 
 @dataclass(frozen=True, slots=True)
 class _FaultyStep:
-    """See `PendingStep`."""
+    """Implement `PendingStep`."""
 
     step: PendingStep
     runner: FaultyRunner
     hangs: bool
 
     def result(self) -> StepResult:
-        """See `PendingStep.result`."""
+        """Implement `PendingStep.result`."""
         if self.hangs:
             self.runner.hang()
         return self.runner.strike(self.step.result())

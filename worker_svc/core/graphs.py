@@ -2,7 +2,7 @@
 
 The graphs read the slots of a batch from one buffer, which is written only when the batch is another than before; what
 is left of a graph's rows goes to the dummy slot. So a step that just goes on allocates nothing on the device, unless
-tokens are chosen anew behind the graph; one in which blocks are appended uploads them, a few bytes.
+tokens are chosen anew after the graph; one in which blocks are appended uploads them, a few bytes.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs(StepDecoder):
-    """See `Decoder`; nothing can be decoded before `capture`."""
+    """Implement `Decoder`; nothing can be decoded before `capture`."""
 
     def __init__(self, step: DecodeStep, chunks: ChunkGraphs | None = None) -> None:
         super().__init__(step)
@@ -59,7 +59,7 @@ class DecodeGraphs(StepDecoder):
         def launch_all() -> None:
             for size in self._sizes.tolist():
                 output = step(self._slots[:size])
-            # What no graph does, but steps behind graphs do, of logits as they are and of changed ones.
+            # What no graph does, but steps after graphs do, of logits as they are and of changed ones.
             rows, values = output.positions[:1], output.logits.new_empty(1, dtype=torch.float32)
             changes = Extras(has_penalties=True, entries=Entries(rows, rows, values), logprob_rows=rows)
             for extras in (Extras(has_cuts=True), changes, replace(changes, has_cuts=True)):
@@ -99,7 +99,7 @@ class DecodeGraphs(StepDecoder):
         return graph, output
 
     def decode(self, slots: I64) -> DecodeOutput:
-        """See `Decoder.decode`."""
+        """Implement `Decoder.decode`."""
         if slots is not self._last:
             self._choose(slots)
         graph, output = self._chosen
@@ -119,5 +119,5 @@ class DecodeGraphs(StepDecoder):
         self._chosen = graph, output.first(len(slots))
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
-        """See `Decoder.compute`."""
+        """Implement `Decoder.compute`."""
         return self._chunks.compute(batch) if self._chunks is not None else None

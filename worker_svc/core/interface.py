@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.plan import StepPlan, StepResult
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.plan import StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Runner(Protocol):
         """What plans must keep to."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Start one step behind those launched before, without waiting for any of them.
+        """Start one step after those launched before, without waiting for any of them.
 
         A plan with step 1 starts from empty slots; what was launched before it still completes.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 
 DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
 

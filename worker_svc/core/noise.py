@@ -14,7 +14,7 @@ _BELOW_ONE = 1 - 2**-24
 
 
 def mix(value: Tensor) -> Tensor:
-    """`penstock.domain.chain.mix` for i64 tensors (two's complement)."""
+    """`contract.domain.chain.mix` for i64 tensors (two's complement)."""
     value = value + _GAMMA
     value.bitwise_xor_((value >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MUL1)
     value.bitwise_xor_((value >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MUL2)

@@ -2,15 +2,15 @@
 
 The hash of tokens t0, t1, ... is the polynomial sum of mix(ti + 1) * BASE**i modulo 2**64. A block's own sum is kept up
 to date as cells are written, so that a long context costs one addition a block; where a block stands in the table
-decides the power of BASE that its sum is multiplied with. The last block of a context may have cells behind its end,
+decides the power of BASE that its sum is multiplied with. The last block of a context may have cells after its end,
 which belong to others: its cells are read one by one.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domain import chain
-from penstock.domain.plan import U32
+from contract.domain import chain
+from contract.domain.plan import U32
 from worker_svc.core.slots import I64
 
 U64 = npt.NDArray[np.uint64]

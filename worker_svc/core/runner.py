@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
-from worker_svc.core.models.llama import LlamaForCausalLM
 from worker_svc.core.sampler import Extras, Sampled, sample
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
@@ -37,7 +37,7 @@ class _Sampling:
 
 
 class PendingModelStep:
-    """See `PendingStep`."""
+    """Implement `PendingStep`."""
 
     def __init__(self, step: int, sampling: _Sampling, download: Download, timing: StepTiming) -> None:
         self._step = step
@@ -46,7 +46,7 @@ class PendingModelStep:
         self._timing = timing
 
     def result(self) -> StepResult:
-        """See `PendingStep.result`."""
+        """Implement `PendingStep.result`."""
         try:
             step_ns, idle_ns = self._timing.read()
         except RuntimeError as error:
@@ -64,11 +64,11 @@ class PendingModelStep:
 
 
 class ModelRunner:
-    """See `Runner`. Every rank of a worker has one and launches the same plans."""
+    """Implement `Runner`. Every rank of a worker has one and launches the same plans."""
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         cache: KVCache,
         attention: AttentionBackend,
         limits: Limits,
@@ -103,12 +103,12 @@ class ModelRunner:
 
     @property
     def limits(self) -> Limits:
-        """See `Runner.limits`."""
+        """Implement `Runner.limits`."""
         return self._limits
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingModelStep:
-        """See `Runner.launch`.
+        """Implement `Runner.launch`.
 
         Raises:
             DeviceError: the device is of no further use.
@@ -129,7 +129,7 @@ class ModelRunner:
         return PendingModelStep(plan.step, sampling, download, timing)
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """Implement `Runner.close`."""
         del self._model, self._cache, self._attention, self._slots, self._decoder
 
     def _enter(self) -> None:
@@ -172,10 +172,6 @@ class ModelRunner:
             slots.admit(plan.admissions)
         if len(plan.append_slots):
             slots.write_blocks(host.append(plan))
-        if len(plan.replace_slots):
-            # Unlike an appended block, one may take the place of what has entered just now.
-            slots.enter()
-            slots.write_blocks(host.replace(plan))
         if len(plan.copy_sources):
             host.check_copies(plan)
             sources = plan.copy_sources.astype(np.int64)
@@ -239,15 +235,19 @@ def _chosen(decoder: Decoder, output: DecodeOutput, extras: Extras | None) -> li
 
 
 def _columns(sampled: Sampled) -> list[Tensor]:
-    columns = (sampled.token_ids, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+    columns = (sampled.token_ids, sampled.logprobs, sampled.ranks, sampled.top_ids, sampled.top_logprobs)
     return [column for column in columns if column is not None]
 
 
-def _pack_logprobs(num_logprobs: I64, own: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray) -> Logprobs:
-    """Rows that asked stand in `own` [l] and the tops [l, most]; `num_logprobs` i64[rows] is -1 for the others."""
+def _pack_logprobs(
+    num_logprobs: I64, own: np.ndarray, own_ranks: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray
+) -> Logprobs:
+    """Rows that asked stand in `own` and `own_ranks` [l] and the tops [l, most]; `num_logprobs` i64[rows] is -1 for the
+    others.
+    """
     asked = num_logprobs >= 0
-    sampled = np.full(len(num_logprobs), np.nan, np.float32)
-    sampled[asked] = own
+    sampled, ranks = np.full(len(num_logprobs), np.nan, np.float32), np.zeros(len(num_logprobs), np.uint32)
+    sampled[asked], ranks[asked] = own, own_ranks
     counts = np.maximum(num_logprobs, 0)
     kept = np.arange(top_ids.shape[1]) < counts[asked][:, None]
-    return Logprobs(sampled, counts.astype(np.uint32), top_ids[kept].astype(np.uint32), top_logprobs[kept])
+    return Logprobs(sampled, ranks, counts.astype(np.uint32), top_ids[kept].astype(np.uint32), top_logprobs[kept])

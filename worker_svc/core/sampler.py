@@ -19,7 +19,7 @@ class Penalties:
     """Rows that punish repetition, and the tokens they have seen."""
 
     rows: Tensor  # i64[p]
-    history: Tensor  # i64[p, longest]: prompt and output; anything behind `lengths`
+    history: Tensor  # i64[p, longest]: prompt and output; anything after `lengths`
     lengths: Tensor  # i64[p]
     num_prompt_tokens: Tensor  # i64[p]
     repetition: Tensor  # f32[p], 1 is none
@@ -88,6 +88,7 @@ class Sampled:
 
     token_ids: Tensor  # i64[rows]
     logprobs: Tensor | None = None  # f32[l]
+    ranks: Tensor | None = None  # i64[l]: how many tokens have a larger logit, and one
     top_ids: Tensor | None = None  # i64[l, num_top_logprobs], most likely first
     top_logprobs: Tensor | None = None  # f32[l, num_top_logprobs]
 
@@ -104,10 +105,12 @@ def sample(logits: Tensor, asked: SamplerInput) -> Sampled:
         token_ids.index_copy_(0, asked.draw.rows, draw_tokens(adjusted.index_select(0, asked.draw.rows), asked.draw))
     if asked.logprob_rows is None:
         return Sampled(token_ids)
-    logprobs = logits.index_select(0, asked.logprob_rows).log_softmax(dim=-1)
-    own = logprobs.gather(1, token_ids.index_select(0, asked.logprob_rows).unsqueeze(1)).squeeze(1)
+    raw = logits.index_select(0, asked.logprob_rows)
+    logprobs, chosen = raw.log_softmax(dim=-1), token_ids.index_select(0, asked.logprob_rows).unsqueeze(1)
+    own = logprobs.gather(1, chosen).squeeze(1)
+    ranks = (raw > raw.gather(1, chosen)).sum(dim=-1).add_(1)
     top_logprobs, top_ids = logprobs.topk(asked.num_top_logprobs, dim=-1)
-    return Sampled(token_ids, own, top_ids, top_logprobs)
+    return Sampled(token_ids, own, ranks, top_ids, top_logprobs)
 
 
 def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
@@ -127,7 +130,7 @@ def _penalise(logits: Tensor, penalties: Penalties) -> None:
     vocab_size = logits.shape[1]
     index = torch.arange(penalties.history.shape[1], device=logits.device)
     outside = index >= penalties.lengths.unsqueeze(1)
-    token_ids = penalties.history.masked_fill(outside, vocab_size)  # the column behind the vocabulary takes the rest
+    token_ids = penalties.history.masked_fill(outside, vocab_size)  # the column after the vocabulary takes the rest
     is_output = (index >= penalties.num_prompt_tokens.unsqueeze(1)).to(torch.float32)
     counts = torch.zeros(2, len(token_ids), vocab_size + 1, dtype=torch.float32, device=logits.device)
     counts[0].scatter_add_(1, token_ids, torch.ones_like(is_output))

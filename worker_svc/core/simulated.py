@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domain import chain
-from penstock.domain.params import Sampling
-from penstock.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
+from contract.domain import chain
+from contract.domain.params import Sampling
+from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
@@ -29,12 +29,13 @@ class SimulatedConfig:
 
     step_s: float = 0.002  # device time of every step, seconds
     eos_every: int = 0  # about one token in so many is EOS; 0: none is
+    model_seed: int = 0  # models with different ones give different tokens
     min_tokens_per_step: int = 1  # a slot that samples gets a pseudo-random number of tokens between these two,
     max_tokens_per_step: int = 1  # as far as the plan lets it advance; the tokens themselves stay the same
 
 
 class PendingSimulatedStep:
-    """See `PendingStep`."""
+    """Implement `PendingStep`."""
 
     def __init__(
         self, result: StepResult, end_ns: int, clock_ns: Callable[[], int], sleep: Callable[[float], None]
@@ -45,14 +46,14 @@ class PendingSimulatedStep:
         self._sleep = sleep
 
     def result(self) -> StepResult:
-        """See `PendingStep.result`: waits until the pretended device has ended the step."""
+        """Implement `PendingStep.result`: waits until the pretended device has ended the step."""
         while (left_ns := self._end_ns - self._clock_ns()) > 0:
             self._sleep(left_ns / 1e9)
         return self._result
 
 
 class SimulatedRunner:
-    """See `Runner`. The device begins a step when the one before has ended; `sleep` takes seconds."""
+    """Implement `Runner`. The device begins a step when the one before has ended; `sleep` takes seconds."""
 
     def __init__(
         self, limits: Limits, config: SimulatedConfig, clock_ns: Callable[[], int], sleep: Callable[[float], None]
@@ -73,11 +74,11 @@ class SimulatedRunner:
 
     @property
     def limits(self) -> Limits:
-        """See `Runner.limits`."""
+        """Implement `Runner.limits`."""
         return self._limits
 
     def launch(self, plan: StepPlan) -> PendingSimulatedStep:
-        """See `Runner.launch`."""
+        """Implement `Runner.launch`."""
         now_ns = self._clock_ns()
         free_ns = now_ns if self._device_free_ns is None else self._device_free_ns
         start_ns = max(now_ns, free_ns)
@@ -96,7 +97,7 @@ class SimulatedRunner:
         return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
 
     def close(self) -> None:
-        """See `Runner.close`."""
+        """Implement `Runner.close`."""
         del self._cache, self._tokens
 
     def _update_slots(self, plan: StepPlan) -> None:
@@ -108,7 +109,6 @@ class SimulatedRunner:
         for admission in plan.admissions:
             self._admit(admission)
         self._cache.poison(state.append(plan).blocks)
-        self._cache.poison(state.replace(plan).blocks)
         state.check_copies(plan)
         self._cache.copy(plan.copy_sources, plan.copy_targets)
 
@@ -116,7 +116,7 @@ class SimulatedRunner:
         self._slots.admit(admission)
         slot, sampling = admission.slot, admission.sampling
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
-        self._salts[slot] = _salt(sampling, admission.seed)
+        self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
         self._num_logprobs[slot] = _NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
         self._stop_ids[slot] = admission.stop_token_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens
@@ -181,6 +181,7 @@ def expected_tokens(
     limits: Limits,
     *,
     eos_every: int = 0,
+    model_seed: int = 0,
     min_output_tokens: int = 0,
     stop_token_ids: tuple[int, ...] = (),
 ) -> Iterator[int]:
@@ -189,7 +190,7 @@ def expected_tokens(
     for token_id in prompt_ids:
         context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
     while True:
-        drawn = chain.mix(chain.mix((context & _MASK) ^ num_tokens) ^ _salt(sampling, seed))
+        drawn = chain.mix(chain.mix((context & _MASK) ^ num_tokens) ^ _salt(sampling, seed, model_seed))
         token_id = int(_choose(np.array([drawn], np.uint64), limits, eos_every)[0])
         if num_tokens < len(prompt_ids) + min_output_tokens:
             token_id = _allowed(token_id, stop_token_ids, limits.vocab_size)
@@ -197,8 +198,8 @@ def expected_tokens(
         context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
 
 
-def _salt(sampling: Sampling, seed: int) -> int:
-    return 0 if sampling.is_greedy else chain.mix(seed)
+def _salt(sampling: Sampling, seed: int, model_seed: int) -> int:
+    return (chain.mix(~model_seed & _MASK) if model_seed else 0) ^ (0 if sampling.is_greedy else chain.mix(seed))
 
 
 def _choose(drawn: U64, limits: Limits, eos_every: int) -> U32:
@@ -228,6 +229,7 @@ def _logprobs(wanted: I64, num_tokens: I64, token_ids: U32, vocab_size: int) -> 
     ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return Logprobs(
         sampled=np.where(wanted == _NO_LOGPROBS, np.nan, -math.log(2)).astype(np.float32),
+        ranks=(wanted != _NO_LOGPROBS).astype(np.uint32),
         top_counts=counts.astype(np.uint32),
         top_ids=((np.repeat(token_ids, counts) + ranks) % vocab_size).astype(np.uint32),
         top_logprobs=(-(ranks + 1) * math.log(2)).astype(np.float32),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.domain.plan import Admission
+from contract.domain.plan import Admission
 from worker_svc.core.sampler import Draw, Entries, Extras, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import F32, I64
 from worker_svc.core.transfer import upload, upload_floats
@@ -61,6 +61,7 @@ class SlotSampling:
         self._stop_ids[slot] = stop_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
         biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
+        biases += [(token, -np.inf) for token in sampling.suppress_tokens if token < self._vocab_size]
         self._biases.pop(slot, None)
         if biases:
             token_ids, values = zip(*biases, strict=True)
@@ -144,7 +145,7 @@ class SlotSampling:
         )
 
     def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
-        """Biases, and stop tokens where it is too early for them."""
+        """Biases, tokens that are suppressed, and stop tokens where it is too early for them."""
         is_early = positions < self._min_tokens[slots]
         found = []
         if self._biases or is_early.any():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.domain.plan import U32, Admission, StepPlan
+from contract.domain.plan import U32, Admission, StepPlan
 from worker_svc.core.interface import Limits, plan_error
 
 I32 = npt.NDArray[np.int32]
@@ -38,7 +38,7 @@ class HostSlots:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        # The token sampled behind a full context is known, though never computed.
+        # The token sampled after a full context is known, though never computed.
         self.max_tokens = limits.max_model_len + 1
         self.max_blocks = -(-self.max_tokens // limits.block_size)
         self.active = np.zeros(limits.max_num_seqs, np.bool_)
@@ -82,7 +82,7 @@ class HostSlots:
         self.block_tables[slot, :num_blocks] = admission.block_ids
 
     def append(self, plan: StepPlan) -> BlockUpdates:
-        """Put blocks behind those that slots have; a slot may be named more than once."""
+        """Put blocks after those that slots have; a slot may be named more than once."""
         if not len(plan.append_slots):
             return _NO_UPDATES
         slots = plan.append_slots.astype(np.int64)
@@ -98,19 +98,6 @@ class HostSlots:
         updates = BlockUpdates(slots, indices, plan.append_blocks.astype(np.int64))
         self.block_tables[updates.slots, updates.indices] = updates.blocks
         np.maximum.at(self.num_blocks, slots, indices + 1)
-        return updates
-
-    def replace(self, plan: StepPlan) -> BlockUpdates:
-        """Exchange entries of block tables (copy-on-write)."""
-        if not len(plan.replace_slots):
-            return _NO_UPDATES
-        slots = plan.replace_slots.astype(np.int64)
-        self._check_slots(slots)
-        self._check_blocks(plan.replace_blocks)
-        updates = BlockUpdates(slots, plan.replace_indices.astype(np.int64), plan.replace_blocks.astype(np.int64))
-        if (updates.indices >= self.num_blocks[slots]).any():
-            raise plan_error("a block is replaced that the slot does not have")
-        self.block_tables[updates.slots, updates.indices] = updates.blocks
         return updates
 
     def check_copies(self, plan: StepPlan) -> None:

@@ -1,4 +1,4 @@
-"""Between host and device without waiting: small columns go up together, results come down behind the step."""
+"""Between host and device without waiting: small columns go up together, results come down after the step."""
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ def upload_floats(device: torch.device, column: npt.NDArray[np.float32]) -> Tens
 
 
 class Downloads:
-    """Brings what a step samples to the host, behind the step's own work: a few bytes take less time on their way than
+    """Brings what a step samples to the host, after the step's own work: a few bytes take less time on their way than
     another stream takes to wait for the step and the next step for that stream.
 
     Used by two threads: one launches steps, one takes what they brought.

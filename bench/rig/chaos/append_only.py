@@ -65,7 +65,7 @@ class AppendOnlyFile:
 
 
 def cut(path: Path, keep_bytes: int) -> Cut:
-    """Cuts a file off at the first border between two units that lies at or behind `keep_bytes`."""
+    """Cuts a file off at the first border between two units that lies at or after `keep_bytes`."""
     data = path.read_bytes()
     ends = list(borders(data))
     kept = next((end for end in ends if end >= keep_bytes), len(data))
@@ -90,7 +90,7 @@ def borders(data: bytes) -> Iterator[int]:
 
 
 def _command(data: bytes, position: int) -> tuple[bytes, int]:
-    """The name of the command that begins at `position`, and where it ends; behind the data if it is not whole."""
+    """The name of the command that begins at `position`, and where it ends; after the data if it is not whole."""
     nowhere = len(data) + 1
     name = b""
     header_end = data.find(b"\r\n", position)

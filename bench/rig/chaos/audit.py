@@ -3,14 +3,18 @@
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import grpc
 
 from bench.rig.chaos.pipeline import KINDS, SERVER, RawServer, ServedPipeline
+from contract.domain.errors import PenstockError
+from contract.v1 import scheduler_pb2, scheduler_pb2_grpc, status_pb2
 from penstock.client import Client
-from penstock.domain.errors import PenstockError
-from penstock.v1 import scheduler_pb2, scheduler_pb2_grpc, status_pb2
 from servicekit.bus.keys import TOKENIZERS, Keys
+
+if TYPE_CHECKING:  # it needs packages that only rounds with traces need
+    from bench.rig.chaos.collector import Collector
 
 CLEAN_WITHIN_S = 60.0
 _PROBE_S = 0.5
@@ -18,8 +22,8 @@ _MAX_LOG_ENTRIES = 1  # the last one read
 # What a pool without requests may hold, as `servicekit.bus.keys` names it; some of it only for a time, or empty.
 _MAY_BE = frozenset(
     {
-        *("survey", "changed", "gone", "leases", "shape"),
-        *("run", "settle", "sessions", "sess", "workers", "worker", "steps", "results", "shards", "read"),
+        *("survey", "changed", "gone", "leases", "shape", "models"),
+        *("run", "term", "settle", "sessions", "sess", "workers", "worker", "steps", "results", "shards", "read"),
         *(
             "req",
             "out",
@@ -33,37 +37,54 @@ _MAY_BE = frozenset(
             "attach",
             "text",
             "dead",
+            "traces",
         ),
     }
 )
 
 
-async def audit(pipeline: ServedPipeline, request_ids: Iterable[str], replicas: int) -> tuple[list[str], float]:
+async def audit(
+    pipeline: ServedPipeline,
+    request_ids: Iterable[str],
+    replicas: int,
+    collector: "Collector | None" = None,
+    *,
+    pool: str = "",
+    num_gateways: int | None = None,
+) -> tuple[list[str], float]:
     """What is left behind after all streams have ended, one sentence for each, and after how many seconds.
 
     Empty: the books are clean.
 
-    The pipeline gets a minute for what takes it time: restarts, takeovers, cancels of requests without a client.
+    Of gateways that serve several pools, `pool` is the one, and `num_gateways` all that serve it.
+
+    The pipeline gets a minute for what takes it time: restarts, takeovers, cancels of requests without a client. A
+    collector of traces must have been told of every request.
     """
     began_s = time.monotonic()
     wanted = list(request_ids)
     while True:
-        leaks = await asyncio.to_thread(lambda: list(_leaks(pipeline, wanted, replicas)))
+        leaks = await asyncio.to_thread(
+            lambda: list(_leaks(pipeline, wanted, replicas, pool, num_gateways or replicas))
+        )
+        leaks += collector.wrongs(wanted) if collector else ()
         took_s = time.monotonic() - began_s
         if not leaks or took_s > CLEAN_WITHIN_S:
             return leaks, took_s
         await asyncio.sleep(_PROBE_S)
 
 
-def _leaks(pipeline: ServedPipeline, request_ids: list[str], replicas: int) -> Iterator[str]:
+def _leaks(
+    pipeline: ServedPipeline, request_ids: list[str], replicas: int, pool: str, num_gateways: int
+) -> Iterator[str]:
     try:
         with Client(pipeline.gateways()[0].grpc_address, timeout_s=5.0) as client:
-            status = client.pipeline()
+            status = client.pipeline(pool)
     except PenstockError as error:
         yield f"the first gateway does not answer: {error.message}"
         return
     alive = [session for session in status.sessions if session.alive]
-    yield from _processes(pipeline, alive, replicas)
+    yield from _processes(pipeline, alive, replicas, num_gateways)
     yield from _figures(alive)
     server = pipeline.server()
     try:
@@ -72,11 +93,14 @@ def _leaks(pipeline: ServedPipeline, request_ids: list[str], replicas: int) -> I
         server.close()
 
 
-def _processes(pipeline: ServedPipeline, alive: list[status_pb2.SessionStatus], replicas: int) -> Iterator[str]:
+def _processes(
+    pipeline: ServedPipeline, alive: list[status_pb2.SessionStatus], replicas: int, num_gateways: int
+) -> Iterator[str]:
     for kind in KINDS:
         ready = [session.name for session in alive if session.kind == kind and session.status.ready]
-        if len(ready) != replicas:
-            yield f"{len(ready)} of {replicas} processes of {kind}_svc are ready"
+        wanted = num_gateways if kind == "gateway" else replicas
+        if len(ready) != wanted:
+            yield f"{len(ready)} of {wanted} processes of {kind}_svc are ready"
     # Launcher and server belong to the pipeline too.
     running, known = len(pipeline.survivors()), len(KINDS) * replicas + 2
     if running != known:
@@ -122,7 +146,7 @@ def _keys(server: RawServer, request_ids: list[str]) -> Iterator[str]:
             yield f"{key} has no TTL"
         elif kind == "tokens" and (length := _number(server.command("XLEN", key))) > _MAX_LOG_ENTRIES:
             yield f"{key} has {length} entries"
-    for stream in (keys.prompts, keys.requests, keys.dead):
+    for stream in (keys.prompts, keys.requests, keys.dead, keys.traces):
         if length := _number(server.command("XLEN", stream)):
             yield f"{stream.decode()} has {length} entries"
     if keys.prompts.decode() in found:

@@ -1,4 +1,4 @@
-"""What happens to the processes: kill -9, pauses and orders to end, drawn from a seed.
+"""Blows to the processes, drawn from a seed: kill -9, pauses, orders to end, half-open connections and others.
 
 A process is hit while its siblings are up, the server while everybody is: how long a pipeline stands still that lacks
 all processes of a kind says how long these take to start.
@@ -10,17 +10,37 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from bench.rig.chaos.append_only import AppendOnlyFile
+from bench.rig.chaos.bombs import Replies, bomb
 from bench.rig.chaos.pipeline import KINDS, SERVER, ServedPipeline
 
-SHARES = {"killed": 0.6, "paused": 0.3, "ended": 0.3, "cut": 0.6}  # of each way, beside the others that are wanted
-_SERVER_HOWS = ("killed", "cut")  # a paused server says nothing about the pipeline that a dead one does not
+# Of each way, beside the others that are wanted.
+SHARES = {
+    "killed": 0.6,
+    "paused": 0.3,
+    "ended": 0.3,
+    "slow": 0.3,
+    "silent": 0.3,
+    "bombed": 0.3,
+    "cut": 0.6,
+    "readonly": 0.6,
+}
+# A paused server says nothing about the pipeline that a dead one does not.
+_SERVER_HOWS = ("killed", "cut", "readonly")
+_HOWS_OF = {
+    SERVER: _SERVER_HOWS,
+    "gateway": ("killed", "paused", "ended", "slow", "silent", "bombed"),
+}
+_OTHER_HOWS = ("killed", "paused", "ended", "slow", "silent")
 PAUSE_S = (0.2, 6.0)
+SLOW_S = (4.0, 12.0)  # that a process does nothing after it was started again
+READONLY_S = (0.3, 4.0)
 CUT_S = (0.3, 1.5)  # of its last writes that a server loses
 _UNLUCKY_S = 0.2  # until it is looked again
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -29,7 +49,10 @@ class Blow:
 
     kind: str  # of process
     name: str
-    how: str  # killed; paused; ended: told to drain; cut: the server, killed and without its last writes
+    # killed; paused; ended: told to drain; slow: killed, and its next life begins with a pause; silent: its connections
+    # to the server stay open, and nothing comes through them any more; bombed: by foreign connections; cut: the server,
+    # killed and without its last writes; readonly: the server, demoted for a while.
+    how: str
     at_s: float  # monotonic
 
 
@@ -48,6 +71,7 @@ class Killer:
     ) -> None:
         """`every_s` is the mean time between two blows, `hows` are keys of `SHARES`."""
         self.blows: list[Blow] = []
+        self.replies = Replies()  # of bombed gateways
         self._pipeline = pipeline
         self._kinds = kinds
         self._hows = hows
@@ -56,7 +80,7 @@ class Killer:
         self._rng = random.Random(seed)
         self._deck: list[str] = []  # the kinds that are still to be hit before one is hit again
         self._file = AppendOnlyFile(pipeline.data_dir)
-        self._paused: dict[int, asyncio.Task[None]] = {}
+        self._busy: dict[int, asyncio.Task[None]] = {}  # what is being done to processes
         self._gone: set[tuple[str, int]] = set()  # with its name: numbers of processes come again
 
     async def run(self, num_kills: int, seconds: float) -> None:
@@ -69,36 +93,56 @@ class Killer:
                 await self._strike()
         finally:
             watching.cancel()
-            await asyncio.gather(*self._paused.values())
+            await asyncio.gather(*self._busy.values())
 
     async def _strike(self) -> None:
         if not self._deck:
             self._deck = self._rng.sample(self._kinds, len(self._kinds))
         kind = self._deck.pop()
         name = SERVER if kind == SERVER else f"{kind}-{self._rng.randrange(self._replicas)}"
-        hows = [each for each in self._hows if kind != SERVER or each in _SERVER_HOWS]
-        hows = [each for each in hows if kind == SERVER or each != "cut"] or ["killed"]
+        hows = [each for each in self._hows if each in _HOWS_OF.get(kind, _OTHER_HOWS)] or ["killed"]
         how = self._rng.choices(hows, [SHARES[each] for each in hows])[0]
-        pause_s, cut_s = self._rng.uniform(*PAUSE_S), self._rng.uniform(*CUT_S)
+        limits_s = {"paused": PAUSE_S, "cut": CUT_S, "slow": SLOW_S, "readonly": READONLY_S}
+        long_s = self._rng.uniform(*limits_s.get(how, PAUSE_S))
         while not self._is_whole(kind):
             await asyncio.sleep(_UNLUCKY_S)
         pid = self._pipeline.pids()[name]
         self.blows.append(Blow(kind, name, how, time.monotonic()))
-        if how == "paused":
-            self._paused[pid] = asyncio.create_task(self._pause(pid, pause_s))
-        elif how == "cut":
-            self._gone.add((name, pid))
-            self._file.lose(pid, cut_s)
+        if how == "silent":
+            self._pipeline.proxy.go_silent(pid)
+        elif how == "paused":
+            self._do(pid, self._pause(pid, long_s))
+        elif how == "readonly":
+            self._do(pid, self._demote(long_s))
+        elif how == "bombed":
+            gateway = next(each for each in self._pipeline.gateways() if each.name == name)
+            self._do(pid, bomb(gateway.http_url, name, self.replies))
         else:
             self._gone.add((name, pid))
-            os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
+            if how == "cut":
+                self._file.lose(pid, long_s)
+            elif how == "slow":
+                self._do(pid, self._slow_down(name, pid, long_s))
+            else:
+                os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
+
+    def _do(self, pid: int, work: Coroutine[None, None, None]) -> None:
+        """Works beside further blows, of which this process gets none meanwhile."""
+
+        async def run() -> None:
+            try:
+                await work
+            finally:
+                del self._busy[pid]
+
+        self._busy[pid] = asyncio.create_task(run())
 
     def _is_whole(self, kind: str) -> bool:
-        """Whether all processes of a kind are up; of all kinds, if it is the server's turn."""
+        """Return whether all processes of a kind are up; of all kinds, if it is the server's turn."""
         pids, ready = self._pipeline.pids(), self._pipeline.ready()
-        kinds = KINDS if kind == SERVER else (kind,)
+        kinds = {*KINDS, *self._kinds} - {SERVER} if kind == SERVER else {kind}
         wanted = {f"{each}-{index}" for each in kinds for index in range(self._replicas)}
-        gone = self._gone | {(name, pid) for name, pid in pids.items() if pid in self._paused or not _runs(pid)}
+        gone = self._gone | {(name, pid) for name, pid in pids.items() if pid in self._busy or not _runs(pid)}
         return wanted <= ready and not any((name, pids[name]) in gone for name in (*wanted, SERVER))
 
     async def _pause(self, pid: int, pause_s: float) -> None:
@@ -108,7 +152,24 @@ class Killer:
         finally:
             with contextlib.suppress(ProcessLookupError):  # its supervisor did not wait for it
                 os.kill(pid, signal.SIGCONT)
-            del self._paused[pid]
+
+    async def _slow_down(self, name: str, pid: int, pause_s: float) -> None:
+        os.kill(pid, signal.SIGKILL)
+        while (started := self._pipeline.pids()[name]) == pid:
+            await asyncio.sleep(_LOOK_S)
+        await self._pause(started, pause_s)
+
+    async def _demote(self, seconds: float) -> None:
+        """Makes the server a replica of one that cannot be reached: it keeps its data, and takes no writes."""
+        server = self._pipeline.server()
+        try:
+            server.command("REPLICAOF", "127.0.0.1", "1")
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                server.command("REPLICAOF", "NO", "ONE")
+        finally:
+            server.close()
 
 
 def _runs(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """Clients that send recipes through the gateways and write down what they saw and when.
 
-All but those that mean to leave go on through any gateway when their connection breaks: behind their last event, or,
+All but those that mean to leave go on through any gateway when their connection breaks: after their last event, or,
 before the first one, by sending the request again with the same idempotency key. Some connections they drop themselves.
+Who is refused, since there are too many already, asks again until there is room: with the same key.
 """
 
 import asyncio
@@ -9,18 +10,18 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
 
 import httpx
 
-from bench.rig.chaos.pipeline import Gateway
+from bench.rig.chaos.pipeline import MODEL, Gateway
 from bench.rig.chaos.recipes import Recipe
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
 from penstock.client import Accepted, AsyncClient, Delta
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
@@ -28,6 +29,7 @@ _RECONNECT_S = 30.0  # without anything new: then a broken connection counts
 _RECONNECT_PAUSE_S = 0.1
 _DROP_SHARE = 0.2  # of the connections over HTTP
 _DROP_AFTER = (1, 120)  # events
+CUT_SHORT = "the stream ended without its end mark"
 
 
 class End(Enum):
@@ -67,17 +69,31 @@ class Story:
     error: str = ""
     usage: tuple[int, int] | None = None  # prompt and output tokens
     num_repeats: int = 0  # events that begin before the end of what came already
-    num_gaps: int = 0  # events that begin behind it
+    num_gaps: int = 0  # events that begin after it
     last_event_id: str = ""  # over HTTP
     num_reconnects: int = 0  # over HTTP
+    num_refusals: int = 0  # 429 or 503, after which the request was sent again with its key
+    refused_s: float = 0.0  # when it was last told to come again later
+    fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
+
+    @property
+    def heard_s(self) -> float:
+        """When something was last heard of it."""
+        return max(self.begun_s, self.refused_s, *self.event_times_s[-1:])
+
+    def refuse(self) -> None:
+        """It was told to come again later."""
+        self.num_refusals += 1
+        self.refused_s = time.monotonic()
 
 
 class Caller:
     """How one client reaches the gateways, and how often it drops what it has."""
 
-    def __init__(self, gateways: Sequence[Gateway], seed: int | None = None) -> None:
+    def __init__(self, gateways: Sequence[Gateway], seed: int | None = None, model: str = MODEL) -> None:
         """With a seed, connections are dropped, and the next one goes to any of the gateways."""
         self._gateways = gateways
+        self.model = model  # that is asked for
         self._rng = random.Random(seed)
         self._drops = seed is not None
 
@@ -95,15 +111,18 @@ class Caller:
         return self._rng.randint(*_DROP_AFTER) if self._drops and self._rng.random() < _DROP_SHARE else 0
 
 
-async def follow(recipe: Recipe, caller: Caller) -> Story:
-    """Sends one request and reads its stream to whatever end it has."""
+async def follow(
+    recipe: Recipe, caller: Caller, *, silence_s: float = SILENCE_S, begun: Callable[[Story], None] | None = None
+) -> Story:
+    """Sends one request and reads its stream to whatever end it has; `begun` is told of the story before that."""
     samples = [Sample() for _ in range(recipe.params.n)]
     gateway = caller.gateway()
     story = Story(recipe, gateway.name, time.monotonic(), samples)
+    if begun is not None:
+        begun(story)
     task = asyncio.ensure_future((_read_http if recipe.is_http else _read_grpc)(story, gateway, caller))
     while not task.done():
-        last_s = story.event_times_s[-1] if story.event_times_s else story.begun_s
-        left_s = last_s + SILENCE_S - time.monotonic()
+        left_s = story.heard_s + silence_s - time.monotonic()
         if left_s <= 0:
             task.cancel()
         await asyncio.wait({task}, timeout=max(left_s, 0.05))
@@ -113,9 +132,11 @@ async def follow(recipe: Recipe, caller: Caller) -> Story:
     return story
 
 
-async def follow_for_ever(recipes: Sequence[Recipe], gateways: Sequence[Gateway], seed: int, book: "Book") -> None:
+async def follow_for_ever(
+    recipes: Sequence[Recipe], gateways: Sequence[Gateway], seed: int, book: "Book", model: str = MODEL
+) -> None:
     """One client: request after request until the book closes; refused ones are tried elsewhere."""
-    rng, caller = random.Random(seed), Caller(gateways, seed)
+    rng, caller = random.Random(seed), Caller(gateways, seed, model)
     while not book.is_closed:
         story = await follow(rng.choice(recipes), caller)
         book.stories.append(story)
@@ -132,11 +153,28 @@ class Book:
 
 
 async def _read_grpc(story: Story, gateway: Gateway, caller: Caller) -> None:
+    key = None if story.recipe.leaves_after else secrets.token_hex(16)
+    while await _is_refused_over_grpc(story, gateway, caller, key):
+        await asyncio.sleep(_RECONNECT_PAUSE_S)
+        gateway = caller.gateway()
+        story.gateway = gateway.name
+
+
+async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, key: str | None) -> bool:
+    """Calls once, and reads the stream to its end if it begins; whether there was no room for it."""
     recipe = story.recipe
     is_resumable = not recipe.leaves_after
     async with (
         AsyncClient(caller.addresses(gateway) if is_resumable else gateway.grpc_address) as client,
-        aclosing(client.generate(list(recipe.prompt_ids), recipe.params, resumable=is_resumable)) as events,
+        aclosing(
+            client.generate(
+                list(recipe.prompt_ids),
+                recipe.params,
+                model=caller.model,
+                resumable=is_resumable,
+                idempotency_key=key,
+            )
+        ) as events,
     ):
         try:
             async for event in events:
@@ -147,16 +185,20 @@ async def _read_grpc(story: Story, gateway: Gateway, caller: Caller) -> None:
                 _take_delta(story, event)
                 if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
                     story.end = End.LEFT
-                    return
+                    return False
         except PenstockError as error:
+            if error.code is ErrorCode.OVERLOADED and not story.request_id:
+                story.refuse()
+                return True
             # A gateway says what is wrong; a connection that broke has only a gRPC status.
             is_told = "cannot be reached" not in error.message
             story.error = f"{error.code.name}: {error.message}"
             story.end = End.FAILED if is_told else End.BROKEN if story.request_id else End.REFUSED
             if is_told and error.code is ErrorCode.UNAVAILABLE and not story.request_id:
                 story.end = End.REFUSED
-            return
+            return False
     story.end = End.DONE
+    return False
 
 
 def _take_delta(story: Story, delta: Delta) -> None:
@@ -175,7 +217,7 @@ def _take_delta(story: Story, delta: Delta) -> None:
 async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
     recipe, params = story.recipe, story.recipe.params
     body = {
-        "model": "chaos",
+        "model": caller.model,
         "prompt": list(recipe.prompt_ids),
         "n": params.n,
         "temperature": params.temperature,
@@ -190,6 +232,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
     headers = {} if recipe.leaves_after else {"idempotency-key": secrets.token_hex(16)}
     async with httpx.AsyncClient(timeout=None) as client:
         while True:
+            began_s = time.monotonic()
             try:
                 if story.last_event_id:
                     url = f"{gateway.http_url}/v1/requests/{story.request_id}/events"
@@ -201,13 +244,14 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
             except httpx.TransportError as error:
                 story.error = repr(error)
                 story.end = End.BROKEN if story.event_times_s else End.REFUSED
-            last_s = story.event_times_s[-1] if story.event_times_s else story.begun_s
-            is_over = time.monotonic() - last_s > _RECONNECT_S
-            if recipe.leaves_after or is_over or story.end not in (End.BROKEN, End.REFUSED):
+            is_over = time.monotonic() - story.heard_s > _RECONNECT_S
+            gives_up = recipe.leaves_after and story.refused_s < began_s
+            if gives_up or is_over or story.end not in (End.BROKEN, End.REFUSED):
                 return
             story.num_reconnects += 1
             await asyncio.sleep(_RECONNECT_PAUSE_S)
             gateway = caller.gateway()
+            story.gateway = gateway.name
 
 
 async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> None:
@@ -215,8 +259,10 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
     if reply.status_code != 200:
         story.error = f"{reply.status_code}: {(await reply.aread()).decode()}"
         story.end = End.FAILED
-        if reply.status_code == 503:
+        if reply.status_code in (429, 503):
             story.end = End.BROKEN if story.event_times_s else End.REFUSED
+        if reply.status_code == 429:
+            story.refuse()
         return
     num_events = 0
     event_id = ""
@@ -232,11 +278,11 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
             num_events += 1
             if num_events == drop_after:
                 break
-    story.end, story.error = End.BROKEN, "the stream ended without its end mark"
+    story.end, story.error = End.BROKEN, CUT_SHORT
 
 
 def _take_line(story: Story, data: str) -> bool:
-    """Whether nothing more is read."""
+    """Return whether nothing more is read."""
     story.event_times_s.append(time.monotonic())
     if data == "[DONE]":
         story.end = End.DONE
@@ -249,6 +295,8 @@ def _take_line(story: Story, data: str) -> bool:
             story.end = End.BROKEN
         return True
     story.request_id = chunk["id"]
+    if "system_fingerprint" in chunk:
+        story.fingerprints.add(chunk["system_fingerprint"])
     if chunk.get("usage"):
         story.usage = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
     for choice in chunk["choices"]:

@@ -1,6 +1,7 @@
 """The pipeline under test: `penstock serve` as a process of its own, and who its children are at the moment."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -13,10 +14,13 @@ from pathlib import Path
 import hiredis
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from bench.rig.chaos.kept_server import KeptServer
+from bench.rig.chaos.proxy import Proxy
 from servicekit.bus.commands import pack
 
 ROOT = Path(__file__).parents[3]
 SERVER = "server"
+MODEL = "chaos"  # what clients call it
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 NUM_WORDS = 1000
 EOS = NUM_WORDS
@@ -62,26 +66,45 @@ class Gateway:
 class ServedPipeline:
     """A running pipeline with `replicas` of each service; ends with the `with`.
 
-    Its workers are simulated unless a model is given; a flag counts for more than what stands before it.
+    Its workers are simulated unless a model is given; a flag counts for more than what stands before it. Behind a proxy
+    its server is the bench's: services reach it through that alone, and it is kept alive as the launcher would.
     """
 
-    def __init__(self, directory: Path, replicas: int, flags: Sequence[str], model: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        replicas: int,
+        flags: Sequence[str],
+        model: Path | None = None,
+        *,
+        has_proxy: bool = False,
+        code: Path | None = None,
+    ) -> None:
+        """Starts it.
+
+        `code`: the folder of packages that it and whatever it starts again are of, where that is not this checkout.
+        """
         self._directory = directory
         directory.mkdir(parents=True)
-        runner: tuple[str, ...] = ("--served-model-name=chaos",)
+        self._out, self._err = directory / "out", directory / "err"
+        self._kept = KeptServer(self.data_dir, self._say) if has_proxy else None
+        where = f"--redis-url={self._kept.proxy.url}" if self._kept else f"--data-dir={self.data_dir}"
+        # A file of pools says by itself what models are called.
+        has_pools = any(flag.startswith("--pools=") for flag in flags)
+        runner: tuple[str, ...] = () if has_pools else (f"--served-model-name={MODEL}",)
         if model is None:
             model = directory / "model"
             write_model(model)
             runner += ("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}")
-        command = [
-            *(sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0"),
-            *(f"--model={model}", f"--data-dir={self.data_dir}", *runner),
-            *(f"--{kind}s={replicas}" for kind in KINDS),
-            *flags,
-        ]
-        self._out, self._err = directory / "out", directory / "err"
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        self.serve_flags = (f"--model={model}", *runner, *(f"--{kind}s={replicas}" for kind in KINDS), *flags)
+        command = [sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0", where, *self.serve_flags]
+        # Others write to the log as well, each a line at its end.
+        # Python looks for packages in its working directory first, and at each start in what the path leads to.
+        where_from, environ = (directory, os.environ | {"PYTHONPATH": str(code)}) if code else (ROOT, None)
+        with self._out.open("w") as out, self._err.open("a") as err:
+            self.process = subprocess.Popen(
+                command, cwd=where_from, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
 
     def __enter__(self) -> "ServedPipeline":
         deadline_s = time.monotonic() + READY_TIMEOUT_S
@@ -104,6 +127,25 @@ class ServedPipeline:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        if self._kept:
+            self._kept.close()
+            self._kept = None
+
+    @property
+    def proxy(self) -> Proxy:
+        """Before its server, if it was asked for."""
+        assert self._kept
+        return self._kept.proxy
+
+    @property
+    def redis_url(self) -> str:
+        """As its services know the server."""
+        return self._kept.proxy.url if self._kept else f"unix://{self._found_socket()}"
+
+    @property
+    def log_path(self) -> Path:
+        """The file to which launcher and services append what they write."""
+        return self._err
 
     @property
     def data_dir(self) -> Path:
@@ -155,8 +197,12 @@ class ServedPipeline:
                 continue
         return found
 
+    def _say(self, line: str) -> None:
+        with self._err.open("a") as err:
+            err.write(f"{line}\n")
+
     def _found_socket(self) -> str:
-        match = re.search(r"unix://(\S+)", self.log)
+        match = re.search(r"^server started .* at unix://(\S+)", self.log, re.MULTILINE)
         assert match
         return match[1]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bench.rig.chaos.pipeline import EOS, EOS_EVERY, VOCAB_SIZE
-from penstock.domain import chain
-from penstock.domain.params import SamplingParams
+from contract.domain import chain
+from contract.domain.params import SamplingParams
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
@@ -36,10 +36,12 @@ class Recipe:
     params: SamplingParams
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
 
-    def expected(self, sequence: int) -> Iterator[int]:
+    def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
         seed = chain.sequence_seed(self.params.seed or 0, sequence)
-        return expected_tokens(self.prompt_ids, self.params.sampling, seed, _LIMITS, eos_every=EOS_EVERY)
+        return expected_tokens(
+            self.prompt_ids, self.params.sampling, seed, _LIMITS, eos_every=EOS_EVERY, model_seed=model_seed
+        )
 
 
 def make_recipes(rng: random.Random, count: int) -> list[Recipe]:

@@ -7,15 +7,15 @@ import time
 
 from bench.rig.chaos.killer import Blow
 from bench.rig.chaos.pipeline import KINDS, ServedPipeline
+from contract.domain.errors import PenstockError
 from penstock.client import Client
-from penstock.domain.errors import PenstockError
 
 REPLACED_WITHIN_S = 60.0
 _PROBE_S = 0.1
 
 
-async def roll(pipeline: ServedPipeline, replicas: int) -> list[Blow]:
-    """Replaces every process of the pipeline once, kind by kind; when each was told.
+async def roll(pipeline: ServedPipeline, replicas: int, how: str = "rolled") -> list[Blow]:
+    """Replaces every process of the pipeline once, kind by kind; when each was told. `how` is what it suffers.
 
     Raises:
         TimeoutError: a replacement was not ready within a minute.
@@ -24,7 +24,7 @@ async def roll(pipeline: ServedPipeline, replicas: int) -> list[Blow]:
     for kind in KINDS:
         for index in range(replicas):
             name, began_ns = f"{kind}-{index}", time.time_ns()
-            blows.append(Blow(kind, name, "rolled", time.monotonic()))
+            blows.append(Blow(kind, name, how, time.monotonic()))
             os.kill(pipeline.pids()[name], signal.SIGTERM)
             async with asyncio.timeout(REPLACED_WITHIN_S):
                 while not await asyncio.to_thread(_is_replaced, pipeline, kind, name, began_ns):
@@ -33,7 +33,7 @@ async def roll(pipeline: ServedPipeline, replicas: int) -> list[Blow]:
 
 
 def _is_replaced(pipeline: ServedPipeline, kind: str, name: str, since_ns: int) -> bool:
-    """Whether a process of this name that was started since then is ready, as a gateway sees it."""
+    """Return whether a process of this name that was started since then is ready, as a gateway sees it."""
     for gateway in pipeline.gateways():
         try:
             with Client(gateway.grpc_address, timeout_s=2.0) as client:

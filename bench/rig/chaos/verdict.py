@@ -11,7 +11,16 @@ from bench.rig.chaos.pipeline import SERVER
 from bench.rig.chaos.recipes import Recipe
 
 BROKEN_WITHIN_S = 2.0  # of its gateway's death a stream must have noticed
+DEADLY = ("killed", "slow")  # blows that leave a gateway no time to end its streams
 AFTERWARDS_S = 0.5  # how long what was on its way may hide a blow
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the models that answer."""
+
+    seed: int
+    references: Mapping[Recipe, Story]  # undisturbed
 
 
 @dataclass
@@ -19,6 +28,7 @@ class Verdict:
     """What was found in the stories of a round."""
 
     num_streams: int = 0
+    num_of_models: Counter[int] = field(default_factory=Counter)  # streams that are wholly of one, by its place
     ends: Counter[End] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -30,14 +40,15 @@ class Verdict:
         return len(self.lost) + len(self.repeated) + len(self.changed)
 
 
-def judge(stories: Sequence[Story], references: Mapping[Recipe, Story], blows: Sequence[Blow]) -> Verdict:
-    """Compares all streams of a round."""
-    verdict = Verdict()
-    # A gateway waits for a server that is away for a while; it has no excuse for turning a request down.
+def judge(stories: Sequence[Story], models: Sequence[Model], blows: Sequence[Blow]) -> Verdict:
+    """Compares all streams of a round. Each must be wholly of one of the models, whichever."""
+    verdict = Verdict(num_of_models=Counter(dict.fromkeys(range(len(models)), 0)))
+    # A gateway waits for a server that is away for a while; it has no excuse for turning a request down. Nor is there
+    # one for both gateways not to take what is sent again and again with its key.
     may_refuse = any(blow.kind != SERVER for blow in blows)
     for story in stories:
         verdict.ends[story.end] += 1
-        if story.end is End.REFUSED and may_refuse:
+        if story.end is End.REFUSED and may_refuse and story.recipe.leaves_after:
             continue
         verdict.num_streams += 1
         label = f"{story.recipe.kind} {story.request_id or '?'} over {story.gateway}"
@@ -45,18 +56,20 @@ def judge(stories: Sequence[Story], references: Mapping[Recipe, Story], blows: S
             verdict.lost.append(f"{label}: {why}")
         if story.num_repeats:
             verdict.repeated.append(f"{label}: {story.num_repeats} events")
-        if why := _change(story, references[story.recipe]):
-            verdict.changed.append(f"{label}: {why}")
+        changes = [_change(story, model) for model in models]
+        if "" in changes:
+            verdict.num_of_models[changes.index("")] += bool(story.samples[0].text)
+        else:
+            verdict.changed.append(f"{label}: {'; of the next model: '.join(changes)}")
     return verdict
 
 
-def check_reference(story: Story) -> str:
+def check_reference(story: Story, model_seed: int = 0) -> str:
     """Why the undisturbed story of a recipe is not what the runner computes; empty: it is."""
     if story.end not in (End.DONE, End.LEFT):
         return f"{story.end.value} {story.error}"
     for index, sample in enumerate(story.samples):
-        tokens = sample.token_ids
-        if tokens != [token for token, _ in zip(story.recipe.expected(index), tokens, strict=False)]:
+        if not _is_computed(story, index, sample, model_seed):
             return f"sample {index} has other tokens"
     return ""
 
@@ -65,8 +78,11 @@ def standstills(stories: Sequence[Story], blow: Blow) -> list[float]:
     """For each stream that was live when a process was hit: its longest silence around that moment, seconds."""
     found = []
     for story in stories:
-        times_s = [story.begun_s, *story.event_times_s]
-        if story.end not in (End.DONE, End.LEFT) or not story.begun_s < blow.at_s < story.ended_s:
+        # Before it was let in, a request was not live.
+        is_late = story.refused_s < min(story.event_times_s, default=story.ended_s)
+        begun_s = max(story.begun_s, story.refused_s) if is_late else story.begun_s
+        times_s = [begun_s, *story.event_times_s]
+        if story.end not in (End.DONE, End.LEFT) or not begun_s < blow.at_s < story.ended_s:
             continue
         silences = [
             after - before
@@ -81,23 +97,31 @@ def _loss(story: Story, blows: Sequence[Blow]) -> str:
     if story.end in (End.DONE, End.LEFT):
         return ""
     if story.end is End.BROKEN and story.recipe.leaves_after:
-        deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and blow.how == "killed"]
+        deaths_s = [blow.at_s for blow in blows if blow.name == story.gateway and blow.how in DEADLY]
         if any(story.begun_s <= at_s <= story.ended_s <= at_s + BROKEN_WITHIN_S for at_s in deaths_s):
             return ""
     return f"{story.end.value} {story.error}"
 
 
-def _change(story: Story, reference: Story) -> str:
+def _is_computed(story: Story, index: int, sample: Sample, model_seed: int) -> bool:
+    """Return whether the tokens, where they are known, are what the runner computes."""
+    tokens = sample.token_ids
+    return tokens == [token for token, _ in zip(story.recipe.expected(index, model_seed), tokens, strict=False)]
+
+
+def _change(story: Story, model: Model) -> str:
+    reference = model.references[story.recipe]
     is_whole = story.end is End.DONE
     for index, (sample, wanted) in enumerate(zip(story.samples, reference.samples, strict=True)):
         if why := _difference(sample, wanted, is_whole=is_whole):
             return f"sample {index} {why}"
-        tokens = sample.token_ids
         # Beyond what the undisturbed client saw, if it left: what the runner computes.
-        if tokens != [token for token, _ in zip(story.recipe.expected(index), tokens, strict=False)]:
+        if not _is_computed(story, index, sample, model.seed):
             return f"sample {index} has other tokens"
     if is_whole and story.usage != reference.usage:
         return f"usage is {story.usage}, not {reference.usage}"
+    if story.fingerprints - reference.fingerprints and reference.fingerprints:
+        return f"fingerprints are {sorted(story.fingerprints)}, not {sorted(reference.fingerprints)}"
     return f"{story.num_gaps} gaps" if story.num_gaps else ""
 
 

@@ -10,7 +10,8 @@ long as nobody took what it held. Times that decide anything are the server's; `
 """
 
 from servicekit.bus.calls.call import NOT_YET, Call, Settling
-from servicekit.bus.calls.ownership import Claim, Claimed, Commit, Load, Loaded, Owned, Strike, Struck, Take
+from servicekit.bus.calls.limits import Limit, Metered, OverLimit
+from servicekit.bus.calls.ownership import Claim, Claimed, Commit, HandOver, Load, Loaded, Owned, Strike, Struck, Take
 from servicekit.bus.calls.requests import (
     Attach,
     Attachment,
@@ -27,12 +28,15 @@ from servicekit.bus.calls.requests import (
     SubmitOutcome,
     Tokenized,
 )
+from servicekit.bus.calls.server import ReadServerState, ServerState
 from servicekit.bus.calls.sessions import (
     Greeting,
     Hello,
     Leave,
     ListSessions,
+    ReadStatus,
     Renew,
+    Renewed,
     Revalidate,
     SessionInfo,
     SessionKind,
@@ -49,8 +53,10 @@ from servicekit.bus.calls.streams import (
     ReadGroup,
     Reclaim,
 )
+from servicekit.bus.calls.traces import CountUntold, Delivered
 from servicekit.bus.calls.waiting import Bounds, CountWaiting, Overload, Waiting
 from servicekit.bus.calls.workers import (
+    UNWANTED,
     ListWorkers,
     Pair,
     Pairing,
@@ -59,11 +65,13 @@ from servicekit.bus.calls.workers import (
     Survey,
     Surveyed,
     Unpair,
+    Unwanted,
     WorkerEntry,
 )
 
 __all__ = [
     "NOT_YET",
+    "UNWANTED",
     "Acknowledge",
     "Append",
     "Attach",
@@ -76,21 +84,27 @@ __all__ = [
     "Claimed",
     "Commit",
     "Compact",
+    "CountUntold",
     "CountWaiting",
+    "Delivered",
     "DropStream",
     "Entry",
     "Fetch",
     "Greeting",
+    "HandOver",
     "Hello",
     "LastId",
     "LeaseShard",
     "Leave",
     "Length",
+    "Limit",
     "ListSessions",
     "ListWorkers",
     "Load",
     "Loaded",
     "LogBacklogs",
+    "Metered",
+    "OverLimit",
     "Overdue",
     "Overload",
     "Owned",
@@ -99,6 +113,8 @@ __all__ = [
     "Read",
     "ReadCheckpoints",
     "ReadGroup",
+    "ReadServerState",
+    "ReadStatus",
     "Recall",
     "Recalled",
     "Reclaim",
@@ -107,9 +123,11 @@ __all__ = [
     "Reject",
     "ReleaseShard",
     "Renew",
+    "Renewed",
     "RequestState",
     "Retire",
     "Revalidate",
+    "ServerState",
     "SessionInfo",
     "SessionKind",
     "Settling",
@@ -123,6 +141,7 @@ __all__ = [
     "Take",
     "Tokenized",
     "Unpair",
+    "Unwanted",
     "Waiting",
     "WorkerEntry",
 ]

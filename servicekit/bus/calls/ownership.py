@@ -59,6 +59,18 @@ class Strike(Call[bool]):
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver(Call[list[bytes] | None]):
+    """Requests of `sid` become those of another scheduler session, if that one lives; a survey tells it to look.
+
+    The answer is those of them that `sid` does not own (any more); None: fenced.
+    """
+
+    sid: bytes
+    receiver: bytes
+    request_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Owned(Call[list[bytes] | None]):
     """The ids of all requests that `sid` owns: for an owner whose `Claim` or `Take` lost its answer. None: fenced."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from servicekit.bus.calls.call import Call, Settling
+from servicekit.bus.calls.limits import Metered, OverLimit
 from servicekit.bus.calls.waiting import NO_BOUNDS, Bounds, Overload
 
 
@@ -33,6 +34,7 @@ class StoredRequest:
     strikes: int  # see `Strike`
     struck_at: int  # output tokens that it had at the last strike
     witness: tuple[bytes, ...] = ()  # as in `Submit`; (): none was needed
+    model_digest: bytes = b""  # of the model that computed the witness
 
 
 class SubmitOutcome(IntEnum):
@@ -45,7 +47,7 @@ class SubmitOutcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Submit(Call[SubmitOutcome | Overload]):
+class Submit(Call[SubmitOutcome | Overload | OverLimit]):
     """Writes `req` in state PROMPT and the `prompts` hint. A cancel mark that came before is taken over.
 
     The request waits, and counts as waiting, until a `Commit` says that it got its first slot or it ends.
@@ -69,7 +71,11 @@ class Submit(Call[SubmitOutcome | Overload]):
     num_tokens: int = 0  # of its prompt, as far as can be said before it is tokenized
     deadline_ns: int = 0  # Unix time by the server's clock, after which it is `Overdue`; 0: none
     bounds: Bounds = NO_BOUNDS
-    witness: tuple[bytes, ...] = ()  # per sequence: u32 little-endian per token that its client has; (): a new request
+    # Per sequence u32 little-endian for each token that its client has, then perhaps per sequence
+    # `contract.domain.logprob_records` of these; (): a new request
+    witness: tuple[bytes, ...] = ()
+    model_digest: bytes = b""  # of the model that computed the witness; empty: nothing is known of it
+    metered: Metered | None = None  # what it counts for, of a key with limits; with a witness only as one that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Tokenized(Call[bool]):
 class Overdue(Call[list[StoredRequest]]):
     """Up to `count` requests in state PROMPT or READY that are cancelled or past their deadline: for `Reject`.
 
-    Those with a witness are left out: their end comes behind what their clients have, from a scheduler.
+    Those with a witness are left out: their end comes after what their clients have, from a scheduler.
     """
 
     count: int
@@ -131,6 +137,8 @@ class Retire(Call[bool]):
     ttl_ms: int
     route: bytes = b""  # gateway session that got the last text; empty: none
     others: tuple[tuple[bytes, bytes], ...] = ()  # (request_id, result) of further requests
+    tokens: tuple[int, ...] = ()  # of prompt and output, of each request in this order; (): not told
+    traces: tuple[bytes, ...] = ()  # of each request in this order, for a collector; empty ones, and (): not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,7 @@ class Recalled:
     state: RequestState
     reply: bytes  # penstock.v1.ReplyForm
     result: bytes | None = None  # penstock.v1.FinishedRequest, once it has ended
+    delivered_ns: int = 0  # Unix time at which its client had all of it; 0: it has not
 
 
 @dataclass(frozen=True, slots=True)

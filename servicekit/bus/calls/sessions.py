@@ -1,7 +1,7 @@
 """Sessions: who is there."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 from servicekit.bus.calls.call import Call
 
@@ -20,11 +20,13 @@ class SessionKind(Enum):
 class Greeting:
     """`new_run`: the server was restarted since the pool last said hello; every session was suspended by that.
 
-    Also if the server remembers nothing, not even a hello, and a session comes back to it.
+    Also if the server remembers nothing, not even a hello, and a session comes back to it; and if this one was with
+    another copy of the pool, which was ahead.
     """
 
     new_run: bool
     active: bool  # whether this session is active after the call
+    term: int = field(default=0, compare=False)  # to be said with the next hello
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Hello(Call[Greeting]):
     # (part, value), neither with a space: what all services of the pool must agree on. The first that knows a part
     # writes it down; it is gone when no session and no live request is left. Who differs is refused.
     shape: tuple[tuple[str, str], ...] = ()
+    term: int = 0  # the latest that this process has heard, whatever its session was: a copy that is not as far
+    # becomes another run
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +61,23 @@ class Revalidate(Call[bool]):
     ttl_ms: int
 
 
+class Renewed(IntEnum):
+    """The outcome of a renewal; only FENCED is false."""
+
+    FENCED = 0  # or suspended
+    YES = 1
+    UNWANTED = 2  # yes, of a worker that the pool does not take in, see `Pair`
+
+
 @dataclass(frozen=True, slots=True)
-class Renew(Call[bool]):
-    """Extends a session by `ttl_ms` from now and stores its status. False: fenced or suspended."""
+class Renew(Call[Renewed]):
+    """Extends a session by `ttl_ms` from now and stores its status."""
 
     sid: bytes
     ttl_ms: int
     status: bytes = b""  # penstock.v1.ServiceStatus, shown by `penstock status`; empty keeps the last
     draining: bool = False  # as the status says: a change of it is told by surveys at once
+    models: bytes | None = None  # of a scheduler: digests of the models on which its requests began; None: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,13 @@ class SessionInfo:
     status: bytes
     left: bool = False  # ended in order
     silent_ms: int = field(default=0, compare=False)  # since it was last heard of
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatus(Call[bytes]):
+    """The status that a session has stored last; empty: none, or it is not known."""
+
+    sid: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadCheckpoints(Call[list[Checkpoint] | None]):
-    """Checkpoints of a shard in order of request ids, from the first one behind `after` on; none are left: empty.
+    """Checkpoints of a shard in order of request ids, from the first one after `after` on; none are left: empty.
 
     None: `sid` does not lease the shard. For the lease holder several reads are as good as one: nobody else compacts
     or retires, and of what is committed meanwhile it finds all in the log.

@@ -28,14 +28,14 @@ class Append(Call[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Read(Call[dict[bytes, list[Entry]]]):
-    """Entries behind the given ids, by stream; streams without new entries are left out.
+    """Entries after the given ids, by stream; streams without new entries are left out.
 
     Blocks up to `block_ms` until there is one; 0: not at all. Only the last call of an `execute` may block. For the
     first `awake_s` seconds of that a blocking connection looks for the answer instead of sleeping: it saves the time of
     a wake-up and costs a core, but nothing at the server.
     """
 
-    streams: Mapping[bytes, bytes] = field(default_factory=dict)  # stream → id to read behind
+    streams: Mapping[bytes, bytes] = field(default_factory=dict)  # stream → id to read after
     count: int = 64  # entries per stream
     block_ms: int = 0
     awake_s: float = 0.0

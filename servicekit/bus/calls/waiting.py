@@ -1,6 +1,6 @@
 """What waits for its first slot, and how much may."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from servicekit.bus.calls.call import Call
@@ -36,6 +36,9 @@ class Waiting:
     num_tokens: int  # of prompts; those of text are estimated until it is tokenized
     num_tenant_requests: int
     num_tenant_tokens: int
+    # In which all that waits in the pool would start, at the rate of late. While nothing has started since the first of
+    # it came: how long ago that was, which is the least that it can be.
+    expected_wait_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
 """Workers, and schedulers that pair with them."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from servicekit.bus.calls.call import Call
 from servicekit.bus.calls.sessions import SessionInfo
+from servicekit.bus.keys import MODEL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterWorker(Call[bytes]):
-    """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read behind.
+    """A worker's session (its incarnation) takes its name; answers the last id of `steps:{worker}` to read after.
 
     Another incarnation's pairing ends by that. Empty: fenced.
     """
@@ -16,6 +18,7 @@ class RegisterWorker(Call[bytes]):
     sid: bytes
     worker: str
     info: bytes  # penstock.v1.WorkerInfo
+    model_digest: bytes = bytes(MODEL_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,25 @@ class Pairing:
 
     incarnation: bytes
     info: bytes
-    results_after: bytes  # read `results:{worker}` behind this entry
+    results_after: bytes  # read `results:{worker}` after this entry
+
+
+class Unwanted(Enum):
+    """Its only value is `UNWANTED`: the worker has a model that the pool does not take in beside those in use."""
+
+    UNWANTED = "unwanted"
+
+
+UNWANTED = Unwanted.UNWANTED
 
 
 @dataclass(frozen=True, slots=True)
-class Pair(Call[Pairing | None]):
+class Pair(Call[Pairing | Unwanted | None]):
     """The scheduler session becomes the worker's owner. None: it is fenced, the worker is dead or another's.
 
-    A worker of an expired session is that session's until it is taken over: `Take` first.
+    A worker of an expired session is that session's until it is taken over: `Take` first. A pool takes in `MAX_MODELS`
+    models. One is in use as long as a worker of it is paired, or a scheduler holds requests that began on it. A worker
+    that is unwanted learns so with its renewals, until a pairing succeeds.
     """
 
     sid: bytes

@@ -1,8 +1,9 @@
--- Every change of a request's or a session's state, each one atomic. The same operations in Python: memory_pool.py.
+-- Every change of a request's or a session's state, each one atomic.
 --
 -- KEYS[1] is the pool's prefix, hash tag included, so that a call goes to the pool's slot; other names are made from it
 -- as keys.py lists them. Session ids come in hexadecimal, request ids and routes as 16 bytes. Every function checks
--- before it writes, and may be called again. Words between @ signs are filled in from keys.py by library.py.
+-- before it writes, and may be called again. Words between @ signs are filled in from keys.py by library.py: keys in
+-- small letters, all else in capitals.
 
 local HEX = {}
 
@@ -37,4 +38,11 @@ local function sorted_members(key)
   local members = redis.call('SMEMBERS', key)
   table.sort(members)
   return members
+end
+
+-- A command that takes many members, unless there are none. A call costs more than what it does.
+local function with_all(command, key, many)
+  if #many > 0 then
+    redis.call(command, key, unpack(many))
+  end
 end

@@ -11,10 +11,10 @@ local function compact(keys, args)
     local request = redis.call('HMGET', request_key(prefix, id), 'state', 'shard')
     if request[1] == 'RUNNING' and request[2] == shard then
       redis.call('SET', checkpoint_key(prefix, id), args[i + 1])
-      redis.call('ZADD', prefix .. 'ckpts:' .. shard, '0', hex(id))
+      redis.call('ZADD', prefix .. '@checkpoints@' .. shard, '0', hex(id))
     end
   end
-  redis.call('XTRIM', prefix .. 'tokens:' .. shard, 'MINID', min_id)
+  redis.call('XTRIM', prefix .. '@tokens@' .. shard, 'MINID', min_id)
   return 1
 end
 
@@ -25,8 +25,10 @@ local function read_checkpoints(keys, args)
   end
   local first = after == '' and '-' or '(' .. hex(after)
   local found = {}
-  for _, id in ipairs(redis.call('ZRANGE', prefix .. 'ckpts:' .. shard, first, '+', 'BYLEX', 'LIMIT', '0', count)) do
-    found[#found + 1] = { stored(prefix .. 'req:' .. id, unhex(id)), redis.call('GET', prefix .. 'ckpt:' .. id) }
+  local ids = redis.call('ZRANGE', prefix .. '@checkpoints@' .. shard, first, '+', 'BYLEX', 'LIMIT', '0', count)
+  for _, id in ipairs(ids) do
+    local rows = redis.call('GET', prefix .. '@checkpoint@' .. id)
+    found[#found + 1] = { stored(prefix .. '@request@' .. id, unhex(id)), rows }
   end
   return found
 end

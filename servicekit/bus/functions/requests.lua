@@ -23,18 +23,11 @@ local function is_short_of_memory(now, num_bytes)
 end
 
 local function request_key(prefix, id)
-  return prefix .. 'req:' .. hex(id)
+  return prefix .. '@request@' .. hex(id)
 end
 
 local function checkpoint_key(prefix, id)
-  return prefix .. 'ckpt:' .. hex(id)
-end
-
--- A command that takes many members, unless there are none. A call costs more than what it does.
-local function with_all(command, key, many)
-  if #many > 0 then
-    redis.call(command, key, unpack(many))
-  end
+  return prefix .. '@checkpoint@' .. hex(id)
 end
 
 -- Where fields are in what `stored` returns.
@@ -43,7 +36,7 @@ local STATE, HEADER, BODY, META, ROUTE, SHARD, OWNER = 3, 4, 5, 6, 7, 8, 9
 local function stored(key, id)
   local request =
     redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes',
-      'struck_at', 'witness')
+      'struck_at', 'witness', 'model')
   table.insert(request, 1, id)
   request[13] = request[13] and cmsgpack.unpack(request[13]) or {}
   return request
@@ -56,27 +49,27 @@ end
 
 local function delete_hint(prefix, entry_id)
   if entry_id ~= '' then
-    acknowledge(prefix .. 'prompts', '@TOKENIZERS@', entry_id)
+    acknowledge(prefix .. '@prompts@', '@TOKENIZERS@', entry_id)
   end
 end
 
 local function open(prefix, id, shard, route, header, body, meta)
-  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@REQUEST@', id, '@ROUTE@', route,
+  redis.call('XADD', prefix .. '@tokens@' .. shard, '*', '@REQUEST@', id, '@ROUTE@', route,
     '@HEADER@', header, '@BODY@', body, '@META@', meta or '')
 end
 
 local function hint_prompt(prefix, id, sent_ns, header, body)
   -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
-  redis.call('XADD', prefix .. 'prompts', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
+  redis.call('XADD', prefix .. '@prompts@', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
     '@BODY@', body)
 end
 
 local function hint_request(prefix, id, sent_ns)
-  redis.call('XADD', prefix .. 'requests', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
+  redis.call('XADD', prefix .. '@requests@', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns)
 end
 
 -- What clients have of each sequence; one that extends what is known of a sequence replaces it, no other does.
-local function keep_witness(key, witness)
+local function keep_witness(key, witness, model)
   local known = redis.call('HGET', key, 'witness')
   local sequences = known and cmsgpack.unpack(known) or {}
   local has_grown = false
@@ -90,19 +83,19 @@ local function keep_witness(key, witness)
     sequences[i] = tokens
   end
   if has_grown then
-    redis.call('HSET', key, 'witness', cmsgpack.pack(sequences))
+    redis.call('HSET', key, 'witness', cmsgpack.pack(sequences), 'model', model)
   end
 end
 
-local function confirm(prefix, key, id, route, sent_ns, witness)
+local function confirm(prefix, key, id, route, sent_ns, witness, model)
   local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed')
   if request[1] == 'ENDED' then
     return
   end
-  keep_witness(key, witness)
-  local run = present_run(prefix)
-  if request[4] ~= run then
-    redis.call('HSET', key, 'route', route, 'routed', run)
+  keep_witness(key, witness, model)
+  local term = present_term(prefix)
+  if request[4] ~= term then
+    redis.call('HSET', key, 'route', route, 'routed', term)
   end
   if request[1] == 'PROMPT' then
     hint_prompt(prefix, id, sent_ns, request[2], request[3])
@@ -111,25 +104,26 @@ local function confirm(prefix, key, id, route, sent_ns, witness)
   end
 end
 
--- Behind the nine fixed arguments the witness, a string of tokens for each sequence; none: the request is new.
+-- After the fixed arguments the witness, a string of tokens for each sequence; none: the request is new.
 local function submit(keys, args)
   local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args, 1, 10)
-  local bounds, witness = { unpack(args, 11, 14) }, { unpack(args, 15) }
+  local bounds, model, metered = { unpack(args, 11, 14) }, args[15], read_metered(args[16])
+  local witness = { unpack(args, 17) }
   local digits, now = hex(id), now_ms()
-  local key = prefix .. 'req:' .. digits
+  local key = prefix .. '@request@' .. digits
   local known = redis.call('HMGET', key, 'digest', 'tenant')
   if known[1] then
     if known[1] ~= digest or known[2] ~= tenant then
       return 2
     end
     if #witness > 0 then
-      confirm(prefix, key, id, route, sent_ns, witness)
+      confirm(prefix, key, id, route, sent_ns, witness, model)
     end
     return 1
   end
   local waiting = counts_for(prefix, tenant)
   if #witness == 0 then
-    local refused = refusal(waiting, tokens, bounds)
+    local refused = (metered and limit_refusal(prefix, metered, digits, now)) or refusal(waiting, tokens, bounds)
     if refused then
       return refused
     end
@@ -138,7 +132,7 @@ local function submit(keys, args)
     end
   end
   local reason = '0'
-  local mark_key = prefix .. 'mark:' .. digits
+  local mark_key = prefix .. '@mark@' .. digits
   local mark = redis.call('HMGET', mark_key, 'reason', 'tenant')
   if mark[1] then
     if not mark[2] or mark[2] == tenant then
@@ -147,11 +141,14 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'reply', reply, 'route', route, 'routed', present_run(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
+    'reply', reply, 'route', route, 'routed', present_term(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
     '0', 'waits', tokens)
   begin_waiting(prefix, waiting, digits, tokens, reason == '0' and due_ms or AT_ONCE, now)
+  if metered then
+    begin_metered(prefix, metered, key, digits, now, #witness > 0)
+  end
   if #witness > 0 then
-    keep_witness(key, witness)
+    keep_witness(key, witness, model)
   end
   hint_prompt(prefix, id, sent_ns, header, body)
   return 0
@@ -166,9 +163,12 @@ local function tokenized(keys, args)
   local prefix, id, entry_id, meta, sent_ns, tokens = keys[1], unpack(args)
   local key = request_key(prefix, id)
   delete_hint(prefix, entry_id)
-  local request = redis.call('HMGET', key, 'state', 'waits', 'tenant')
+  local request = redis.call('HMGET', key, 'state', 'waits', 'tenant', 'key', 'counted', 'counted_at')
   if request[1] ~= 'PROMPT' then
     return 0
+  end
+  if request[4] and request[2] then
+    recount(prefix, key, request[4], request[5], request[6], request[5] + tokens - request[2], false)
   end
   redis.call('HSET', key, 'state', 'READY', 'meta', meta)
   set_waiting_tokens(prefix, key, request[2], request[3], tokens)
@@ -187,7 +187,7 @@ local function reject(keys, args)
   end_waiting(prefix, { id }, false)
   redis.call('HSET', key, 'state', 'RUNNING', 'shard', shard)
   open(prefix, id, shard, unpack(redis.call('HMGET', key, 'route', 'header', 'body', 'meta')))
-  redis.call('XADD', prefix .. 'tokens:' .. shard, '*', '@PAYLOAD@', row)
+  redis.call('XADD', prefix .. '@tokens@' .. shard, '*', '@PAYLOAD@', row)
   return 1
 end
 
@@ -196,9 +196,9 @@ end
 local function overdue(keys, args)
   local prefix, count = keys[1], args[1]
   local found = {}
-  for _, digits in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', whole(now_ms()), 'LIMIT', 0, count)) do
-    if redis.call('HEXISTS', prefix .. 'req:' .. digits, 'witness') == 0 then
-      found[#found + 1] = stored(prefix .. 'req:' .. digits, unhex(digits))
+  for _, digits in ipairs(redis.call('ZRANGEBYSCORE', prefix .. '@due@', '-inf', whole(now_ms()), 'LIMIT', 0, count)) do
+    if redis.call('HEXISTS', prefix .. '@request@' .. digits, 'witness') == 0 then
+      found[#found + 1] = stored(prefix .. '@request@' .. digits, unhex(digits))
     end
   end
   return found
@@ -213,7 +213,7 @@ local function request_id(fields)
 end
 
 local function bury(prefix, stream, fields)
-  redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', '@DEAD_CAP@', '*', '@STREAM@', stream, '@WHY@', '@NO_REQUEST@',
+  redis.call('XADD', prefix .. '@dead@', 'MAXLEN', '~', '@DEAD_CAP@', '*', '@STREAM@', stream, '@WHY@', '@NO_REQUEST@',
     unpack(fields, 1, math.min(#fields, 2 * @MAX_DEAD_FIELDS@)))
 end
 
@@ -225,7 +225,7 @@ local function claim(keys, args)
   if not settle(prefix) then
     return NOT_YET
   end
-  local stream, wanted, claimed, num_buried = prefix .. 'requests', tonumber(count), {}, 0
+  local stream, wanted, claimed, num_buried = prefix .. '@requests@', tonumber(count), {}, 0
   while #claimed < wanted do
     local missing = wanted - #claimed
     local head = redis.call('XRANGE', stream, '-', '+', 'COUNT', whole(missing))
@@ -234,25 +234,25 @@ local function claim(keys, args)
       read[#read + 1] = entry[1]
       local id = request_id(entry[2])
       local digits = id and hex(id)
-      local request = id and stored(prefix .. 'req:' .. digits, id)
+      local request = id and stored(prefix .. '@request@' .. digits, id)
       if not id then
         bury(prefix, stream, entry[2])
         num_buried = num_buried + 1
       elseif request[STATE] == 'READY' then
         request[STATE], request[SHARD], request[OWNER] = 'RUNNING', shard, sid
-        redis.call('HSET', prefix .. 'req:' .. digits, 'state', 'RUNNING', 'shard', shard, 'owner', sid)
+        redis.call('HSET', prefix .. '@request@' .. digits, 'state', 'RUNNING', 'shard', shard, 'owner', sid)
         open(prefix, id, shard, request[ROUTE], request[HEADER], request[BODY], request[META])
         taken[#taken + 1], claimed[#claimed + 1] = digits, request
       end
     end
     with_all('XDEL', stream, read)
-    with_all('SADD', prefix .. 'own:' .. sid, taken)
-    with_all('ZREM', prefix .. 'due', taken) -- their scheduler sees to their time from now on
+    with_all('SADD', prefix .. '@owned@' .. sid, taken)
+    with_all('ZREM', prefix .. '@due@', taken) -- their scheduler sees to their time from now on
     if #head < missing then
       break
     end
   end
-  return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. 'prompts') }
+  return { claimed, num_buried, redis.call('XLEN', stream) + redis.call('XLEN', prefix .. '@prompts@') }
 end
 
 local function take(keys, args)
@@ -263,19 +263,19 @@ local function take(keys, args)
   if not settle(prefix) then
     return NOT_YET
   end
-  local deadline = redis.call('HGET', prefix .. 'sess:' .. dead, 'until')
+  local deadline = redis.call('HGET', prefix .. '@session@' .. dead, 'until')
   if deadline then
     if tonumber(deadline) > now_ms() then
       return false
     end
     forget_session(prefix, dead)
   end
-  local moved = sorted_members(prefix .. 'own:' .. dead)
+  local moved = sorted_members(prefix .. '@owned@' .. dead)
   for _, id in ipairs(moved) do
-    redis.call('HSET', prefix .. 'req:' .. id, 'owner', sid)
-    redis.call('SADD', prefix .. 'own:' .. sid, id)
+    redis.call('HSET', prefix .. '@request@' .. id, 'owner', sid)
+    redis.call('SADD', prefix .. '@owned@' .. sid, id)
   end
-  redis.call('DEL', prefix .. 'own:' .. dead)
+  redis.call('DEL', prefix .. '@owned@' .. dead)
   return moved
 end
 
@@ -293,9 +293,34 @@ local function strike(keys, args)
   return 1
 end
 
+-- Requests of a scheduler become those of another that lives. The answer is what the first one owns no more.
+local function hand_over(keys, args)
+  local prefix, sid, receiver = keys[1], args[1], args[2]
+  if not is_active(prefix, sid) then
+    return false
+  end
+  local is_there, moved, gone = receiver ~= sid and lives(prefix, receiver, now_ms()), {}, {}
+  for i = 3, #args do
+    local key, digits = request_key(prefix, args[i]), hex(args[i])
+    local is_owned = redis.call('HGET', key, 'owner') == sid
+    if is_owned and is_there then
+      redis.call('HSET', key, 'owner', receiver)
+      redis.call('SMOVE', prefix .. '@owned@' .. sid, prefix .. '@owned@' .. receiver, digits)
+      moved[#moved + 1] = digits
+    end
+    if is_there or not is_owned then
+      gone[#gone + 1] = digits
+    end
+  end
+  if #moved > 0 then
+    touch(prefix, 's' .. receiver)
+  end
+  return gone
+end
+
 local function owned(keys, args)
   local prefix, sid = keys[1], args[1]
-  return is_active(prefix, sid) and sorted_members(prefix .. 'own:' .. sid)
+  return is_active(prefix, sid) and sorted_members(prefix .. '@owned@' .. sid)
 end
 
 local function load(keys, args)
@@ -319,7 +344,7 @@ local function load(keys, args)
       end
       if not seen[shard] then
         seen[shard] = true
-        logs[#logs + 1] = { shard, redis.call('XRANGE', prefix .. 'tokens:' .. shard, '-', '+') }
+        logs[#logs + 1] = { shard, redis.call('XRANGE', prefix .. '@tokens@' .. shard, '-', '+') }
       end
     end
   end
@@ -329,7 +354,7 @@ end
 -- The hot one: sid, worker, plan, ids of requests that got their first slot, then shard and row in turn.
 local function commit(keys, args)
   local prefix = keys[1]
-  if redis.call('HGET', prefix .. 'sess:' .. args[1], 'state') ~= 'active' then
+  if redis.call('HGET', prefix .. '@session@' .. args[1], 'state') ~= 'active' then
     return 0
   end
   local started = {}
@@ -338,34 +363,41 @@ local function commit(keys, args)
   end
   end_waiting(prefix, started, true)
   for i = 5, #args, 2 do
-    redis.call('XADD', prefix .. 'tokens:' .. args[i], '*', '@PAYLOAD@', args[i + 1])
+    redis.call('XADD', prefix .. '@tokens@' .. args[i], '*', '@PAYLOAD@', args[i + 1])
   end
   if args[3] ~= '' then
-    redis.call('XADD', prefix .. 'steps:' .. args[2], 'MAXLEN', '~', '@STEPS_CAP@', '*', '@PAYLOAD@', args[3])
+    redis.call('XADD', prefix .. '@steps@' .. args[2], 'MAXLEN', '~', '@STEPS_CAP@', '*', '@PAYLOAD@', args[3])
   end
   return 1
 end
 
 local function leases_shard(prefix, sid, shard)
-  return redis.call('HGET', prefix .. 'shards', shard) == sid and is_active(prefix, sid)
+  return redis.call('HGET', prefix .. '@shards@', shard) == sid and is_active(prefix, sid)
 end
 
--- Behind the four fixed arguments id and result in turn.
+-- After the five fixed arguments id, result and trace in turn; the fifth is their tokens, in that order, or empty.
 local function retire(keys, args)
-  local prefix, sid, shard, ttl, route = keys[1], unpack(args, 1, 4)
+  local prefix, sid, shard, ttl, route, used = keys[1], unpack(args, 1, 5)
   if not leases_shard(prefix, sid, shard) then
     return 0
   end
-  local ended, checkpoints, owned = {}, {}, {}
-  for i = 5, #args, 2 do
+  local ended, checkpoints, owned, tokens = {}, {}, {}, string.gmatch(used, '%d+')
+  for i = 6, #args, 3 do
+    local num_tokens = tokens()
     local id, result = args[i], args[i + 1]
     local digits = hex(id)
-    local key = prefix .. 'req:' .. digits
-    local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route', 'waits')
+    local key = prefix .. '@request@' .. digits
+    local request = redis.call('HMGET', key, 'state', 'shard', 'owner', 'route', 'waits', 'key', 'counted', 'counted_at')
     if request[1] == 'RUNNING' and request[2] == shard then
-      ended[#ended + 1], checkpoints[#checkpoints + 1] = digits, prefix .. 'ckpt:' .. digits
+      if request[6] then
+        end_metered(prefix, request[6], digits)
+        if num_tokens then
+          recount(prefix, key, request[6], request[7], request[8], tonumber(num_tokens), true)
+        end
+      end
+      ended[#ended + 1], checkpoints[#checkpoints + 1] = digits, prefix .. '@checkpoint@' .. digits
       if tonumber(ttl) > 0 then
-        redis.call('SET', prefix .. 'out:' .. digits, result, 'PX', ttl)
+        redis.call('SET', prefix .. '@result@' .. digits, result, 'PX', ttl)
       end
       local owner, now = request[3], request[4]
       if owner then
@@ -375,11 +407,12 @@ local function retire(keys, args)
       if request[5] then
         end_waiting(prefix, { id }, false)
       end
-      redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness')
+      redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness', 'model')
       redis.call('HSET', key, 'state', 'ENDED')
+      trace(prefix, key, args[i + 2])
       redis.call('PEXPIRE', key, ttl)
       if now ~= route and is_active(prefix, hex(now)) then -- attached meanwhile; the result has the rest
-        redis.call('XADD', prefix .. 'text:' .. hex(now), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
+        redis.call('XADD', prefix .. '@text@' .. hex(now), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
       end
     end
   end
@@ -387,12 +420,12 @@ local function retire(keys, args)
     return 0
   end
   for owner, ids in pairs(owned) do
-    with_all('SREM', prefix .. 'own:' .. owner, ids)
+    with_all('SREM', prefix .. '@owned@' .. owner, ids)
   end
   if redis.call('UNLINK', unpack(checkpoints)) > 0 then
-    with_all('ZREM', prefix .. 'ckpts:' .. shard, ended)
+    with_all('ZREM', prefix .. '@checkpoints@' .. shard, ended)
   end
-  return 4 + 2 * #ended == #args and 1 or 0
+  return 5 + 3 * #ended == #args and 1 or 0
 end
 
 -- While the pool settles, a request that is not there may be one that its gateway has yet to tell of.
@@ -402,11 +435,12 @@ end
 
 local function recall(keys, args)
   local prefix, id, tenant = keys[1], unpack(args)
-  local request = redis.call('HMGET', request_key(prefix, id), 'tenant', 'state', 'reply')
+  local request = redis.call('HMGET', request_key(prefix, id), 'tenant', 'state', 'reply', 'delivered')
   if request[1] ~= tenant then
     return unknown(prefix, request[1])
   end
-  return { request[2], request[3] or '', request[2] == 'ENDED' and redis.call('GET', prefix .. 'out:' .. hex(id)) }
+  local result = request[2] == 'ENDED' and redis.call('GET', prefix .. '@result@' .. hex(id))
+  return { request[2], request[3] or '', result, request[4] or '0' }
 end
 
 local function attach(keys, args)
@@ -417,18 +451,18 @@ local function attach(keys, args)
     return unknown(prefix, request[1])
   end
   if request[2] == 'ENDED' then
-    return { request[2], redis.call('GET', prefix .. 'out:' .. hex(id)), 0 }
+    return { request[2], redis.call('GET', prefix .. '@result@' .. hex(id)), 0 }
   end
   local before = request[4]
   if held ~= '' and before ~= held and before ~= route then
     return { request[2], false, 1 }
   end
-  redis.call('HSET', key, 'route', route, 'routed', present_run(prefix))
+  redis.call('HSET', key, 'route', route, 'routed', present_term(prefix))
   if before ~= route and is_active(prefix, hex(before)) then
-    redis.call('XADD', prefix .. 'text:' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
+    redis.call('XADD', prefix .. '@text@' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
   end
   if request[3] then
-    redis.call('XADD', prefix .. 'attach:' .. request[3], 'MAXLEN', '~', '@ATTACH_CAP@', '*', '@REQUEST@', id,
+    redis.call('XADD', prefix .. '@attach@' .. request[3], 'MAXLEN', '~', '@ATTACH_CAP@', '*', '@REQUEST@', id,
       '@ROUTE@', route, '@OFFSETS@', offsets)
   end
   return { request[2], false, 0 }
@@ -442,7 +476,7 @@ local function cancel(keys, args)
   local for_all = tonumber(sequence) < 0
   if not request[1] then
     if for_all and route == '' then
-      local mark_key = prefix .. 'mark:' .. hex(id)
+      local mark_key = prefix .. '@mark@' .. hex(id)
       redis.call('DEL', mark_key)
       redis.call('HSET', mark_key, 'reason', reason)
       if tenant then
@@ -458,13 +492,17 @@ local function cancel(keys, args)
   if request[2] == 'ENDED' then
     return 1
   end
-  if for_all and request[3] == '0' then
+  if for_all then
+    if request[3] ~= '0' then -- its hint is there, or whoever has the request has read it or the flag
+      return 1
+    end
     redis.call('HSET', key, 'cancel', reason)
   end
   if for_all and (request[2] == 'PROMPT' or request[2] == 'READY') and redis.call('HEXISTS', key, 'waits') == 1 then
-    redis.call('ZADD', prefix .. 'due', AT_ONCE, hex(id))
+    redis.call('ZADD', prefix .. '@due@', AT_ONCE, hex(id))
   end
-  redis.call('XADD', prefix .. 'cancels', 'MAXLEN', '~', '@CANCELS_CAP@', '*', '@REQUEST@', id, '@SEQUENCE@', sequence,
-    '@REASON@', reason, '@SENT_NS@', sent_ns)
+  -- However many they are: only what every scheduler that lives has read may go.
+  redis.call('XADD', prefix .. '@cancels@', 'MINID', '~', whole(now_ms() - @CANCELS_KEPT_MS@), '*', '@REQUEST@', id,
+    '@SEQUENCE@', sequence, '@REASON@', reason, '@SENT_NS@', sent_ns)
   return 1
 end

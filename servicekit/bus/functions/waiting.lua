@@ -6,7 +6,7 @@ local AT_ONCE = '1' -- a due time; 0 is none
 
 -- The counts of the pool, or of a tenant.
 local function waiting_key(prefix, tenant)
-  return tenant and prefix .. 'waiting:' .. tenant or prefix .. 'waiting'
+  return tenant and prefix .. '@waiting@:' .. tenant or prefix .. '@waiting@'
 end
 
 local function counted(key)
@@ -21,6 +21,16 @@ local function wait_ms(key)
     return 0
   end
   return math.ceil(waiting[1] * math.max(1, now_ms() - waiting[2]) / waiting[3])
+end
+
+-- The same for whoever only wants to know: while nothing has started since the first of what waits came, how long ago
+-- that was, which is the least that it can be.
+local function expected_wait_ms(key)
+  local waiting = redis.call('HMGET', key, 'since', 'started')
+  if waiting[2] == '0' then
+    return math.max(0, now_ms() - waiting[1])
+  end
+  return wait_ms(key)
 end
 
 -- The counts of the pool and of a tenant: {key, requests, tokens} each.
@@ -55,7 +65,7 @@ local function begin_waiting(prefix, both, digits, tokens, due_ms, now)
     end
   end
   if due_ms ~= '0' then
-    redis.call('ZADD', prefix .. 'due', due_ms, digits)
+    redis.call('ZADD', prefix .. '@due@', due_ms, digits)
   end
 end
 
@@ -82,7 +92,7 @@ local function end_waiting(prefix, ids, have_started)
   local order, left, due = {}, {}, {}
   for _, id in ipairs(ids) do
     local digits = hex(id)
-    local key = prefix .. 'req:' .. digits
+    local key = prefix .. '@request@' .. digits
     local request = redis.call('HMGET', key, 'waits', 'tenant')
     if request[1] then
       redis.call('HDEL', key, 'waits')
@@ -96,7 +106,7 @@ local function end_waiting(prefix, ids, have_started)
     end
   end
   if #due > 0 then
-    redis.call('ZREM', prefix .. 'due', unpack(due))
+    redis.call('ZREM', prefix .. '@due@', unpack(due))
   end
   for _, counts in ipairs(order) do
     local requests, tokens = unpack(left[counts])
@@ -115,5 +125,5 @@ local function count_waiting(keys, args)
   local prefix, tenant = keys[1], args[1]
   local num_requests, num_tokens = counted(waiting_key(prefix))
   local num_tenants, num_tenants_tokens = counted(waiting_key(prefix, tenant))
-  return { num_requests, num_tokens, num_tenants, num_tenants_tokens }
+  return { num_requests, num_tokens, num_tenants, num_tenants_tokens, expected_wait_ms(waiting_key(prefix)) }
 end

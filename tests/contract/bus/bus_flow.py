@@ -23,7 +23,7 @@ from servicekit.bus.calls import (
     Tokenized,
 )
 from servicekit.bus.commands import pack
-from servicekit.bus.keys import REQUEST, TOKENIZERS, Keys
+from servicekit.bus.keys import REQUEST, TOKENIZERS, Keys, Names
 from servicekit.bus.redis_address import parse_address
 
 # No byte is special: line ends, RESP's own markers, zero, high bytes, separators of keys.
@@ -60,14 +60,14 @@ def write_everything(url: str) -> None:
 
 def seem_restarted(url: str, keys: Keys) -> None:
     """The pool's next hello finds the server to be another run than the one it knows."""
-    for key in ask(url, "KEYS", keys.key("req", "*").decode().replace("{", "[{]").replace("}", "[}]")).split():
+    for key in ask(url, "KEYS", keys.key(Names.REQUEST, "*").decode().replace("{", "[{]").replace("}", "[}]")).split():
         ask(url, "HSET", key, "routed", "another")
     ask(url, "SET", keys.run.decode(), "another", "XX")
 
 
 def seem_settled(url: str, keys: Keys) -> None:
     """So much time has passed as a pool settles at least."""
-    ask(url, "SET", keys.settle.decode(), "1", "XX")
+    ask(url, "SET", keys.key(Names.SETTLE).decode(), "1", "XX")
 
 
 @dataclass

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from bus_flow import Flow, write_everything
+from memory_bus import MemoryBus
 
-from servicekit.bus import Bus, MemoryBus, open_bus
+from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer, find_server
 
 _pools = count(1)

@@ -1,8 +1,9 @@
 """Cancels, before, while and after their request is there."""
 
-from bus_flow import Flow, id_of, sid_of, submit
+from bus_flow import Flow, ask, id_of, sid_of, submit
 
 from servicekit.bus import keys as k
+from servicekit.bus import open_bus
 from servicekit.bus.calls import (
     Attach,
     Cancel,
@@ -15,6 +16,7 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Tokenized,
 )
+from servicekit.bus.keys import CANCELS_KEPT_MS
 
 
 def test_cancel_sets_the_flag_and_hints(flow: Flow) -> None:
@@ -24,11 +26,32 @@ def test_cancel_sets_the_flag_and_hints(flow: Flow) -> None:
     stored = flow.connection.call(Fetch(request_id))
     assert stored is not None
     assert stored.cancel_reason == 3, "the first cancel counts"
-    hint = {k.REQUEST: request_id, k.SEQUENCE: b"-1"}
+    # The second has no hint: who asks again and again must not fill the server.
     assert flow.fields(flow.bus.keys.cancels) == [
-        hint | {k.REASON: b"3", k.SENT_NS: b"9"},
-        hint | {k.REASON: b"4", k.SENT_NS: b"10"},
+        {k.REQUEST: request_id, k.SEQUENCE: b"-1", k.REASON: b"3", k.SENT_NS: b"9"}
     ]
+
+
+def test_no_hint_of_a_burst_of_cancels_is_lost(flow: Flow) -> None:
+    request_id = flow.running(flow.session())
+    for first in range(0, 10_000, 1000):
+        flow.connection.execute([Cancel(request_id, 2, 9, sequence=i) for i in range(first, first + 1000)])
+    hints = flow.fields(flow.bus.keys.cancels)
+    assert [int(hint[k.SEQUENCE]) for hint in hints] == list(range(10_000))
+
+
+def test_hints_older_than_a_minute_go(valkey_url: str, pool: str) -> None:
+    flow = Flow(bus := open_bus(valkey_url, pool), bus.connect())
+    stream = bus.keys.cancels.decode()
+    for number in range(1, 301):  # a server drops whole nodes, of a hundred entries
+        ask(valkey_url, "XADD", stream, f"{number}-0", "id", "long ago")
+    recent = 1000 * int(ask(valkey_url, "TIME").split()[0]) - CANCELS_KEPT_MS + 30_000
+    ask(valkey_url, "XADD", stream, f"{recent}-0", "id", "lately")
+    assert flow.connection.call(Cancel(flow.running(flow.session()), 2, 9, sequence=1))
+    kept = [hint.get(k.REQUEST) for hint in flow.fields(bus.keys.cancels)]
+    assert len(kept) <= 100
+    assert kept[-2] == b"lately"
+    flow.connection.close()
 
 
 def test_cancel_of_one_sequence_only_hints(flow: Flow) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bus_flow import write_everything
 
-from penstock.domain.errors import Fault, PenstockError
+from contract.domain.errors import Fault, PenstockError
 from servicekit.bus import embedded, open_bus
 from servicekit.bus.calls import Append, Length
 from servicekit.bus.embedded import EmbeddedServer, find_server

@@ -10,9 +10,10 @@ import pytest
 from bus_flow import AWKWARD, DEAD_MS, LONG_MS, id_of, seem_restarted, seem_settled, sid_of
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from memory_bus import MemoryBus
 
-from penstock.domain.errors import PenstockError
-from servicekit.bus import Bus, Connection, MemoryBus, open_bus
+from contract.domain.errors import PenstockError
+from servicekit.bus import Bus, Connection, open_bus
 from servicekit.bus import calls as c
 from servicekit.bus import keys as k
 from servicekit.roster import Roster
@@ -24,6 +25,7 @@ sids = st.sampled_from([sid_of(number) for number in range(4)])
 request_ids = st.sampled_from([id_of(number) for number in range(3)])
 tenants = st.sampled_from(["one", "two"])
 shards = st.sampled_from([0, 1])
+models = st.sampled_from([b"model--1", b"model--2", b"\r\n\0\xff:{}3"])
 workers = st.sampled_from(["w1", "w2"])
 routes = st.sampled_from([sid_of(2), sid_of(3), b""])
 ttls_ms = st.sampled_from([LONG_MS, LONG_MS, LONG_MS, DEAD_MS, _FORGOTTEN_MS])
@@ -36,7 +38,18 @@ kinds = st.sampled_from(list(c.SessionKind))
 amounts = st.integers(0, 3)
 deadlines_ns = st.sampled_from([0, 0, 10**9, 10**19])  # none, long ago, in centuries
 bounds = st.builds(c.Bounds, amounts, amounts, amounts, amounts)
+meters = st.builds(
+    lambda key, leader, rpm, tpm, most, tokens, several: c.Metered(
+        key, leader, rpm, tpm, most, tokens, tokens * several, several
+    ),
+    *(st.sampled_from([b"key-1234", b"key-5678"]), request_ids, amounts, st.integers(0, 12), amounts),
+    *(st.integers(0, 6), st.integers(1, 3)),
+)
 started = st.lists(request_ids, max_size=2).map(b"".join)
+terms = st.sampled_from([0, 0, 0, 1, 2])
+used = st.sampled_from([(), (0,), (3,), (9,)])
+kept_ms = st.sampled_from([LONG_MS, LONG_MS, 0])
+traces = st.sampled_from([(), (b"",), (b"trace" + AWKWARD,)])
 witnesses = st.lists(st.sampled_from([b"", b"aaaa", b"aaaabbbb", b"aaaacccc"]), min_size=1, max_size=3).map(tuple)
 
 
@@ -86,13 +99,15 @@ class Side:
         match call:
             case c.Submit() if isinstance(answer, c.Overload):
                 answer = replace(answer, wait_ms=0)  # the two clocks differ
+            case c.Submit() if isinstance(answer, c.OverLimit):
+                answer = answer.limit is c.Limit.RUNNING  # which of the others is the longer wait is the clocks' too
             case c.DropStream() | c.ListSessions():  # a stream that begins again in the same millisecond reuses its ids
                 self._numbers.clear()
             case c.Append() | c.LastId():
                 answer = self._number(call.stream, answer)
             case c.RegisterWorker() if answer:
                 answer = self._number(keys.steps(call.worker), answer)
-            case c.Pair() if answer:
+            case c.Pair() if isinstance(answer, c.Pairing):
                 results_after = self._number(keys.results(call.worker), answer.results_after)
                 answer = (answer.incarnation, answer.info, results_after)
             case c.ReadGroup() | c.Reclaim():
@@ -138,12 +153,14 @@ def _submit(
     num_tokens: int = 3,
     deadline_ns: int = 0,
     bounds: c.Bounds = c.Bounds(),  # noqa: B008  (a value)
+    metered: c.Metered | None = None,
 ) -> c.Submit:
     return c.Submit(
         *(request_id, tenant, b"header", b"body" + AWKWARD, digest, sid_of(3), 7, b"reply"),
         num_tokens=num_tokens,
         deadline_ns=deadline_ns,
         bounds=bounds,
+        metered=metered,
     )
 
 
@@ -183,13 +200,14 @@ def _running(request_id: bytes, sid: bytes, shard: int) -> Step:
     return lambda side: [*_ready(request_id)(side), c.Claim(sid, 5, shard)]
 
 
-def _retire(sid: bytes, shard: int, request_id: bytes, ttl_ms: int, route: bytes) -> Step:
-    return _fixed(c.LeaseShard(sid, shard), c.Retire(sid, shard, request_id, b"result", ttl_ms, route))
+def _retire(sid: bytes, shard: int, request_id: bytes, ttl_ms: int, route: bytes, **told: Any) -> Step:
+    retire = c.Retire(sid, shard, request_id, b"result", ttl_ms, route, **told)
+    return _fixed(c.LeaseShard(sid, shard), retire)
 
 
-def _ended(request_id: bytes, shard: int, ttl_ms: int, route: bytes) -> Step:
+def _ended(request_id: bytes, shard: int, ttl_ms: int, route: bytes, **told: Any) -> Step:
     owner, detokenizer = sid_of(0), sid_of(1)
-    retire = _retire(detokenizer, shard, request_id, ttl_ms, route)
+    retire = _retire(detokenizer, shard, request_id, ttl_ms, route, **told)
     return lambda side: [*_running(request_id, owner, shard)(side), *retire(side)]
 
 
@@ -223,14 +241,17 @@ steps: st.SearchStrategy[Step] = st.one_of(
     request_ids.map(_ready),
     st.builds(_running, request_ids, sids, shards),
     st.builds(_running, request_ids, sids, shards),
-    st.builds(_retire, sids, shards, request_ids, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
-    st.builds(_ended, request_ids, shards, st.sampled_from([LONG_MS, LONG_MS, 0]), routes),
+    st.builds(_retire, sids, shards, request_ids, kept_ms, routes, tokens=used, traces=traces),
+    st.builds(_ended, request_ids, shards, kept_ms, routes, tokens=used, traces=traces),
     st.builds(_take, sids, sids),
-    st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans(), shapes).map(_fixed),
+    st.builds(c.Hello, sids, kinds, st.just("näme"), st.just("host:1"), ttls_ms, st.booleans(), shapes, terms).map(
+        _fixed
+    ),
     _simple(c.Revalidate, sids, ttls_ms),
     _simple(c.Renew, sids, ttls_ms, payloads, st.booleans()),
     _simple(c.Leave, sids),
     _simple(c.ListSessions),
+    _simple(c.ReadStatus, sids),
     _simple(c.Survey),
     _simple(c.Survey),
     st.builds(
@@ -240,8 +261,10 @@ steps: st.SearchStrategy[Step] = st.one_of(
         deadline_ns=deadlines_ns,
         bounds=bounds,
     ).map(_fixed),
-    st.builds(_submit, request_ids, tenants, st.sampled_from([b"d", b"d", b"e"])).flatmap(
-        lambda submit: witnesses.map(lambda witness: _fixed(replace(submit, witness=witness)))
+    st.builds(_submit, request_ids, num_tokens=amounts, metered=meters).map(_fixed),
+    st.builds(_submit, request_ids, num_tokens=amounts, metered=meters).map(_fixed),
+    st.builds(_submit, request_ids, tenants, st.sampled_from([b"d", b"d", b"e"]), metered=st.none() | meters).flatmap(
+        lambda submit: witnesses.map(lambda witness: _fixed(replace(submit, witness=witness, model_digest=b"model--1")))
     ),
     st.builds(c.Hello, sids, kinds, st.just("g"), st.just(""), ttls_ms, st.just(value=False)).map(
         lambda hello: _fixed(Restart(), hello)
@@ -267,11 +290,14 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.Overdue, st.integers(1, 3)),
     _simple(c.CountWaiting, tenants),
     _simple(c.Recall, request_ids, tenants),
+    _simple(c.Delivered, st.lists(st.tuples(request_ids, st.integers(1, 2**63)), max_size=3).map(tuple)),
     _simple(c.Attach, request_ids, tenants, routes, payloads, routes),
     _simple(
         c.Cancel, request_ids, st.integers(1, 5), st.just(9), st.none() | tenants, st.sampled_from([-1, -1, 0]), routes
     ),
-    _simple(c.RegisterWorker, sids, workers, payloads),
+    _simple(c.RegisterWorker, sids, workers, payloads, models),
+    _simple(c.Renew, sids, ttls_ms, payloads, st.booleans(), st.lists(models, max_size=2).map(b"".join)),
+    _simple(c.HandOver, sids, sids, st.lists(request_ids, max_size=3).map(tuple)),
     _simple(c.ListWorkers),
     _simple(c.Pair, sids, workers),
     _simple(c.Unpair, sids, workers),
@@ -307,10 +333,19 @@ steps: st.SearchStrategy[Step] = st.one_of(
 )
 
 
+def _what_is_left(key: bytes) -> list[c.Submit]:
+    """Calls that are refused if a key has used so much: what it has used can be seen by which of them are."""
+    limits = ((1, 0, 0), (2, 0, 0), (0, 4, 0), (0, 8, 0), (0, 16, 0), (0, 0, 1), (0, 0, 2))
+    return [
+        _submit(id_of(9 + number), metered=c.Metered(key, id_of(9 + number), *each, call_tokens=1))
+        for number, each in enumerate(limits)
+    ]
+
+
 def _everything(side: Side) -> list[Any]:
     """All that can be seen of a pool."""
     keys = side.bus.keys
-    names = [keys.prompts, keys.requests, keys.cancels, keys.key("free")]
+    names = [keys.prompts, keys.requests, keys.cancels, keys.traces, keys.key("free")]
     names += [name(shard) for name in (keys.tokens, keys.attach) for shard in (0, 1)]
     names += [name(worker) for name in (keys.steps, keys.results) for worker in ("w1", "w2")]
     names += [keys.text(sid_of(number)) for number in range(4)]
@@ -323,11 +358,13 @@ def _everything(side: Side) -> list[Any]:
         *(side.ask(c.ReadCheckpoints(sid_of(number), shard)) for number in range(4) for shard in (0, 1)),
         *(side.ask(c.CountWaiting(tenant)) for tenant in ("one", "two")),
         side.ask(c.Overdue(10)),
+        side.ask(c.CountUntold()),
         side.ask(c.LogBacklogs((0, 1))),
         side.ask(c.ListWorkers()),
         side.ask(c.Survey()),
         side.ask(c.ListSessions()),
         side.ask(c.ListWorkers()),
+        *(side.ask(call) is c.SubmitOutcome.CREATED for key in (b"key-1234",) for call in _what_is_left(key)),
     ]
 
 

@@ -9,10 +9,10 @@ import structlog
 from bus_flow import LONG_MS, ask, id_of, submit
 from faulty_servers import Proxy, running, until
 
-from penstock.domain.errors import Fault, PenstockError
+from contract.domain.errors import Fault, PenstockError
 from servicekit import reminder
 from servicekit import session as sessions
-from servicekit.bus import BusUnavailable, open_bus, redis_connection
+from servicekit.bus import BusUnavailable, open_bus, redis_connection, redis_handshake
 from servicekit.bus.calls import Append, Commit, Hello, Length, ListSessions, Renew, SessionKind, SubmitOutcome
 from servicekit.bus.embedded import EmbeddedServer, find_server
 from servicekit.bus.redis_address import RedisAddress
@@ -221,6 +221,10 @@ def test_waiting_for_a_silent_server_is_told_from_hanging(
     assert session.recover() == Recovery(lost=False, new_run=False)
     session.leave()
     proxy.close()
+
+
+def test_a_half_open_connection_is_left_before_its_session_counts_as_stuck() -> None:
+    assert redis_handshake.PATIENCE_S < sessions.PATIENCE_S
 
 
 def test_who_is_lost_again_at_once_rests_before_it_comes_back(server: EmbeddedServer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, id_of, submit
 
-from penstock.v1.status_pb2 import ServiceStatus
+from contract.v1.status_pb2 import ServiceStatus
 from servicekit.bus import Bus, BusUnavailable
 from servicekit.bus.calls import (
     NOT_YET,
@@ -31,6 +31,7 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Take,
 )
+from servicekit.pool_stats import Loss, PoolStats
 from servicekit.session import PATIENCE_S, Recovery, Session, Stopped
 
 
@@ -169,29 +170,37 @@ def test_nobody_connects_without_a_server(outage: Outage) -> None:
 
 
 def test_a_session_waits_for_the_bus_and_keeps_what_it_owns(outage: Outage) -> None:
-    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS)
+    stats = PoolStats()
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS, stats=stats)
+    assert not stats.is_up
     session.connect()
+    assert (stats.is_up, stats.losses) == (True, {})
     sid = session.sid
     outage.kill()
     starter = threading.Timer(0.2, outage.start)
     starter.start()
-    assert session.recover() == Recovery(lost=False, new_run=True)
+    assert session.recover(BusUnavailable("killed")) == Recovery(lost=False, new_run=True)
     starter.join()
+    assert (stats.is_up, stats.losses) == (True, {Loss.UNREACHABLE: 1, Loss.SUSPENDED: 1})
     assert session.sid == sid
     assert session.connection.call(Commit(sid, ((0, b"row"),)))
     session.leave()
+    assert not stats.is_up
 
 
 def test_a_session_that_does_not_survive_restarts_leaves_what_it_owns(outage: Outage) -> None:
-    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS, survives_restarts=False)
+    stats = PoolStats()
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=LONG_MS, survives_restarts=False, stats=stats)
     session.connect()
     old_sid = session.sid
     flow = Flow(outage.bus, outage.bus.connect())
     request_id = flow.running(old_sid)
     assert session.recover() == Recovery(lost=False, new_run=False)
     assert session.sid == old_sid
+    assert stats.losses == {}, "only asked for"
     _restart(outage, flow)
     assert session.recover() == Recovery(lost=True, new_run=True)
+    assert stats.losses == {Loss.FENCED: 1}
     assert session.sid != old_sid
     assert not flow.connection.call(Commit(old_sid, ((0, b"row"),)))
     assert _once_settled(flow, Take(session.sid, old_sid)) == [request_id]
@@ -201,13 +210,15 @@ def test_a_session_that_does_not_survive_restarts_leaves_what_it_owns(outage: Ou
 
 def test_a_session_that_was_taken_over_begins_anew(outage: Outage) -> None:
     flow = Flow(outage.bus, outage.bus.connect())
-    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=DEAD_MS)
+    stats = PoolStats()
+    session = Session(outage.bus, SessionKind.SCHEDULER, "s", ttl_ms=DEAD_MS, stats=stats)
     session.connect()
     old_sid = session.sid
     request_id = flow.running(old_sid)
     assert flow.connection.call(Take(flow.session(), old_sid)) == [request_id]
     assert not session.connection.call(Commit(session.sid, ((0, b"row"),)))
     assert session.recover() == Recovery(lost=True, new_run=True)
+    assert stats.losses == {Loss.FENCED: 1}
     assert session.sid != old_sid
     assert session.connection.call(Owned(session.sid)) == []
     assert session.recover() == Recovery(lost=False, new_run=False)

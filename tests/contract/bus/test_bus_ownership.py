@@ -9,9 +9,12 @@ from servicekit.bus.calls import (
     Claimed,
     Commit,
     Fetch,
+    HandOver,
     LeaseShard,
+    Leave,
     Length,
     Load,
+    Loaded,
     Owned,
     RequestState,
     Retire,
@@ -19,6 +22,7 @@ from servicekit.bus.calls import (
     StoredRequest,
     Strike,
     Struck,
+    Survey,
     Take,
 )
 
@@ -205,3 +209,31 @@ def test_a_dead_scheduler_is_taken_over_with_its_log(flow: Flow) -> None:
     assert loaded is not None
     assert loaded.requests[0].owner == living
     assert [sorted(entry.fields) for entry in loaded.log[1]] == [sorted([b"id", b"route", b"h", b"b", b"m"]), [b"p"]]
+
+
+def test_requests_that_are_handed_over_are_the_receivers_and_a_survey_tells_it(flow: Flow) -> None:
+    giver, receiver = flow.session(), flow.session()
+    first, second, other = (flow.running(giver) for _ in range(3))
+    before = flow.connection.call(Survey())
+    assert before is not None
+    handed = flow.connection.call(HandOver(giver, receiver, (first, second)))
+    assert handed == [first, second]
+    assert flow.connection.call(Owned(giver)) == [other]
+    assert sorted(flow.connection.call(Owned(receiver)) or ()) == sorted([first, second])
+    told = flow.connection.call(Survey(before.generation))
+    assert told is not None
+    assert [session.sid for session in told.sessions] == [receiver]
+    assert flow.connection.call(HandOver(giver, receiver, (first,))) == [first], "asked again after a lost answer"
+    loaded = flow.connection.call(Load(receiver, (first,)))
+    assert isinstance(loaded, Loaded)
+    assert ids(loaded.requests) == [first]
+
+
+def test_what_is_handed_to_a_dead_scheduler_stays(flow: Flow) -> None:
+    giver, dead = flow.session(), flow.session()
+    request_id = flow.running(giver)
+    flow.expire(dead)
+    assert flow.connection.call(HandOver(giver, dead, (request_id,))) == []
+    assert flow.connection.call(Owned(giver)) == [request_id]
+    flow.connection.call(Leave(giver))
+    assert flow.connection.call(HandOver(giver, dead, (request_id,))) is None

@@ -38,7 +38,7 @@ from servicekit.bus.calls import (
     Take,
 )
 from servicekit.bus.embedded import EmbeddedServer, find_server
-from servicekit.bus.keys import PAYLOAD
+from servicekit.bus.keys import PAYLOAD, Names
 
 LOOK = bytes(1_000_000)  # a body for which `submit` looks at the memory, however long ago it did
 
@@ -247,7 +247,7 @@ def test_no_key_is_left_behind(server: EmbeddedServer) -> None:
     )
     flow.connection.execute([ListSessions(), ListWorkers()])
     shared = [keys.run, keys.prompts, keys.requests, keys.cancels, keys.tokens(0), keys.attach(0)]
-    shared += [keys.survey, keys.changed, keys.gone]
+    shared += [keys.key(name) for name in (Names.SURVEY, Names.CHANGED, Names.GONE, Names.MODELS)]
     assert sorted(ask(server.url, "KEYS", "*").split()) == sorted(key.decode() for key in shared)
     flow.connection.close()
 

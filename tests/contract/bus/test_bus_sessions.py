@@ -6,8 +6,10 @@ import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, sid_of
 
 from servicekit.bus.calls import (
+    NOT_YET,
     Claim,
     Commit,
+    Greeting,
     Hello,
     LeaseShard,
     Leave,
@@ -221,3 +223,23 @@ def test_a_forgotten_worker_leaves_nothing_behind(flow: Flow) -> None:
     flow.connection.call(ListSessions())
     assert flow.connection.call(ListWorkers()) == []
     assert flow.entries(keys.steps("w")) == []
+
+
+def test_a_copy_that_is_behind_becomes_another_run_for_who_comes_back_to_it(flow: Flow) -> None:
+    gateway, scheduler = flow.session(SessionKind.GATEWAY), flow.session()
+
+    def hello(sid: bytes, kind: SessionKind, term: int) -> Greeting:
+        return flow.connection.call(Hello(sid, kind, "name", "", LONG_MS, create=False, term=term))
+
+    first = hello(gateway, SessionKind.GATEWAY, 0)
+    assert (first.new_run, first.active) == (False, True)
+    # Meanwhile it was with another copy of the pool, which had counted one run more.
+    back = hello(gateway, SessionKind.GATEWAY, first.term + 1)
+    assert (back.new_run, back.active) == (True, False)
+    assert back.term > first.term + 1, "no copy is as far"
+    assert flow.connection.call(Claim(scheduler, 1, 0)) is None, "everybody is suspended"
+    # Others that were there too, or were not, come back to the same run.
+    for term in (first.term, first.term + 1):
+        assert hello(scheduler, SessionKind.SCHEDULER, term) == Greeting(new_run=False, active=False)
+    assert flow.connection.call(Revalidate(scheduler, LONG_MS))
+    assert flow.connection.call(Claim(scheduler, 1, 0)) is NOT_YET, "the pool waits for its gateways"

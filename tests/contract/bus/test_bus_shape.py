@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, sid_of
 
+from contract.domain.errors import PenstockError
 from gateway_svc.link import Link
-from penstock.domain.errors import PenstockError
 from servicekit.bus import Bus
 from servicekit.bus.calls import Hello, Leave, SessionKind
 from servicekit.session import Session
@@ -55,6 +55,15 @@ def test_a_pool_that_everybody_has_left_may_get_another_shape(flow: Flow, how: s
     assert flow.connection.call(hello(103, num_shards="8", vocabulary="b")).active
 
 
+def test_who_comes_first_to_a_deserted_pool_does_not_hold_others_to_what_was(flow: Flow) -> None:
+    flow.connection.call(hello(101, num_shards="4", generation_defaults="a"))
+    flow.connection.call(Leave(sid_of(101)))
+    assert flow.connection.call(hello(102, num_shards="4")).active
+    assert flow.connection.call(hello(103, num_shards="4", generation_defaults="b")).active
+    with pytest.raises(PenstockError, match="give all tokenizers of a pool the same --model, --revision and --gen"):
+        flow.connection.call(hello(104, num_shards="4", generation_defaults="a"))
+
+
 def test_requests_that_wait_keep_the_shape(flow: Flow) -> None:
     flow.connection.call(hello(101, DEAD_MS, num_shards="4"))
     flow.submitted()
@@ -93,3 +102,5 @@ def test_vocabularies_and_templates_are_told_by_what_is_in_them() -> None:
     assert first["vocabulary"] != swapped["vocabulary"]
     assert first["chat_template"] != swapped["chat_template"]
     assert pool_shape(4).keys() == {"num_shards", "protocol"}
+    warm, hot = (pool_shape(4, generation_defaults={"temperature": each}) for each in (0.6, 0.7))
+    assert warm["generation_defaults"] != hot["generation_defaults"]

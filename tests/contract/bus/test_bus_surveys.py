@@ -14,6 +14,7 @@ from servicekit.bus.calls import (
     Pair,
     RegisterWorker,
     Renew,
+    Revalidate,
     SessionKind,
     Survey,
     Take,
@@ -33,7 +34,7 @@ def update(roster: Roster, connection: Connection) -> int:
 
 
 def agrees(roster: Roster, connection: Connection) -> bool:
-    """Whether it says what lists say, but for statuses and what is owned."""
+    """Return whether it says what lists say, but for statuses and what is owned."""
     sessions, workers = connection.execute([ListSessions(), ListWorkers()])
     listed = [replace(each, num_owned=0, status=b"") for each in sessions]
     return workers == roster.workers() and listed == [
@@ -137,3 +138,14 @@ def test_a_roster_that_forgets_begins_anew(flow: Flow) -> None:
     assert roster.sessions(0.0) == []
     update(roster, flow.connection)
     assert agrees(roster, flow.connection)
+
+
+def test_a_lease_that_is_cut_short_is_told_whatever_it_was_before(flow: Flow) -> None:
+    roster, connection = Roster(), flow.connection
+    connection.call(Hello(sid_of(1), SessionKind.GATEWAY, "g", "", DEAD_MS))
+    connection.call(Revalidate(sid_of(1), LONG_MS))
+    update(roster, connection)
+    assert [each.alive for each in roster.sessions(0.0)] == [True]
+    connection.call(Renew(sid_of(1), DEAD_MS))
+    update(roster, connection)
+    assert [each.alive for each in roster.sessions(0.0)] == [False]

@@ -1,6 +1,7 @@
 """What waits is counted, bounded and found when its time is over; the counts never drift."""
 
 import itertools
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -8,8 +9,9 @@ from bus_flow import LONG_MS, Flow, id_of, ids, sid_of, submit
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from memory_bus import MemoryBus
 
-from servicekit.bus import Bus, Connection, MemoryBus, open_bus
+from servicekit.bus import Bus, Connection, open_bus
 from servicekit.bus import calls as c
 from servicekit.bus import keys as k
 
@@ -105,6 +107,34 @@ def test_a_refusal_says_how_long_what_waits_will_take_to_start() -> None:
     clock[0] += 2000  # nothing has started for a while
     refusal = flow.connection.call(submit(id_of(50), bounds=c.Bounds(tenant_requests=10)))
     assert refusal == c.Overload(True, False, wait_ms=4000)
+
+
+def test_a_count_says_how_long_what_waits_will_take_to_start() -> None:
+    clock = [1_000_000]
+    bus = MemoryBus("pool", lambda: clock[0])
+    flow = Flow(bus, bus.connect())
+    sid = flow.session(ttl_ms=10 * LONG_MS)
+    assert flow.connection.call(c.CountWaiting()).expected_wait_ms == 0, "nothing waits"
+    for number in range(20):
+        flow.connection.call(submit(id_of(number)))
+    clock[0] += 7000
+    assert flow.connection.call(c.CountWaiting()).expected_wait_ms == 7000, "nothing starts: no worker is there"
+    for number in range(10):
+        _start(flow, id_of(number), sid)
+    assert flow.connection.call(c.CountWaiting()).expected_wait_ms == 7000, "ten of twenty in seven seconds"
+
+
+def test_what_waits_and_does_not_start_is_expected_to_wait_ever_longer(flow: Flow) -> None:
+    flow.connection.call(submit(id_of(1)))
+    waits_ms = [flow.connection.call(c.CountWaiting()).expected_wait_ms]
+    deadline_s = time.monotonic() + 60
+    while len(waits_ms) < 3 and time.monotonic() < deadline_s:
+        if (wait_ms := flow.connection.call(c.CountWaiting()).expected_wait_ms) > waits_ms[-1]:
+            waits_ms.append(wait_ms)
+    assert len(waits_ms) == 3
+    flow.connection.call(c.Cancel(id_of(1), 1, 0))
+    flow.connection.execute([c.Reject(id_of(1), b"", 0, b"")])
+    assert flow.connection.call(c.CountWaiting()).expected_wait_ms == 0
 
 
 def test_the_rate_of_late_counts_more_than_the_one_of_long_ago() -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 from bus_flow import DEAD_MS, LONG_MS, Flow, id_of, ids, seem_restarted, seem_settled, sid_of, submit
+from memory_bus import MemoryBus
 
-from servicekit.bus import MemoryBus, open_bus
+from servicekit.bus import open_bus
 from servicekit.bus.calls import (
     NOT_YET,
     Attach,
@@ -334,6 +335,7 @@ def test_the_end_of_a_request_drops_its_witness(pool_of: Restartable) -> None:
 
 def test_the_first_gateway_that_confirms_a_request_in_a_run_gets_its_text(pool_of: Restartable) -> None:
     flow = pool_of.flow
+    flow.session(SessionKind.GATEWAY)  # who said hello to the run before
     request_id = flow.submitted()
     before = pool_of.stored(request_id).route
     pool_of.confirm(request_id, A)

@@ -3,6 +3,7 @@
 from bus_flow import AWKWARD, DEAD_MS, LONG_MS, Flow, sid_of
 
 from servicekit.bus.calls import (
+    UNWANTED,
     Append,
     Commit,
     Compact,
@@ -15,6 +16,7 @@ from servicekit.bus.calls import (
     RegisterWorker,
     ReleaseShard,
     Renew,
+    Renewed,
     SessionKind,
     Take,
     Unpair,
@@ -168,3 +170,68 @@ def test_a_worker_that_is_given_back_can_be_paired_with_by_another(flow: Flow) -
     assert flow.connection.call(Pair(second, "w"))
     flow.connection.call(Unpair(first, "w"))
     assert flow.connection.call(ListWorkers())[0].owner == second
+
+
+OLD, NEW, THIRD = b"old-----", b"new-----", b"third---"
+
+
+def register(flow: Flow, name: str, model_digest: bytes) -> bytes:
+    worker = flow.session(SessionKind.WORKER)
+    flow.connection.call(RegisterWorker(worker, name, b"", model_digest))
+    return worker
+
+
+def test_a_pool_takes_in_two_models_and_a_worker_of_a_third_learns_that_it_is_unwanted(flow: Flow) -> None:
+    scheduler = flow.session()
+    for name, model_digest in (("a", OLD), ("b", NEW), ("c", NEW)):
+        register(flow, name, model_digest)
+        assert isinstance(flow.connection.call(Pair(scheduler, name)), Pairing)
+    third = register(flow, "d", THIRD)
+    assert flow.connection.call(Renew(third, LONG_MS)) is Renewed.YES
+    assert flow.connection.call(Pair(scheduler, "d")) is UNWANTED
+    assert flow.connection.call(Renew(third, LONG_MS)) is Renewed.UNWANTED
+    listed = {entry.worker: entry for entry in flow.connection.call(ListWorkers())}
+    assert listed["d"].owner is None
+
+
+def test_a_model_goes_with_its_last_worker(flow: Flow) -> None:
+    scheduler = flow.session()
+    old = register(flow, "a", OLD)
+    register(flow, "b", NEW)
+    third = register(flow, "c", THIRD)
+    for name in ("a", "b"):
+        assert isinstance(flow.connection.call(Pair(scheduler, name)), Pairing)
+    assert flow.connection.call(Pair(scheduler, "c")) is UNWANTED
+    flow.expire(old)
+    assert isinstance(flow.connection.call(Pair(scheduler, "c")), Pairing)
+    assert flow.connection.call(Renew(third, LONG_MS)) is Renewed.YES
+    register(flow, "a", OLD)
+    assert flow.connection.call(Pair(scheduler, "a")) is UNWANTED, "now it is the third"
+
+
+def test_a_model_stays_while_a_scheduler_holds_requests_that_began_on_it(flow: Flow) -> None:
+    scheduler = flow.session()
+    old = register(flow, "a", OLD)
+    for name, model_digest in (("b", NEW), ("c", THIRD)):
+        register(flow, name, model_digest)
+    for name in ("a", "b"):
+        assert isinstance(flow.connection.call(Pair(scheduler, name)), Pairing)
+    flow.connection.call(Renew(scheduler, LONG_MS, models=OLD + NEW))
+    flow.expire(old)
+    flow.connection.call(Renew(scheduler, LONG_MS))
+    assert flow.connection.call(Pair(scheduler, "c")) is UNWANTED
+    flow.connection.call(Renew(scheduler, LONG_MS, models=NEW))
+    assert isinstance(flow.connection.call(Pair(scheduler, "c")), Pairing)
+
+
+def test_the_models_of_a_dead_scheduler_stay_as_long_as_nobody_took_its_requests(flow: Flow) -> None:
+    dead, living = flow.session(), flow.session()
+    request_id = flow.running(dead)
+    flow.connection.call(Renew(dead, LONG_MS, models=OLD))
+    for name, model_digest in (("b", NEW), ("c", THIRD)):
+        register(flow, name, model_digest)
+    assert isinstance(flow.connection.call(Pair(living, "b")), Pairing)
+    flow.expire(dead)
+    assert flow.connection.call(Pair(living, "c")) is UNWANTED
+    assert flow.connection.call(Take(living, dead)) == [request_id]
+    assert isinstance(flow.connection.call(Pair(living, "c")), Pairing)

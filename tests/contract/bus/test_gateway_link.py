@@ -13,12 +13,16 @@ from faulty_servers import LIMIT_S, Proxy, running
 from gateway_svc.link import Link
 from servicekit.bus import BusUnavailable, open_bus
 from servicekit.bus.calls import Append, Read
+from servicekit.pool_stats import Loss, PoolStats
 
 
 async def _lives_through(proxy: Proxy, trouble: Callable[[], Awaitable[None]]) -> Link:
     """A link that is up, has its trouble, and is up again; with a reader that waits all the time."""
-    link = Link(open_bus(proxy.url), "g", "", 1.5)
+    stats = PoolStats()
+    link = Link(open_bus(proxy.url), "g", "", 1.5, stats=stats)
+    assert not stats.is_up
     await link.open()
+    assert (stats.is_up, stats.losses) == (True, {})
     num_rerouted = 0
 
     def rerouted() -> None:
@@ -45,6 +49,8 @@ async def _lives_through(proxy: Proxy, trouble: Callable[[], Awaitable[None]]) -
             with contextlib.suppress(BusUnavailable):
                 await link.call(Append(link.text_stream, {b"n": b"after"}))
             await asyncio.sleep(0.05)
+    assert stats.is_up
+    assert stats.losses[Loss.UNREACHABLE] >= 1
     for task in (keeper, reader):
         task.cancel()
     await asyncio.gather(keeper, reader, return_exceptions=True)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Message, Prompt, Request
+from contract.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
+from contract.wire import requests as wire_requests
 from gateway_svc import wire
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.errors import PenstockError, PoisonMessageError
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Message, Prompt, Request
-from penstock.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
-from penstock.wire import requests as wire_requests
+from gateway_svc.core.streams import DeliveredSequence
 from scheduler_svc import wire as scheduler_wire
 from tokenizer_svc import wire as tokenizer_wire
 
@@ -148,6 +148,7 @@ def text_batch() -> text_pb2.TextBatch:
         texts=["one", "two"],
         logprobs=common_pb2.LogprobColumns(
             sampled=np.array([np.nan, -1, -2], "<f4").tobytes(),
+            ranks=np.array([0, 1, 5], "<u4").tobytes(),
             top_counts=np.array([0, 1, 0], "<u4").tobytes(),
             top_ids=np.array([13], "<u4").tobytes(),
             top_logprobs=np.array([-0.5], "<f4").tobytes(),
@@ -171,6 +172,7 @@ def test_text_rows_are_read_column_by_column() -> None:
     entry = second.logprobs[0]
     assert (entry.logprob, entry.token_bytes, entry.top, entry.top_bytes) == (-1, b"p", ((13, -0.5),), (b"s",))
     assert second.logprobs[1].token_bytes == b"qr"
+    assert [entry.rank for entry in second.logprobs] == [1, 5]
     assert [entry.text_offset for entry in second.logprobs] == [6, 8]
     assert (first.num_prompt_tokens, second.num_prompt_tokens) == (0, 9)
 
@@ -190,7 +192,8 @@ def test_a_column_of_another_length_is_poison(column: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "column", ["sampled", "top_counts", "top_ids", "top_logprobs", "byte_counts", "token_bytes", "text_offsets"]
+    "column",
+    ["sampled", "ranks", "top_counts", "top_ids", "top_logprobs", "byte_counts", "token_bytes", "text_offsets"],
 )
 def test_a_logprob_column_of_another_length_is_poison(column: str) -> None:
     batch = text_batch()
@@ -220,7 +223,7 @@ def test_an_error_code_of_a_newer_version_is_kept_as_an_error() -> None:
 
 
 def test_offsets_tell_what_a_client_has() -> None:
-    states = [SequenceState(1, 2, 3), SequenceState(4, 5, 2**64 - 1)]
+    states = [DeliveredSequence(1, 2, 3), DeliveredSequence(4, 5, 2**64 - 1)]
     offsets = text_pb2.AttachOffsets.FromString(wire.encode_offsets(states))
     assert np.frombuffer(offsets.token_offsets, "<u4").tolist() == [1, 4]
     assert np.frombuffer(offsets.text_offsets, "<u4").tolist() == [2, 5]

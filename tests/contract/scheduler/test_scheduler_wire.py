@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PoisonMessageError
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.params import Sampling, SamplingParams, Stopping
+from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
+from contract.domain.request import Header, Prompt, Request
+from contract.domain.rows import TokenRows, unstarted_rows
+from contract.domain.timeline import Computed
+from contract.v1 import requests_pb2, results_pb2, steps_pb2
 from detokenizer_svc.wire import decode_tokens
 from gateway_svc.wire import encode_header, encode_request
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PoisonMessageError
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.params import Sampling, SamplingParams, Stopping
-from penstock.domain.plan import Admission, Logprobs, StepPlan, StepResult
-from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import TokenRows, unstarted_rows
-from penstock.v1 import requests_pb2, results_pb2, steps_pb2
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.rows import NO_ROWS, select_rows
 from scheduler_svc.core.scheduler import Scheduler
@@ -97,10 +98,9 @@ admissions = st.builds(
     columns,
     st.lists(admissions, max_size=3).map(tuple),
     st.lists(pairs, min_size=3, max_size=3),
-    st.lists(st.tuples(U32, U32, U32), max_size=3),
 )
 def test_a_plan_is_read_by_the_worker_as_it_was_made(
-    step: int, released: Any, admitted: tuple[Admission, ...], found: list[Any], replaced: list[Any]
+    step: int, released: Any, admitted: tuple[Admission, ...], found: list[Any]
 ) -> None:
     plan = StepPlan(
         step=step,
@@ -108,9 +108,6 @@ def test_a_plan_is_read_by_the_worker_as_it_was_made(
         admissions=admitted,
         append_slots=found[0][0],
         append_blocks=found[0][1],
-        replace_slots=column([each[0] for each in replaced]),
-        replace_indices=column([each[1] for each in replaced]),
-        replace_blocks=column([each[2] for each in replaced]),
         copy_sources=found[1][0],
         copy_targets=found[1][1],
         slots=found[2][0],
@@ -134,6 +131,7 @@ def logprobs(draw: st.DrawFn, num_tokens: int) -> Logprobs:
     floats = st.floats(max_value=0, width=32, allow_nan=False)
     return Logprobs(
         column(draw(st.lists(floats, min_size=num_tokens, max_size=num_tokens)), np.float32),
+        column(draw(st.lists(U32, min_size=num_tokens, max_size=num_tokens))),
         column(counts),
         column(draw(st.lists(U32, min_size=num_tops, max_size=num_tops))),
         column(draw(st.lists(floats, min_size=num_tops, max_size=num_tops)), np.float32),
@@ -182,7 +180,7 @@ def test_a_worker_that_fails_says_so() -> None:
             slots=b"\0" * 4,
             counts=b"\1\0\0\0",
             token_ids=b"\0" * 4,
-            logprobs={"sampled": b"\0" * 4, "top_counts": b"\1\0\0\0"},
+            logprobs={"sampled": b"\0" * 4, "ranks": b"\0" * 4, "top_counts": b"\1\0\0\0"},
         ),
     ],
 )
@@ -232,10 +230,10 @@ def token_rows(draw: st.DrawFn) -> TokenRows:
 @settings(deadline=None)
 @given(token_rows())
 def test_rows_are_read_by_the_detokenizer_and_by_a_successor_as_they_were_made(rows: TokenRows) -> None:
-    payload = encode_rows(rows, SESSION, INCARNATION, 5, 11)
+    payload = encode_rows(rows, SESSION, Computed("", INCARNATION, 5, 11))
     same(decode_rows(payload), rows)
-    sent_ns, read = decode_tokens(payload)
-    assert sent_ns == 11
+    computed, read = decode_tokens(payload)
+    assert computed == Computed("", INCARNATION, 5, 11)
     same(read, rows)
 
 
@@ -265,7 +263,7 @@ def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
     )  # fmt: skip
     header = Header(b"r" * 16, "tenant", -3, 1000, 2000, "", 2**64 - 1)
     meta = requests_pb2.TokenizedPrompt(
-        token_ids=column([1, 2, 3]).tobytes(), eos_token_ids=column([0, 7]).tobytes(), max_tokens=11, max_model_len=99
+        token_ids=column([1, 2, 3]).tobytes(), eos_token_ids=column([0, 7]).tobytes(), max_tokens=11
     )
     body = encode_request(Request(header, "m", Prompt(token_ids=(1, 2, 3)), params))
     request = decode_request(b"r" * 16, encode_header(header), body, meta.SerializeToString())
@@ -310,10 +308,10 @@ def test_more_samples_than_a_request_may_have_are_poison() -> None:
 def test_a_worker_offers_what_it_can_hold() -> None:
     info = worker_info(
         Limits(num_blocks=9, block_size=4, max_num_seqs=3, max_model_len=30, max_num_batched_tokens=64, vocab_size=5),
-        model="m", home_shard=2, world_size=1, device="cpu",
+        model="m", home_shard=2, world_size=1, device="cpu", model_digest=b"model---",
     )  # fmt: skip
     offer = decode_worker_info(info.SerializeToString())
-    assert (offer.model, offer.home_shard) == ("m", 2)
+    assert (offer.model, offer.home_shard, offer.model_digest) == ("m", 2, b"model---")
     assert offer.limits.capacity == 30
     assert offer.limits.max_num_batched_tokens == 64
     info.num_blocks = 0
@@ -333,7 +331,7 @@ def row(request_id: bytes, position: int, before: int, tokens: list[int], finish
         finishes=column([finish], np.uint8),
         cached_tokens=column([0]),
     )
-    return encode_rows(rows, SESSION, b"", 0, 0)
+    return encode_rows(rows, SESSION, Computed())
 
 
 def test_a_history_is_the_one_coherent_chain_in_the_log() -> None:
@@ -363,4 +361,4 @@ def test_a_damaged_request_ends_with_one_row_for_each_sample() -> None:
     rows = unstarted_rows(b"r" * 16, 3, error)
     assert rows.sequences.tolist() == [0, 1, 2]
     assert rows.errors == dict.fromkeys(range(3), error)
-    same(decode_rows(encode_rows(rows, SESSION, b"", 0, 0)), rows)
+    same(decode_rows(encode_rows(rows, SESSION, Computed())), rows)

@@ -6,6 +6,12 @@ from typing import Any
 import numpy as np
 from text_pipeline import GATEWAY, SCHEDULER, TTL_MS, Pool
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.plan import Logprobs
+from contract.domain.rows import TextRow, TokenRows
+from contract.domain.timeline import Computed
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.extent import LogLimits
@@ -13,11 +19,6 @@ from detokenizer_svc.core.request import FinishedRequest
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.shard import Shard, Taken
 from gateway_svc.core.streams import ClientStream, Refusal
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.plan import Logprobs
-from penstock.domain.rows import TextRow, TokenRows
 from scheduler_svc.wire import History, encode_rows, read_histories
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -126,11 +127,14 @@ class Writer:
             for rows in [_next_row(self._orders[request_id], index, history, 1 + (choice >> 8) % 2)]
         ]
         if batches:
-            payload = encode_rows(_joined(batches), self.sid, b"", 0, 1)
+            payload = encode_rows(_joined(batches), self.sid, Computed(sent_ns=1))
             if self._pool.connection.call(Commit(self.sid, ((SHARD, payload),))):
                 for request_id, histories in self._histories.items():
                     self._orders[request_id].num_committed = [len(history.token_ids) for history in histories]
         return any(not history.has_ended for each in self._histories.values() for history in each)
+
+
+MODEL = b"model---"
 
 
 def _mixed(choice: int) -> int:
@@ -143,7 +147,7 @@ def _next_row(order: Order, index: int, history: History, size: int) -> TokenRow
     tokens = fate.token_ids[position : position + size]
     is_last = position + len(tokens) == len(fate.token_ids) and (fate.with_last or not tokens)
     finish = fate.finish if is_last else FinishReason.UNSPECIFIED
-    history.take(position, before, finish, np.array(tokens, np.uint32))
+    history.take(position, before, finish, np.array(tokens, np.uint32), MODEL)
     return TokenRows(
         request_ids=[order.request_id],
         sequences=np.array([index], np.uint32),
@@ -155,6 +159,7 @@ def _next_row(order: Order, index: int, history: History, size: int) -> TokenRow
         cached_tokens=np.array([0 if position or not tokens else NUM_CACHED], np.uint32),
         logprobs=_logprobs(tokens, asked="logprobs" in order.params),
         errors={0: fate.error} if is_last and fate.error else {},
+        model_digest=MODEL,
     )
 
 
@@ -163,7 +168,8 @@ def _logprobs(token_ids: list[int], *, asked: bool) -> Logprobs:
     sampled = -ids.astype(np.float32) / 7 if asked else np.full(len(ids), np.nan, np.float32)
     counts = ids % 3 if asked else np.zeros(len(ids), np.uint32)
     top_ids = np.repeat(ids, counts)
-    return Logprobs(sampled, counts, top_ids, -top_ids.astype(np.float32) / 5)
+    ranks = ids + np.uint32(1) if asked else np.zeros(len(ids), np.uint32)
+    return Logprobs(sampled, ranks, counts, top_ids, -top_ids.astype(np.float32) / 5)
 
 
 def _joined(batches: list[TokenRows]) -> TokenRows:
@@ -177,8 +183,9 @@ def _joined(batches: list[TokenRows]) -> TokenRows:
         [each.request_ids[0] for each in batches],
         *(column(name) for name in ("sequences", "positions", "chains", "counts", "token_ids", "finishes")),
         column("cached_tokens"),
-        Logprobs(*(logprobs(name) for name in ("sampled", "top_counts", "top_ids", "top_logprobs"))),
+        Logprobs(*(logprobs(name) for name in ("sampled", "ranks", "top_counts", "top_ids", "top_logprobs"))),
         {row: each.errors[0] for row, each in enumerate(batches) if each.errors},
+        MODEL,
     )
 
 

@@ -3,41 +3,69 @@
 import pytest
 from text_pipeline import ANSWER, SCHEDULER, Pool, eventually, running, text_of
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.v1 import tokens_pb2
 from gateway_svc.core.streams import ClientStream, Refusal
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Compact, Hello, LeaseShard, Leave, Reject, SessionKind
 from tokenizer_svc import wire as tokenizer_wire
 
 
-@pytest.mark.parametrize("damage", ["bytes", "columns"])
-def test_rows_that_cannot_be_read_end_the_requests_they_concern(pool: Pool, damage: str) -> None:
+def damaged(*request_ids: bytes) -> bytes:
+    """A batch that says whose it is, and no more that can be read."""
+    batch = tokens_pb2.TokenBatch(request_ids=b"".join(request_ids), columns=b"\xff\xff\xff")
+    return batch.SerializeToString()
+
+
+@pytest.mark.parametrize("columns", [b"\xff\xff\xff", b"\x0a\x01x", b""])
+def test_rows_that_cannot_be_read_end_the_requests_they_concern(pool: Pool, columns: bytes) -> None:
     with running(pool.detokenizer_service()):
-        hit, other_shard, later = pool.open(1), pool.open(2, shard=1), pool.open(3)
+        hit, other_shard, beside = pool.open(1), pool.open(2, shard=1), pool.open(3)
         ids = pool.ids("the mill")
         pool.commit(pool.rows(hit, ids[:1]))
-        damaged = b"\xff\xff\xff"
-        if damage == "columns":
-            message = tokenizer_wire.encode_rejection(hit, 1, PenstockError(ErrorCode.INTERNAL, "x"), SCHEDULER, 1)
-            damaged = message + b"\x2a\x01x"  # a second `sequences` column, of one byte
-        pool.commit(damaged)
+        pool.commit(tokens_pb2.TokenBatch(request_ids=hit, columns=columns).SerializeToString())
         rows = pool.read_until_end(hit)
         assert rows[-1].error is not None
         assert rows[-1].error.code is ErrorCode.INTERNAL
         pool.generate(other_shard, ANSWER, shard=1)
         assert text_of(pool.result(other_shard)) == ANSWER
-        # Nobody can say whom bytes without sense concern: then it is everybody in that log.
-        if damage == "columns":
-            pool.generate(later, ANSWER)
-            assert text_of(pool.result(later)) == ANSWER
-        else:
-            (row,) = pool.result(later)
-            assert row.error is not None
+        pool.generate(beside, ANSWER)
+        assert text_of(pool.result(beside)) == ANSWER
         (letter,) = pool.entries(pool.bus.keys.dead)
         assert letter.fields[k.STREAM] == b"tokens"
-        hints = pool.entries(pool.bus.keys.cancels)
-        assert hit in {hint.fields[k.REQUEST] for hint in hints}
+        assert {hint.fields[k.REQUEST] for hint in pool.entries(pool.bus.keys.cancels)} == {hit}
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xff\xff", b"", b"x" * 1000, b"\x2a\x01x"])
+def test_an_entry_that_is_nobodys_ends_nobody(pool: Pool, payload: bytes) -> None:
+    """Whoever wrote it: schedulers say whose their rows are."""
+    with running(pool.detokenizer_service()):
+        begun, new = pool.open(1), pool.open(2)
+        ids = pool.ids(ANSWER)
+        pool.commit(pool.rows(begun, ids[:2]))
+        pool.connection.call(Append(pool.bus.keys.tokens(0), {k.PAYLOAD: payload}))
+        pool.commit(pool.rows(begun, ids[2:], before=ids[:2], end=FinishReason.LENGTH))
+        pool.generate(new, ANSWER)
+        assert text_of(pool.result(begun)) == text_of(pool.result(new)) == ANSWER
+        (letter,) = pool.entries(pool.bus.keys.dead)
+        assert letter.fields[k.PAYLOAD] == payload
+
+
+def test_a_request_whose_rows_were_nobodys_entry_ends_when_that_is_seen_and_alone(pool: Pool) -> None:
+    with running(pool.detokenizer_service()):
+        hit, beside = pool.open(1), pool.open(2)
+        ids = pool.ids(ANSWER)
+        pool.commit(pool.rows(hit, ids[:2]))
+        pool.commit(b"\xff\xff\xff")  # it was rows of `hit`, before it was damaged
+        pool.commit(pool.rows(beside, ids[:1]))
+        pool.commit(pool.rows(hit, ids[3:4], before=ids[:3]))
+        rows = pool.read_until_end(hit)
+        assert rows[-1].error is not None
+        assert rows[-1].error.code is ErrorCode.INTERNAL
+        pool.commit(pool.rows(beside, ids[1:], before=ids[:1], end=FinishReason.LENGTH))
+        assert text_of(pool.result(beside)) == ANSWER
+        assert {hint.fields[k.REQUEST] for hint in pool.entries(pool.bus.keys.cancels)} == {hit}
 
 
 def test_damage_ends_all_samples_for_a_client_that_has_parts_of_them(pool: Pool) -> None:
@@ -48,7 +76,7 @@ def test_damage_ends_all_samples_for_a_client_that_has_parts_of_them(pool: Pool)
         pool.commit(pool.rows(request_id, ids[:4]))
         for row in eventually(pool.read_text):
             assert not isinstance(stream.accept(row), Refusal)
-        pool.commit(b"\xff\xff\xff")
+        pool.commit(damaged(request_id))
         for row in eventually(pool.read_text):
             assert not isinstance(stream.accept(row), Refusal)
     assert stream.ended

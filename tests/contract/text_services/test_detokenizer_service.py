@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from text_pipeline import ANSWER, GATEWAY, SCHEDULER, Pool, eventually, running, text_of
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import CancelReason, FinishReason, Usage
+from contract.domain.request import Prompt
+from contract.domain.rows import TextRow
+from contract.v1 import detokenizer_pb2
 from detokenizer_svc.servicer import DetokenizerServicer
 from gateway_svc import wire as gateway_wire
-from gateway_svc.core.streams import SequenceState
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import CancelReason, FinishReason, Usage
-from penstock.domain.request import Prompt
-from penstock.domain.rows import TextRow
-from penstock.v1 import detokenizer_pb2
+from gateway_svc.core.streams import DeliveredSequence
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Attach, DropStream, Hello, Leave, Length, Reject, SessionKind
 from tokenizer_svc import wire as tokenizer_wire
@@ -66,7 +66,7 @@ def test_attaching_sends_the_rest_to_the_new_gateway(pool: Pool) -> None:
         pool.commit(pool.rows(request_id, ids[:4]))
         first = eventually(pool.read_text)
         known = chain.extend(chain.CHAIN_START, first[0].token_ids)
-        state = SequenceState(len(first[0].token_ids), len(first[0].text), known)
+        state = DeliveredSequence(len(first[0].token_ids), len(first[0].text), known)
         attachment = Attach(request_id, "tenant", other, gateway_wire.encode_offsets([state]))
         assert pool.connection.call(attachment).known
         assert pool.connection.call(Attach(request_id, "tenant", other, b"\x0a\x01x")).known  # cannot be read

@@ -1,10 +1,19 @@
 """Shards that are taken over, shared, shortened and handed on."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memory_bus import MemoryBus
 from text_pipeline import ANSWER, GATEWAY, SCHEDULER, Client, Pool, eventually, running, text_of
 
-from penstock.domain.finish import FinishReason, Usage
+from contract.domain.finish import FinishReason, Usage
+from servicekit.bus import BusUnavailable
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Commit, Compact, Hello, LeaseShard, Length, ReleaseShard, Revalidate, SessionKind
+from servicekit.bus.calls import Call, Commit, Compact, Hello, LeaseShard, Length, ReleaseShard, Revalidate, SessionKind
+
+SIBLING = b"d" * 16
 
 
 def test_a_successor_rebuilds_from_the_log_and_goes_on(pool: Pool) -> None:
@@ -63,7 +72,7 @@ def test_a_restarted_server_means_beginning_anew_from_the_log(pool: Pool) -> Non
 
 
 def test_a_long_request_leaves_a_short_log_and_a_successor_that_knows_it_all(pool: Pool) -> None:
-    limit = 16
+    limit = 24  # the log may always grow to a quarter of what the request takes
     log = pool.bus.keys.tokens(0)
     request_id = pool.open(1, n=2, logprobs=1, stop=["never", "the end"], max_tokens=1000)
     text = ANSWER * 40 + "the end of it"
@@ -144,6 +153,55 @@ def test_shards_are_shared_with_a_second_detokenizer(pool: Pool) -> None:
                 pool.generate(request_id, ANSWER, shard=shard)
                 assert text_of(pool.result(request_id)) == ANSWER
         eventually(lambda: first.stats().num_shards == 4)
+
+
+class _BreakingBus(MemoryBus):
+    """Breaks the connection once, at a call that the test chooses, and at that moment another detokenizer comes."""
+
+    def __init__(self, breaks_at: Callable[[Call[Any]], bool], *, carries_out: bool) -> None:
+        super().__init__()
+        self._breaks_at: Callable[[Call[Any]], bool] | None = breaks_at
+        self._carries_out = carries_out
+
+    def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
+        if self._breaks_at is None or not any(map(self._breaks_at, calls)):
+            return super().apply(calls, wake)
+        self._breaks_at = None
+        if self._carries_out:
+            super().apply(calls, wake)
+        super().apply([Hello(SIBLING, SessionKind.DETOKENIZER, "sibling", "", 600_000)], wake)
+        raise BusUnavailable("broken")
+
+
+@pytest.mark.parametrize("carries_out", [True, False])
+def test_a_lease_of_which_the_answer_was_lost_does_not_keep_a_sibling_from_the_shard(
+    model: Path, carries_out: bool
+) -> None:
+    seen: list[int] = []
+
+    def is_third(call: Call[Any]) -> bool:
+        is_asking = isinstance(call, LeaseShard) and not call.held and call.sid != SIBLING
+        seen.extend([call.shard] if is_asking else ())
+        return len(set(seen)) == 3
+
+    pool = Pool(model, _BreakingBus(is_third, carries_out=carries_out))
+    service = pool.detokenizer_service(session_ttl_s=0.5)
+    with running(service):
+        eventually(lambda: [pool.connection.call(LeaseShard(SIBLING, shard)) for shard in range(4)].count(True) == 2)
+        assert service.stats().num_shards == 2
+
+
+@pytest.mark.parametrize("carries_out", [True, False])
+def test_a_shard_that_is_given_back_by_a_call_that_is_lost_is_given_back(model: Path, carries_out: bool) -> None:
+    pool = Pool(model, _BreakingBus(lambda call: isinstance(call, ReleaseShard), carries_out=carries_out))
+    service = pool.detokenizer_service(session_ttl_s=0.5)
+    with running(service):
+        eventually(lambda: service.stats().num_shards == 4)
+        second = b"2" * 16
+        pool.connection.call(Hello(second, SessionKind.DETOKENIZER, "second", "", 600_000))
+        # With the sibling that comes, three share four shards: this one keeps two, as if there were one other.
+        eventually(lambda: [pool.connection.call(LeaseShard(second, shard)) for shard in range(4)].count(True) == 2)
+        assert service.stats().num_shards == 2
 
 
 def test_a_shard_that_another_has_taken_is_let_go(pool: Pool) -> None:

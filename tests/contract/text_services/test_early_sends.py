@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from memory_bus import MemoryBus
+from memory_connections import MemoryConnection
 from text_pipeline import SCHEDULER, Pool, eventually, running
 
+from contract.domain import chain
+from contract.domain.finish import FinishReason
+from contract.domain.request import Prompt
+from contract.v1 import common_pb2, tokens_pb2
 from detokenizer_svc.outbox import MANY_ENDS
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason
-from penstock.domain.request import Prompt
-from penstock.v1 import common_pb2, tokens_pb2
-from servicekit.bus import BusUnavailable, MemoryBus
+from servicekit.bus import BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Call, Compact, Length, RequestState, Retire, Tokenized
-from servicekit.bus.memory_bus import MemoryConnection
 
 NUM_REQUESTS = 70
 
@@ -152,13 +153,16 @@ def _tells(call: Append, request_id: bytes) -> bool:
 def _ends(request_ids: list[bytes], token_id: int) -> bytes:
     """A TokenBatch in which each of them gets its only token and ends."""
     num = len(request_ids)
-    return tokens_pb2.TokenBatch(
-        origin=common_pb2.Origin(session=SCHEDULER, sent_unix_ns=time.time_ns()),
-        request_ids=b"".join(request_ids),
+    columns = tokens_pb2.TokenColumns(
         sequences=np.zeros(num, "<u4").tobytes(),
         positions=np.zeros(num, "<u4").tobytes(),
         chains=np.full(num, chain.CHAIN_START, "<u8").tobytes(),
         counts=np.ones(num, "<u4").tobytes(),
         token_ids=np.full(num, token_id, "<u4").tobytes(),
         finishes=bytes([FinishReason.LENGTH]) * num,
+    )
+    return tokens_pb2.TokenBatch(
+        origin=common_pb2.Origin(session=SCHEDULER, sent_unix_ns=time.time_ns()),
+        request_ids=b"".join(request_ids),
+        columns=columns.SerializeToString(),
     ).SerializeToString()

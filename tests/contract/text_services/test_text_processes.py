@@ -15,10 +15,10 @@ import pytest
 from grpc import aio
 from text_pipeline import SCHEDULER, Pool, eventually, text_of
 
+from contract.domain.errors import ErrorCode, Fault, PenstockError
+from contract.domain.request import Prompt
+from contract.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from detokenizer_svc.tokenizer_file import load_tokenizer
-from penstock.domain.errors import ErrorCode, Fault, PenstockError
-from penstock.domain.request import Prompt
-from penstock.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from servicekit.bus import open_bus
 from servicekit.bus.calls import Claim, RequestState
 from servicekit.lifecycle import EXIT_CANNOT_START

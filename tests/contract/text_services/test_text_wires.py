@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.params import SamplingParams
+from contract.domain.plan import Logprobs
+from contract.domain.request import Header, Message, Prompt, Request
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
+from contract.v1 import requests_pb2
 from detokenizer_svc import wire as detokenizer_wire
 from detokenizer_svc.core.logprobs import LogprobLog
 from detokenizer_svc.core.request import FinishedRequest, FinishedSequence
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, text_rows
 from gateway_svc import wire as gateway_wire
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.params import SamplingParams
-from penstock.domain.plan import Logprobs
-from penstock.domain.request import Header, Message, Prompt, Request
-from penstock.domain.rows import TokenRows
-from penstock.v1 import requests_pb2
+from gateway_svc.core.streams import DeliveredSequence
 from scheduler_svc import wire as scheduler_wire
 from servicekit.bus import keys as k
 from tokenizer_svc import wire as tokenizer_wire
@@ -145,6 +146,7 @@ def _token_rows() -> TokenRows:
         cached_tokens=np.array([0, 4, 0], np.uint32),
         logprobs=Logprobs(
             np.array([-1.0, np.nan, -0.5], np.float32),
+            np.array([3, 0, 2**31], np.uint32),
             np.array([2, 0, 1], np.uint32),
             np.array([1, 2, 3], np.uint32),
             np.array([-1.0, -2.0, -3.0], np.float32),
@@ -155,22 +157,22 @@ def _token_rows() -> TokenRows:
 
 def test_the_detokenizer_reads_the_rows_that_the_scheduler_wrote() -> None:
     rows = _token_rows()
-    payload = scheduler_wire.encode_rows(rows, b"s" * 16, b"i" * 16, 4, 77)
-    sent_ns, read = detokenizer_wire.decode_tokens(payload)
-    assert sent_ns == 77
+    payload = scheduler_wire.encode_rows(rows, b"s" * 16, Computed("", b"i" * 16, 4, 77))
+    computed, read = detokenizer_wire.decode_tokens(payload)
+    assert computed == Computed("", b"i" * 16, 4, 77)
     assert (read.request_ids, read.errors) == (rows.request_ids, rows.errors)
     for name in ("sequences", "positions", "chains", "counts", "token_ids", "finishes", "cached_tokens"):
         assert getattr(read, name).tolist() == getattr(rows, name).tolist()
     assert read.logprobs is not None
     assert rows.logprobs is not None
-    for name in ("sampled", "top_counts", "top_ids", "top_logprobs"):
+    for name in ("sampled", "ranks", "top_counts", "top_ids", "top_logprobs"):
         np.testing.assert_array_equal(getattr(read.logprobs, name), getattr(rows.logprobs, name))
 
 
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_damaged_rows_are_poison_or_rows_and_never_a_crash(data: st.DataObject) -> None:
-    payload = bytearray(scheduler_wire.encode_rows(_token_rows(), b"s" * 16, b"i" * 16, 4, 77))
+    payload = bytearray(scheduler_wire.encode_rows(_token_rows(), b"s" * 16, Computed("", b"i" * 16, 4, 77)))
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -187,14 +189,14 @@ def test_columns_that_do_not_fit_name_the_requests_they_concern(column: str, val
     rows = _token_rows()
     changed = dataclasses.replace(rows, **{column: np.array(value, getattr(rows, column).dtype)})
     with pytest.raises(PoisonMessageError) as caught:
-        detokenizer_wire.decode_tokens(scheduler_wire.encode_rows(changed, b"s" * 16, b"", 1, 1))
+        detokenizer_wire.decode_tokens(scheduler_wire.encode_rows(changed, b"s" * 16, Computed("", b"", 1, 1)))
     assert caught.value.request_ids == rows.request_ids
 
 
 def _log(*tokens: tuple[float, bytes, list[tuple[int, float, bytes]]]) -> LogprobLog:
     log = LogprobLog()
     for sampled, token_bytes, top in tokens:
-        log.append(sampled, token_bytes, top, text_offset=3 * len(log))
+        log.append(sampled, 7 + len(log), token_bytes, top, text_offset=3 * len(log))
     return log
 
 
@@ -225,6 +227,7 @@ def test_the_gateway_reads_the_text_that_the_detokenizer_wrote() -> None:
     assert read == list(rows.rows())
     assert read[1].logprobs[0].top_bytes == (b"x", b"\xe6")
     assert [entry.text_offset for entry in read[1].logprobs] == [3, 6]
+    assert [entry.rank for entry in read[1].logprobs] == [8, 9]
     assert [row.num_prompt_tokens for row in read] == [0, 0, 77, 0, 0]
 
 
@@ -244,15 +247,15 @@ def test_the_gateway_reads_the_result_that_the_detokenizer_wrote() -> None:
 
 
 def test_the_detokenizer_reads_the_offsets_that_the_gateway_wrote() -> None:
-    payload = gateway_wire.encode_offsets([SequenceState(1, 2, 3), SequenceState(4, 5, 6)])
+    payload = gateway_wire.encode_offsets([DeliveredSequence(1, 2, 3), DeliveredSequence(4, 5, 6)])
     assert detokenizer_wire.decode_offsets(payload) == [(1, 2, 3), (4, 5, 6)]
 
 
 def test_the_detokenizer_ends_what_the_tokenizer_rejected() -> None:
     error = PenstockError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="prompt")
     payload = tokenizer_wire.encode_rejection(b"r" * 16, 2, error, b"s" * 16, 9)
-    sent_ns, rows = detokenizer_wire.decode_tokens(payload)
-    assert sent_ns == 9
+    computed, rows = detokenizer_wire.decode_tokens(payload)
+    assert computed.sent_ns == 9
     assert rows.errors == dict.fromkeys(range(2), RequestError.of(error))
     assert rows.finishes.tolist() == [FinishReason.ERROR] * 2
     assert rows.sequences.tolist() == [0, 1]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from text_pipeline import PATIENCE_S, Pool, eventually, running
 
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.request import Prompt
+from contract.v1 import requests_pb2
 from detokenizer_svc import wire as detokenizer_wire
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.request import Prompt
-from penstock.v1 import requests_pb2
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Acknowledge, Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
 from tokenizer_svc import service
@@ -41,7 +41,7 @@ def test_a_text_becomes_tokens_and_waits_for_a_scheduler(pool: Pool) -> None:
     ids = np.frombuffer(tokens.token_ids, "<u4").tolist()
     assert ids == pool.ids("the old mill")
     assert np.frombuffer(tokens.eos_token_ids, "<u4").tolist() == [0]
-    assert (tokens.max_tokens, tokens.max_model_len) == (200_000 - len(ids), 200_000)
+    assert tokens.max_tokens == 200_000 - len(ids)
     hints = pool.entries(pool.bus.keys.requests)
     assert [hint.fields[k.REQUEST] for hint in hints] == [request_id]
     assert pool.connection.call(Length(pool.bus.keys.prompts)) == 0

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from memory_bus import MemoryBus
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from contract.domain import chain
+from contract.domain.finish import FinishReason
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Prompt, Request
+from contract.domain.rows import TextRow
+from contract.v1 import common_pb2, requests_pb2, tokens_pb2
 from detokenizer_svc.service import DetokenizerService
 from detokenizer_svc.settings import DetokenizerSettings
 from gateway_svc import wire as gateway_wire
 from gateway_svc.core.streams import ClientStream, Refusal
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Prompt, Request
-from penstock.domain.rows import TextRow
-from penstock.v1 import common_pb2, requests_pb2, tokens_pb2
-from servicekit.bus import Bus, MemoryBus
+from servicekit.bus import Bus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Attach,
@@ -168,9 +169,7 @@ class Pool:
     ) -> bytes:
         """A TokenBatch of one row, behind the tokens `before`."""
         known = before or []
-        batch = tokens_pb2.TokenBatch(
-            origin=common_pb2.Origin(session=SCHEDULER, sent_unix_ns=time.time_ns()),
-            request_ids=request_id,
+        columns = tokens_pb2.TokenColumns(
             sequences=np.array([sequence], "<u4").tobytes(),
             positions=np.array([len(known)], "<u4").tobytes(),
             chains=np.array([chain.extend(chain.CHAIN_START, known)], "<u8").tobytes(),
@@ -179,9 +178,14 @@ class Pool:
             finishes=bytes([end]),
         )
         if logprob is not None:
-            batch.logprobs.sampled = np.full(len(token_ids), logprob, "<f4").tobytes()
-            batch.logprobs.top_counts = np.zeros(len(token_ids), "<u4").tobytes()
-        return batch.SerializeToString()
+            columns.logprobs.sampled = np.full(len(token_ids), logprob, "<f4").tobytes()
+            columns.logprobs.ranks = np.ones(len(token_ids), "<u4").tobytes()
+            columns.logprobs.top_counts = np.zeros(len(token_ids), "<u4").tobytes()
+        return tokens_pb2.TokenBatch(
+            origin=common_pb2.Origin(session=SCHEDULER, sent_unix_ns=time.time_ns()),
+            request_ids=request_id,
+            columns=columns.SerializeToString(),
+        ).SerializeToString()
 
     def generate(self, request_id: bytes, text: str, end: int = FinishReason.LENGTH, shard: int = 0) -> list[int]:
         """Commits a whole answer, token by token."""

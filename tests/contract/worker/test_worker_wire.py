@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from penstock.domain.errors import ErrorCode, PenstockError, PoisonMessageError
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Logprobs, StepResult
-from penstock.v1 import results_pb2, steps_pb2
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.params import Sampling
+from contract.domain.plan import Logprobs, StepResult
+from contract.v1 import results_pb2, steps_pb2
 from worker_svc import wire
 from worker_svc.core.interface import Limits
 
@@ -28,9 +28,6 @@ def test_a_plan_is_read_column_by_column() -> None:
         released_slots=column(9),
         append_slots=column(1, 1),
         append_blocks=column(4, 5),
-        replace_slots=column(2),
-        replace_indices=column(0),
-        replace_blocks=column(6),
         copy_sources=column(7),
         copy_targets=column(8),
         slots=column(1, 2),
@@ -44,9 +41,6 @@ def test_a_plan_is_read_column_by_column() -> None:
         "released_slots": [9],
         "append_slots": [1, 1],
         "append_blocks": [4, 5],
-        "replace_slots": [2],
-        "replace_indices": [0],
-        "replace_blocks": [6],
         "copy_sources": [7],
         "copy_targets": [8],
         "slots": [1, 2],
@@ -105,6 +99,7 @@ def test_what_cannot_be_read_is_poison_and_says_why(payload: bytes, why: str) ->
 def test_a_result_is_written_with_its_columns() -> None:
     logprobs = Logprobs(
         np.array([np.nan, -0.5], np.float32),
+        np.array([0, 3], np.uint32),
         np.array([0, 2], np.uint32),
         np.array([8, 9], np.uint32),
         np.array([-0.5, -1], np.float32),
@@ -116,6 +111,7 @@ def test_a_result_is_written_with_its_columns() -> None:
     assert (sent.step, sent.slots, sent.counts, sent.token_ids) == (5, column(4, 1), column(1, 1), column(30, 31))
     assert (sent.step_ns, sent.idle_ns, sent.HasField("error")) == (77, 3, False)
     assert np.frombuffer(sent.logprobs.sampled, "<f4").tolist()[1] == -0.5
+    assert sent.logprobs.ranks == column(0, 3)
     assert (sent.logprobs.top_counts, sent.logprobs.top_ids) == (column(0, 2), column(8, 9))
     assert np.frombuffer(sent.logprobs.top_logprobs, "<f4").tolist() == [-0.5, -1]
 
@@ -129,6 +125,7 @@ def test_a_failure_says_that_the_epoch_is_over() -> None:
 
 def test_a_worker_says_what_it_is() -> None:
     limits = Limits(100, 16, 8, 512, 1024, 32000)
-    info = wire.worker_info(limits, model="m", home_shard=3, world_size=2, device="cpu")
+    info = wire.worker_info(limits, model="m", home_shard=3, world_size=2, device="cpu", model_digest=b"model---")
     assert (info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len) == (100, 16, 8, 512)
+    assert info.model_digest == b"model---"
     assert (info.max_num_batched_tokens, info.home_shard, info.world_size) == (1024, 3, 2)

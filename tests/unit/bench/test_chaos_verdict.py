@@ -10,7 +10,7 @@ import pytest
 from bench.rig.chaos.killer import Blow
 from bench.rig.chaos.load import End, Sample, Story
 from bench.rig.chaos.recipes import Recipe, make_recipes
-from bench.rig.chaos.verdict import check_reference, judge, standstills
+from bench.rig.chaos.verdict import Model, check_reference, judge, standstills
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def reference(recipe: Recipe) -> Story:
 
 
 def found(reference: Story, story: Story, *blows: Blow) -> tuple[int, int, int]:
-    verdict = judge([story], {reference.recipe: reference}, blows)
+    verdict = judge([story], [Model(0, {reference.recipe: reference})], blows)
     return len(verdict.lost), len(verdict.repeated), len(verdict.changed)
 
 
@@ -38,9 +38,12 @@ def changed(reference: Story, **fields: object) -> Story:
     return story
 
 
-def test_a_refusal_is_excused_by_anything_but_a_dead_server(reference: Story) -> None:
+def test_a_refusal_is_excused_by_anything_but_a_dead_server_to_who_does_not_ask_again(reference: Story) -> None:
     story = changed(reference, end=End.REFUSED, error="503")
     dead_server, dead_gateway = Blow("server", "server", "cut", 1.0), Blow("gateway", "gateway-0", "killed", 1.0)
+    assert found(reference, story, dead_server, dead_gateway) == (1, 0, 0)
+    reference.recipe = replace(reference.recipe, leaves_after=500)
+    story = changed(reference, end=End.REFUSED, error="503")
     assert found(reference, story, dead_server, dead_gateway) == (0, 0, 0)
     assert found(reference, story, dead_server) == (1, 0, 0)
 
@@ -61,6 +64,7 @@ def test_only_who_cannot_go_on_may_break_and_only_by_the_recent_death_of_its_own
     reference.recipe = replace(reference.recipe, leaves_after=500)
     broken = changed(reference, end=End.BROKEN)
     assert found(reference, broken, death) == (0, 0, 0)
+    assert found(reference, broken, replace(death, how="slow")) == (0, 0, 0)
     for blow in (
         Blow("gateway", "gateway-0", "killed", 0.5),
         Blow("gateway", "gateway-1", "killed", 2.5),
@@ -80,6 +84,23 @@ def test_other_tokens_are_seen_in_any_sample(reference: Story, end: End) -> None
     story = changed(reference, end=end)
     story.samples[1].token_ids[3] += 1
     assert found(reference, story) == (0, 0, 1)
+
+
+def test_an_answer_is_of_one_model_or_another_and_never_of_both(recipe: Recipe, reference: Story) -> None:
+    samples = [Sample(list(islice(recipe.expected(index, 7), 9)), "other text", "length") for index in range(2)]
+    second = changed(reference, samples=samples)
+    assert check_reference(second, 7) == ""
+    assert check_reference(second)
+    models = [Model(0, {recipe: reference}), Model(7, {recipe: second})]
+    mixed = changed(reference, samples=[reference.samples[0], second.samples[1]])
+    verdict = judge([second, reference, mixed, second], models, [])
+    assert len(verdict.changed) == 1
+    assert verdict.num_of_models == {0: 1, 1: 2}
+
+
+def test_a_fingerprint_is_that_of_the_model_that_answered(reference: Story) -> None:
+    reference.fingerprints = {"one"}
+    assert found(reference, changed(reference, fingerprints={"one", "other"})) == (0, 0, 1)
 
 
 def test_what_is_missing_at_the_end_counts_only_for_whole_streams(reference: Story) -> None:

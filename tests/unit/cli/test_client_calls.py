@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from grpc import aio
+from grpc import StatusCode, aio
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason, Usage
+from contract.domain.params import SamplingParams
+from contract.domain.request import Message
+from contract.v1 import common_pb2, inference_pb2, inference_pb2_grpc, status_pb2
 from penstock.client import Accepted, AsyncClient, Client, Delta
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason, Usage
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Message
-from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, status_pb2
+from penstock.client.wire import decode_error
 from servicekit.rpc import RpcServer, RpcService
 
 ACCEPTED = inference_pb2.GenerateEvent(accepted=inference_pb2.Accepted(request_id="ab" * 16, model="m", seed=2**64 - 1))
@@ -31,7 +32,7 @@ def event(**fields: Any) -> inference_pb2.GenerateEvent:
 
 def logprob(token_id: int) -> inference_pb2.TokenLogprob:
     top = [inference_pb2.TokenLogprob(token_id=9, logprob=-0.5, utf8=b"nine")]
-    return inference_pb2.TokenLogprob(token_id=token_id, logprob=-1.5, utf8=b"x", top=top)
+    return inference_pb2.TokenLogprob(token_id=token_id, logprob=-1.5, utf8=b"x", top=top, rank=4)
 
 
 EVENTS = [
@@ -127,6 +128,7 @@ def test_events_are_typed_values(client: Client) -> None:
     assert [(each.token_id, each.logprob, each.token_bytes, each.top, each.top_bytes) for each in first.logprobs] == [
         (token_id, -1.5, b"x", ((9, -0.5),), (b"nine",)) for token_id in (5, 6)
     ]
+    assert [each.rank for each in first.logprobs] == [4, 4]
     assert isinstance(last, Delta)
     assert (last.finish, last.stop_reason, last.usage) == (FinishReason.STOP, "!", Usage(3, 3, 1))
 
@@ -224,6 +226,11 @@ def test_where_nobody_listens_the_gateway_is_unavailable() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(PenstockError, match="cannot be reached") as caught:
         client.models()
     assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+def test_a_call_that_a_gateway_dropped_as_it_ended_may_be_made_again() -> None:
+    dropped = aio.AioRpcError(StatusCode.CANCELLED, aio.Metadata(), aio.Metadata(), details="CANCELLED")
+    assert decode_error(dropped).code is ErrorCode.UNAVAILABLE
 
 
 def test_the_other_calls(client: Client) -> None:

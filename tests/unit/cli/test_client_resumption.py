@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.domain.params import SamplingParams
+from contract.v1 import inference_pb2, inference_pb2_grpc
 from penstock.client import Accepted, AsyncClient, Client, Delta
 from penstock.client.resumption import PATIENCE_S, Resumption
 from penstock.client.wire import encode_call, target
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import SamplingParams
-from penstock.v1 import inference_pb2, inference_pb2_grpc
 from servicekit.rpc import RpcServer, RpcService
 
 ID = "ab" * 16
@@ -117,6 +117,14 @@ def test_only_what_passes_is_tried_again_and_not_for_ever() -> None:
     state.take(delta(0, 1), PATIENCE_S + 1)
     assert state.pause_s(UNAVAILABLE, PATIENCE_S + 1) == pauses[0]
     assert resumption(resumable=False).pause_s(UNAVAILABLE, 0.0) is None
+
+
+def test_a_gateway_without_room_is_waited_for_once_another_has_let_the_request_in() -> None:
+    state, overloaded = resumption(), PenstockError(ErrorCode.OVERLOADED, "full")
+    assert state.pause_s(overloaded, 0.0) is None
+    state.take(ACCEPTED, 0.0)
+    assert state.pause_s(overloaded, 0.0)
+    assert state.pause_s(overloaded, PATIENCE_S + 1) is None
 
 
 def test_several_addresses_are_one_target() -> None:

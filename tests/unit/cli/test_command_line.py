@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.domain.api_keys import API_KEY_VARIABLE
+from contract.domain.errors import ErrorCode, PenstockError
 from penstock import __version__
 from penstock.cli import bench, main
 from penstock.client import Client
-from penstock.domain.api_keys import API_KEY_VARIABLE
-from penstock.domain.errors import ErrorCode, PenstockError
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

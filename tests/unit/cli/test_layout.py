@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.domain.errors import PenstockError
+from contract.domain.errors import PenstockError
 from penstock.launcher import layout
 from penstock.launcher.layout import BUNDLED_NAME, Child, Launch, callable_address, children, free_ports, parse
 from servicekit.bus.calls import SessionKind
@@ -28,6 +28,10 @@ def test_one_process_of_each_service_by_default() -> None:
     ]  # fmt: skip
     assert {child.redis_url for child in made} == {URL}
     assert not any(URL in each for child in made for each in child.flags), "it may hold a password"
+    secret = "redis://:secret@127.0.0.1:1/0"
+    for given in (launch(f"--redis-url={secret}"), launch(PENSTOCK_REDIS_URL=secret)):
+        assert given.redis_url == secret
+        assert not any("secret" in each for child in children(given, secret) for each in child.flags)
     assert (made[0].http_address, made[0].grpc_address) == ("127.0.0.1:8000", "127.0.0.1:50051")
     assert flag(made[0], "--served-model-name") == BUNDLED_NAME
     assert flag(made[3], "--model") == flag(made[1], "--model") is not None
@@ -43,10 +47,26 @@ def test_replicas_have_names_and_addresses_of_their_own() -> None:
     assert len(set(addresses)) == 16
 
 
+def test_workers_may_run_elsewhere() -> None:
+    made = children(launch("--workers=0"), URL)
+    assert SessionKind.WORKER not in {child.kind for child in made}
+    assert flag(made[0], "--served-model-name") == BUNDLED_NAME, "requests are taken, and wait"
+
+
+def test_a_file_of_pools_says_itself_what_models_are_called() -> None:
+    for asked in (launch("--pools=/etc/pools"), launch(PENSTOCK_POOLS="/etc/pools")):
+        assert flag(children(asked, URL)[0], "--served-model-name") is None
+    made = children(launch("--pools=/etc/pools", "--served-model-name=mine"), URL)
+    assert flag(made[0], "--pools") == "/etc/pools"
+    assert flag(made[0], "--served-model-name") == "mine", "which the gateway refuses"
+
+
 def test_a_flag_goes_to_every_service_that_has_it_and_to_no_other() -> None:
-    made = children(launch("--window=4", "--block-size=8", "--no-enable-prefix-caching", "--num-shards=2"), URL)
+    made = children(
+        launch("--plans-in-flight=4", "--block-size=8", "--no-enable-prefix-caching", "--num-shards=2"), URL
+    )
     told = {child.kind: child.flags for child in made}
-    assert "--window=4" in told[SessionKind.SCHEDULER]
+    assert "--plans-in-flight=4" in told[SessionKind.SCHEDULER]
     assert "--no-enable-prefix-caching" in told[SessionKind.SCHEDULER]
     assert "--block-size=8" in told[SessionKind.WORKER]
     assert "--block-size=8" not in told[SessionKind.SCHEDULER]
@@ -54,7 +74,11 @@ def test_a_flag_goes_to_every_service_that_has_it_and_to_no_other() -> None:
 
 
 def test_ranks_of_a_worker_share_its_name_and_meet_at_one_place() -> None:
-    made = [child for child in children(launch("--workers=2", "--world-size=2"), URL) if child.kind.value == "worker"]
+    made = [
+        child
+        for child in children(launch("--workers=2", "--tensor-parallel-size=2"), URL)
+        if child.kind.value == "worker"
+    ]
     assert [child.name for child in made] == ["worker-0.0", "worker-0.1", "worker-1.0", "worker-1.1"]
     assert [flag(child, "--name") for child in made] == ["worker-0", "worker-0", "worker-1", "worker-1"]
     assert [flag(child, "--rank") for child in made] == ["0", "1", "0", "1"]
@@ -72,7 +96,7 @@ def test_names_are_unique_in_a_pool_that_others_share() -> None:
     ("argv", "named"),
     [
         (["--workres=2"], "--workres"),
-        (["--workers=0"], "--workers='0'"),
+        (["--gateways=0"], "--gateways='0'"),
         (["--port=70000"], "--port='70000'"),
         (["--block-size=some"], "--block-size='some'"),
         (["--drain-timeout-s=-1"], "--drain-timeout-s='-1'"),
@@ -97,7 +121,15 @@ def test_help_shows_the_flags_of_all_services(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         launch("--help")
     shown = capsys.readouterr().out
-    for name in ("--model", "--redis-url", "--workers", "--window", "--step-ms", "--max-body-bytes", "--result-ttl-s"):
+    for name in (
+        "--model",
+        "--redis-url",
+        "--workers",
+        "--plans-in-flight",
+        "--step-ms",
+        "--max-body-bytes",
+        "--result-ttl-s",
+    ):
         assert name in shown
 
 

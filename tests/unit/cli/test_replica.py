@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.domain.errors import PenstockError
+from contract.domain.errors import PenstockError
 from penstock.launcher import replica as replicas
 from penstock.launcher.layout import Child
 from penstock.launcher.output import Output

@@ -1,7 +1,9 @@
 from rich.console import Console
 
+from contract.domain.generation_defaults import GenerationDefaults
+from contract.v1 import status_pb2
+from contract.wire.generation_defaults import encode_defaults
 from penstock.cli.status import Rate, is_complete, render, total
-from penstock.v1 import status_pb2
 
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 
@@ -77,3 +79,14 @@ def test_rate_needs_two_looks_and_a_count_that_grows() -> None:
     assert rate.observe(150, 2.0) == 50.0
     assert rate.observe(10, 3.0) is None
     assert rate.observe(20, 5.0) == 5.0
+
+
+def test_the_models_defaults_are_told() -> None:
+    status = pipeline()
+    assert "model's defaults" in shown(status)
+    (tokenizer,) = (each for each in status.sessions if each.kind == "tokenizer")
+    tokenizer.status.generation_defaults.SetInParent()
+    assert "OpenAI's" in shown(status)
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, suppress_tokens=(1, 2))
+    tokenizer.status.generation_defaults.CopyFrom(encode_defaults(defaults))
+    assert "temperature 0.6, top_k 20, suppress_tokens 2 tokens" in shown(status)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from contract.domain import chain
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.request import Header
+from contract.domain.rows import TextRow, TokenRows
+from contract.domain.timeline import Start
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.request import Header
-from penstock.domain.rows import TextRow, TokenRows
 
 GOES_ON = FinishReason.UNSPECIFIED
 
@@ -35,6 +36,7 @@ class _Row:
     finish: FinishReason
     error: RequestError | None
     cached_tokens: int
+    start: Start | None
 
 
 class Log:
@@ -45,13 +47,14 @@ class Log:
         self._rows: list[_Row] = []
         self._ends: dict[int, tuple[int, int]] = {}
 
-    def add(
+    def add(  # noqa: PLR0917
         self,
         sequence: int,
         token_ids: list[int],
         finish: FinishReason = GOES_ON,
         error: RequestError | None = None,
         cached_tokens: int = 0,
+        start: Start | None = None,
     ) -> "Log":
         position, before = self._ends.get(sequence, (0, chain.CHAIN_START))
         self._rows.append(
@@ -64,6 +67,7 @@ class Log:
                 finish,
                 error,
                 cached_tokens,
+                start,
             )
         )
         self._ends[sequence] = (position + len(token_ids), chain.extend(before, token_ids))
@@ -109,6 +113,7 @@ def _batch(rows: list[_Row]) -> TokenRows:
         finishes=np.array([row.finish for row in rows], np.uint8),
         cached_tokens=np.array([row.cached_tokens for row in rows], np.uint32),
         errors={i: row.error for i, row in enumerate(rows) if row.error is not None},
+        starts={i: row.start for i, row in enumerate(rows) if row.start is not None},
     )
 
 

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_under_test import byte_level, llama2
 
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.params import TextOptions
+from contract.domain.plan import Logprobs
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed, Start, StartReason
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer, Effects
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.params import TextOptions
-from penstock.domain.plan import Logprobs
-from penstock.domain.rows import TokenRows
 from scheduler_svc.wire import read_histories
 
 EOS = 0
@@ -30,21 +31,25 @@ def _with_logprobs(rows: TokenRows) -> TokenRows:
     token_ids = rows.token_ids
     counts = token_ids % 3
     top_ids = np.repeat(token_ids, counts)
-    columns = Logprobs(-token_ids.astype(np.float32) / 7, counts, top_ids, -top_ids.astype(np.float32) / 5)
+    top_logprobs = -top_ids.astype(np.float32) / 5
+    columns = Logprobs(-token_ids.astype(np.float32) / 7, token_ids + np.uint32(1), counts, top_ids, top_logprobs)
     return dataclasses.replace(rows, logprobs=columns)
 
 
 def _restored(detokenizer: Detokenizer, request: OpenRequest) -> tuple[Detokenizer, Effects]:
     """A successor that has read the checkpoint as it is stored."""
     payload = wire.encode_checkpoint(detokenizer.checkpoint(request.request_id), b"s" * 16, 1)
+    computed, rows = wire.decode_tokens(payload)
+    assert rows.timeline is not None
     successor = detokenizer.sibling()
-    successor.open(request, ROUTE)
-    return successor, successor.push(wire.decode_tokens(payload)[1])
+    successor.open(dataclasses.replace(request, opened_ns=0), ROUTE)
+    successor.recall(request.request_id, rows.timeline)
+    return successor, successor.push(rows, computed)
 
 
 def _columns(result: FinishedRequest) -> list[object]:
     """All of a result, as values that can be compared."""
-    found: list[object] = [result.usage]
+    found: list[object] = [result.usage, result.timeline]
     for sequence in result.sequences:
         logprobs = sequence.logprobs
         columns = () if logprobs is None else dataclasses.astuple(logprobs.columns())
@@ -72,12 +77,15 @@ def test_whoever_reads_checkpoints_ends_requests_as_whoever_read_all(  # noqa: P
 ) -> None:
     tokenizer = llama2() if bytes_fall_back else byte_level()
     options = TextOptions(tuple(stops), include)
-    request = opened(n=2, text=options, wants_logprobs=wants_logprobs, eos_token_ids=(EOS,), stop_token_ids=(7,))
+    request = opened(
+        n=2, text=options, wants_logprobs=wants_logprobs, eos_token_ids=(EOS,), stop_token_ids=(7,), opened_ns=3
+    )
     log = Log(request)
     left = [list(each) for each in pieces]
     while any(left):
         sequence = data.draw(st.sampled_from([i for i in (0, 1) if left[i]]))
-        log.add(sequence, left[sequence].pop(0), cached_tokens=5)
+        start = data.draw(st.none() | st.builds(Start, st.integers(1, 99), st.sampled_from(StartReason)))
+        log.add(sequence, left[sequence].pop(0), cached_tokens=5, start=start)
     for sequence in (0, 1):
         finish = data.draw(st.sampled_from(_ENDS))
         last = data.draw(st.sampled_from([[], [EOS], [7], [3, 4]]))
@@ -88,8 +96,8 @@ def test_whoever_reads_checkpoints_ends_requests_as_whoever_read_all(  # noqa: P
     undisturbed.open(request, ROUTE)
     whole, parts = Client(2), Client(2)
     expected = []
-    for rows in batches:
-        effects = undisturbed.push(rows)
+    for step, rows in enumerate(batches, 1):
+        effects = undisturbed.push(rows, Computed("w", b"i" * 16, step, 1000 + step))
         expected += effects.retirements
         for row in effects.rows():
             whole.take(row)
@@ -97,11 +105,11 @@ def test_whoever_reads_checkpoints_ends_requests_as_whoever_read_all(  # noqa: P
     reader = Detokenizer(tokenizer)
     reader.open(request, ROUTE)
     found = []
-    for rows in batches:
+    for step, rows in enumerate(batches, 1):
         if request.request_id in reader and data.draw(st.booleans()):
             reader, effects = _restored(reader, request)
             assert not effects.retirements, "who wrote the checkpoint has not seen the end"
-        effects = reader.push(rows)
+        effects = reader.push(rows, Computed("w", b"i" * 16, step, 1000 + step))
         found += effects.retirements
         for row in effects.rows():
             parts.take(row)

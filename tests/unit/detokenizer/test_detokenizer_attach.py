@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_under_test import byte_level
 
+from contract.domain.chain import CHAIN_START, extend
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason
+from contract.domain.params import TextOptions
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import text_rows
-from penstock.domain.chain import CHAIN_START, extend
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason
-from penstock.domain.params import TextOptions
 
 _NO_ROWS = text_rows([])
 

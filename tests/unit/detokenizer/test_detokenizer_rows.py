@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_under_test import byte_level, llama2
 
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import FinishReason, RequestError, Usage
+from contract.domain.params import TextOptions
+from contract.domain.plan import Logprobs
 from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer
 from detokenizer_svc.core.request import OpenRequest
 from detokenizer_svc.core.sequence import Offset
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import FinishReason, RequestError, Usage
-from penstock.domain.params import TextOptions
-from penstock.domain.plan import Logprobs
 
 EOS = 0  # `<|end|>` of the byte-level tokenizer
 _IDS = st.lists(st.integers(1, 424), max_size=24)
@@ -141,12 +141,27 @@ def test_text_held_back_comes_with_the_end() -> None:
 
 def test_a_stop_string_in_the_text_held_back_beats_the_end_of_the_row() -> None:
     tokenizer = llama2()
-    request = opened(text=TextOptions(("日",)), eos_token_ids=(2,))
-    run_of_bytes = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "日".encode()]
-    ids = [tokenizer.token_to_id("a"), *run_of_bytes, 2]
+    request = opened(text=TextOptions(("\ufffd",)), eos_token_ids=(2,))
+    incomplete = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in "日".encode()[:2]]
+    ids = [tokenizer.token_to_id("a"), *incomplete, 2]
     _, retired = run(Detokenizer(tokenizer), request, Log(request).rows_of_one(ids, FinishReason.STOP))
     assert retired.sequences[0].text == "a"
-    assert retired.sequences[0].end.stop_reason == "日"
+    assert retired.sequences[0].end.stop_reason == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "reason"), [(1, "a", "\ufffd"), (2, "a\ufffd", None), (3, "a\ufffd", None)]
+)
+def test_a_stop_string_in_the_text_held_back_does_not_count_before_min_tokens(
+    min_tokens: int, text: str, reason: str | None
+) -> None:
+    """Two tokens, the second of which is a part of a character: its text is made when the sequence ends."""
+    request = opened(text=TextOptions(("\ufffd",)), min_tokens=min_tokens)
+    ids = [*_ids("a"), *_ids("日")[:1]]
+    _, retired = run(Detokenizer(byte_level()), request, Log(request).rows_of_one(ids, FinishReason.LENGTH))
+    assert retired.sequences[0].text == text
+    assert retired.sequences[0].end.stop_reason == reason
+    assert retired.sequences[0].end.reason is (FinishReason.LENGTH if reason is None else FinishReason.STOP)
 
 
 def test_an_error_row_ends_every_sequence_with_what_there_is() -> None:
@@ -197,7 +212,7 @@ def test_a_row_of_another_history_is_refused_and_counted() -> None:
         assert not list(detokenizer.push(theirs.add(0, tokens).last()).rows())
     # The same tokens in part, then others: cut at what is known, the hash tells.
     assert not list(detokenizer.push(Log(request).add(0, [5, 7, 8]).last()).rows())
-    assert detokenizer.stats.num_spliced_rows == 2
+    assert detokenizer.stats.num_mismatched_rows == 2
     assert detokenizer.stats.num_gap_rows == 1
     (row,) = detokenizer.push(ours.add(0, [8]).last()).rows()
     assert row.token_ids == (8,)
@@ -253,6 +268,7 @@ def test_logprobs_travel_with_their_tokens() -> None:
     log.join(Log(asked).add(0, ids, FinishReason.LENGTH))
     logprobs = Logprobs(
         np.array([np.nan, -0.5, -1.5], np.float32),
+        np.array([0, 1, 40], np.uint32),
         np.array([0, 2, 1], np.uint32),
         np.array([ids[0], 9, 10], np.uint32),
         np.array([-0.5, -2.0, -0.25], np.float32),
@@ -264,10 +280,12 @@ def test_logprobs_travel_with_their_tokens() -> None:
     assert (first.token_id, first.logprob, first.top) == (ids[0], -0.5, ((ids[0], -0.5), (9, -2.0)))
     assert first.token_bytes == byte_level().decode(ids[:1]).encode() == first.top_bytes[0]
     assert second.top == ((10, -0.25),)
+    assert (first.rank, second.rank) == (1, 40)
     (retired,) = effects.retirements
     stored = retired.result.sequences[0].logprobs
     assert stored is not None
     assert stored.columns().top_ids.tolist() == [ids[0], 9, 10]
+    assert stored.columns().ranks.tolist() == [1, 40]
     assert stored.token_bytes()[0] == first.token_bytes
 
 
@@ -290,7 +308,7 @@ def test_text_offsets_pass_over_what_has_no_text(at_once: bool, skips: bool) -> 
         log.add(0, some)
     log.add(0, [], FinishReason.LENGTH)
     zeros = np.zeros(len(ids), np.uint32)
-    logprobs = Logprobs(np.full(len(ids), -1, np.float32), zeros, zeros[:0], np.empty(0, np.float32))
+    logprobs = Logprobs(np.full(len(ids), -1, np.float32), zeros, zeros, zeros[:0], np.empty(0, np.float32))
     effects = detokenizer.push(dataclasses.replace(log.batch(), logprobs=logprobs))
     told = [entry.text_offset for row in effects.rows() for entry in row.logprobs]
     assert told == offsets

@@ -6,9 +6,9 @@ import pytest
 import tokenizers_under_test as under_test
 from detokenizer_log import opened
 
+from contract.domain.finish import FinishReason
 from detokenizer_svc.core.choice import choose_decoder
 from detokenizer_svc.core.sequence import Arrival, Sequence
-from penstock.domain.finish import FinishReason
 
 TOKENIZER = under_test.byte_level()
 

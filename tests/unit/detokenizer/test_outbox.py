@@ -4,12 +4,12 @@ from detokenizer_log import Log, opened
 from structlog.testing import capture_logs
 from tokenizers_under_test import byte_level
 
+from contract.domain.finish import FinishReason
 from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats, Effects
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
-from detokenizer_svc.outbox import MANY_ENDS, Outbox
+from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
 from detokenizer_svc.shard import Shard
-from penstock.domain.finish import FinishReason
 from servicekit.bus.calls import Append, Entry, Retire
 from servicekit.bus.keys import Keys
 
@@ -17,7 +17,7 @@ from servicekit.bus.keys import Keys
 def test_who_has_ended_waits_until_asked_for_is_retired_once_or_forgotten() -> None:
     names, detokenizer = Keys("pool"), Detokenizer(byte_level())
     shards = [Shard(number, names, detokenizer) for number in range(2)]
-    outbox = Outbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
+    outbox = TextOutbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
 
     def put(number: int, shard: Shard) -> bytes:
         request = opened(bytes([number]) * 16)
@@ -44,7 +44,7 @@ def test_who_has_ended_waits_until_asked_for_is_retired_once_or_forgotten() -> N
 def test_no_call_retires_more_than_a_few() -> None:
     names, detokenizer = Keys("pool"), Detokenizer(byte_level())
     shard = Shard(0, names, detokenizer)
-    outbox = Outbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
+    outbox = TextOutbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
     ids = [bytes([number]) * 16 for number in range(2 * MANY_ENDS + 1)]
     for request in map(opened, ids):
         detokenizer.open(request, b"g" * 16)
@@ -58,7 +58,7 @@ def test_no_call_retires_more_than_a_few() -> None:
 
 def test_a_gateway_that_is_gone_is_not_told_of_a_result() -> None:
     gateways, here, gone = Gateways(1.0, 1.0), b"h" * 16, b"g" * 16
-    outbox = Outbox(Keys("pool"), gateways, 60.0, ServiceStats(DetokenizerStats()))
+    outbox = TextOutbox(Keys("pool"), gateways, 60.0, ServiceStats(DetokenizerStats()))
     gateways.note([], [gone], 0.0)
     outbox.put_results(Effects(results=[(gone, b"r" * 16), (here, b"r" * 16)]))
     assert [call.stream for call in outbox.calls] == [Keys("pool").text(here)]
@@ -66,7 +66,7 @@ def test_a_gateway_that_is_gone_is_not_told_of_a_result() -> None:
 
 def test_a_full_server_is_sent_results_alone_and_lost_letters_are_told() -> None:
     names = Keys("pool")
-    outbox = Outbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
+    outbox = TextOutbox(names, Gateways(1.0, 1.0), 60.0, ServiceStats(DetokenizerStats()))
     retire = Retire(b"s" * 16, 0, b"r" * 16, b"result", 1)
     outbox.calls = [Append(names.text(b"g" * 16), {b"payload": b"text"}), retire]
     outbox.put_letter(Entry(b"1-0", {}), "tokens", "not a TokenBatch")

@@ -1,5 +1,6 @@
 """Stop strings are found across piece borders, first by position, and nothing of them leaks out early."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,14 @@ def test_the_outcome_is_that_of_a_search_in_the_whole_text(
     pieces: list[str], stops: tuple[str, ...], include: bool
 ) -> None:
     assert _feed(pieces, stops, include) == _reference("".join(pieces), stops, include)
+
+
+@pytest.mark.parametrize("stops", [("bc", "abc", "c"), ("c", "abc", "bc"), ("abc", "bc", "c")])
+@pytest.mark.parametrize("pieces", [["xabc"], ["xa", "bc"], ["x", "a", "b", "c"]])
+def test_of_stops_that_end_at_the_same_character_the_one_that_began_first_wins(
+    stops: tuple[str, ...], pieces: list[str]
+) -> None:
+    assert _feed(pieces, stops, include=False) == ("x", "abc")
 
 
 @settings(deadline=None, max_examples=100)

@@ -5,7 +5,7 @@ from itertools import islice
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.domain.params import SamplingParams
+from contract.domain.params import SamplingParams
 from penstock.engine import LLMEngine
 from penstock.outputs import RequestOutput
 from penstock.prompts import PromptLike
@@ -46,18 +46,18 @@ def make_limits(**changes: int) -> Limits:
 def make_engine(
     *,
     limits: Limits | None = None,
-    window: int = 2,
+    plans_in_flight: int = 2,
     eos_every: int = 0,
     seed: int = 0,
     enable_prefix_caching: bool = True,
-    policy: str = "fcfs",
+    scheduling_policy: str = "fcfs",
     step_s: float = 0.0,
 ) -> LLMEngine:
     limits = limits or make_limits()
     runner = SimulatedRunner(limits, SimulatedConfig(step_s=step_s, eos_every=eos_every), time.monotonic_ns, time.sleep)
     config = SchedulerConfig(
-        policy=policy,
-        window=window,
+        scheduling_policy=scheduling_policy,
+        plans_in_flight=plans_in_flight,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
     )

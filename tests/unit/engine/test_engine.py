@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_engines import EOS, drain, expected, make_engine, make_limits, run, token_ids
 
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
-from penstock.domain.plan import StepPlan
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
+from contract.domain.plan import StepPlan
 from penstock.outputs import RequestOutput
 from worker_svc.core.interface import PendingStep
 
@@ -27,7 +27,7 @@ def as_requests(prompts: list[list[int]], params: SamplingParams) -> dict:
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_greedy_tokens_are_those_of_a_sequence_alone(window: int, budget: int, enable_prefix_caching: bool) -> None:
     engine = make_engine(
-        window=window,
+        plans_in_flight=window,
         limits=make_limits(max_num_batched_tokens=budget),
         enable_prefix_caching=enable_prefix_caching,
     )
@@ -78,7 +78,7 @@ def test_seeded_samples_do_not_depend_on_anything_else(data: st.DataObject) -> N
     prompts = data.draw(st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=30), min_size=1, max_size=6))
     seeds = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=len(prompts), max_size=len(prompts)))
     engine = make_engine(
-        window=data.draw(st.sampled_from([1, 2, 4])),
+        plans_in_flight=data.draw(st.sampled_from([1, 2, 4])),
         limits=make_limits(
             max_num_batched_tokens=data.draw(st.sampled_from([8, 64])),
             num_blocks=data.draw(st.sampled_from([11, 16, 200])),
@@ -162,8 +162,12 @@ def test_without_max_tokens_the_context_is_the_limit() -> None:
 def test_logprobs_come_for_each_token_and_sum_up() -> None:
     output = run(make_engine(), {"a": ([3], SamplingParams(temperature=0, max_tokens=6, logprobs=3))})["a"].outputs[0]
     assert output.logprobs is not None
-    assert [entry.token_id for entry in output.logprobs] == output.token_ids
-    assert all(len(entry.top) == 3 for entry in output.logprobs)
+    assert [next(iter(told)) for told in output.logprobs] == output.token_ids
+    for told in output.logprobs:
+        assert [(each.logprob, each.rank) for each in told.values()] == [
+            (pytest.approx(-rank * math.log(2)), rank) for rank in (1, 2, 3)
+        ]
+        assert all(isinstance(each.decoded_token, str) for each in told.values())
     assert output.cumulative_logprob == pytest.approx(-6 * math.log(2))
 
 
@@ -219,7 +223,7 @@ def test_a_deadline_that_passed_ends_a_request_with_its_error() -> None:
 
 
 def test_a_lower_priority_number_is_served_first() -> None:
-    engine = make_engine(policy="priority", limits=make_limits(max_num_seqs=1))
+    engine = make_engine(scheduling_policy="priority", limits=make_limits(max_num_seqs=1))
     for request_id, priority in (("low", 5), ("high", -1), ("middle", 0)):
         engine.add_request(request_id, [1, 2], GREEDY, priority)
     assert list(drain(engine)) == ["high", "middle", "low"]
@@ -227,7 +231,7 @@ def test_a_lower_priority_number_is_served_first() -> None:
 
 def test_the_window_is_launched_before_the_first_result_is_read() -> None:
     for window in (1, 2, 4):
-        engine = make_engine(window=window)
+        engine = make_engine(plans_in_flight=window)
         engine.add_request("a", [1], GREEDY)
         engine.step()
         # One result was read, and its place was taken at once.

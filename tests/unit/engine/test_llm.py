@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from simulated_engines import CHAT_TEMPLATE, expected, make_vocabulary, token_ids
 
+from contract.domain.errors import ErrorCode, Fault
 from penstock import LLM, PenstockError, SamplingParams
-from penstock.domain.errors import ErrorCode, Fault
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 CONFIG = {
@@ -265,12 +265,12 @@ def test_what_is_not_there_yet_fails_by_name(checkpoint: Path, arguments: dict[s
     [
         {"max_num_seqs": 0},
         {"block_size": -1},
-        {"window": 0},
+        {"plans_in_flight": 0},
         {"num_blocks": 1.5},
         {"max_num_batched_tokens": True},
         {"kv_cache_memory_bytes": 0},
         {"gpu_memory_utilization": float("nan")},
-        {"policy": "luck"},
+        {"scheduling_policy": "luck"},
         {"dtype": "int8"},
         {"num_threads": 0},
         {"runner": "abacus"},
@@ -318,3 +318,33 @@ def test_a_broken_checkpoint_is_named(checkpoint: Path, file: str | None, conten
 def test_what_is_no_prompt_at_all_is_refused(llm: LLM, prompts: Any) -> None:
     with pytest.raises(PenstockError, match="prompts are text, token ids or a list of them"):
         llm.generate(prompts, use_tqdm=False)
+
+
+def test_without_parameters_the_models_defaults_hold(checkpoint: Path) -> None:
+    stated = {"temperature": 0.0, "max_new_tokens": 5, "suppress_tokens": [3]}
+    (checkpoint / "generation_config.json").write_text(json.dumps(stated))
+    llm = LLM(str(checkpoint), runner="simulated")
+    defaults = SamplingParams(temperature=0.0, max_tokens=5, suppress_tokens=(3,))
+    assert llm.get_default_sampling_params() == defaults
+    (output,) = llm.generate([71, 72], use_tqdm=False)
+    assert token_ids(output) == expected([71, 72], 5)
+    (chat,) = llm.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
+    assert len(token_ids(chat)) == 5
+    (explicit,) = llm.generate([71, 72], SamplingParams(temperature=0), use_tqdm=False)
+    assert len(token_ids(explicit)) == 16, "what is given counts as it is"
+
+
+@pytest.mark.parametrize("choice", ["openai", "vllm"])
+def test_defaults_may_be_those_of_openai(checkpoint: Path, choice: str) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+    llm = LLM(str(checkpoint), runner="simulated", generation_config=choice)
+    assert llm.get_default_sampling_params() == SamplingParams()
+
+
+def test_defaults_are_the_models_where_the_tokenizer_is_anothers(checkpoint: Path, tmp_path_factory: Any) -> None:
+    model = tmp_path_factory.mktemp("model")
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    (model / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+    (checkpoint / "generation_config.json").write_text(json.dumps({"temperature": 0.9}))
+    llm = LLM(str(model), tokenizer=str(checkpoint), runner="simulated")
+    assert llm.get_default_sampling_params().temperature == 0.5

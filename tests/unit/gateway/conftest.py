@@ -6,13 +6,14 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from memory_bus import MemoryBus
 from running_gateway import RunningGateway
 from scripted_pipeline import ScriptedPipeline
 
+from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from servicekit import logs
-from servicekit.bus import MemoryBus
 
 
 @pytest.fixture
@@ -20,10 +21,12 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
     """Starts gateways with the given settings; ends them with the test."""
     running: list[RunningGateway] = []
 
-    def start(beside: RunningGateway | None = None, **settings: Any) -> RunningGateway:
+    def start(
+        beside: RunningGateway | None = None, *, defaults: GenerationDefaults = OPENAI_DEFAULTS, **settings: Any
+    ) -> RunningGateway:
         bus = beside.bus if beside else MemoryBus()
         given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", **settings}
-        pipeline = beside.pipeline if beside else ScriptedPipeline(bus)
+        pipeline = beside.pipeline if beside else ScriptedPipeline(bus, defaults=defaults)
         gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(**given), bus))
         running.append(gateway)
         gateway.start()

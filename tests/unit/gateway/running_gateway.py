@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
+from memory_bus import MemoryBus
 from scripted_pipeline import ScriptedPipeline
 
+from contract.v1 import inference_pb2_grpc
 from gateway_svc.service import GatewayService
-from penstock.v1 import inference_pb2_grpc
-from servicekit.bus import MemoryBus
 from servicekit.lifecycle import Stop
 from servicekit.rpc import RpcServer, RpcService
 

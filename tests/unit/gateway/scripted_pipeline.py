@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from memory_bus import MemoryBus
 
-from penstock.domain import chain
-from penstock.domain.rows import TokenLogprob
-from penstock.v1 import common_pb2, requests_pb2, results_pb2, text_pb2
-from servicekit.bus import BusUnavailable, MemoryBus
+from contract.domain import chain
+from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
+from contract.domain.rows import TokenLogprob
+from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, text_pb2
+from contract.wire.generation_defaults import encode_defaults
+from servicekit.bus import BusUnavailable
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
@@ -23,9 +26,11 @@ from servicekit.bus.calls import (
     Fetch,
     Hello,
     LeaseShard,
+    Leave,
     Read,
     ReadGroup,
     RegisterWorker,
+    Renew,
     Retire,
     Revalidate,
     SessionKind,
@@ -36,6 +41,7 @@ from servicekit.bus.calls import (
 SHARD = 0
 TTL_MS = 600_000
 NUM_PROMPT_TOKENS = 7
+MODEL_DIGEST = b"model---"
 META = requests_pb2.TokenizedPrompt(token_ids=bytes(4 * NUM_PROMPT_TOKENS))
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 3, 4
 
@@ -175,10 +181,11 @@ class Incoming:
                 for each in self.spoken
             ],
             usage=self.usage(),
+            model_digest=MODEL_DIGEST,
         )
 
-    def retire(self, *rows: Row) -> bool:
-        """Sends the rows, its last text, and ends the request on the bus."""
+    def retire(self, *rows: Row, tokens: int | None = None) -> bool:
+        """Sends the rows, its last text, and ends the request on the bus; `tokens`: so many were used."""
         if rows:
             self.send(*rows)
         retire = Retire(
@@ -188,6 +195,7 @@ class Incoming:
             self.result().SerializeToString(),
             TTL_MS,
             self.route if rows else b"",
+            tokens=() if tokens is None else (tokens,),
         )
         return self.pipeline.call(retire)
 
@@ -208,6 +216,7 @@ def batch(rows: tuple[Row, ...]) -> text_pb2.TextBatch:
         ends=[row.end for row in rows if row.end],
         first_rows=np.array([i for i, row in enumerate(rows) if not row.token_offset], "<u4").tobytes(),
         prompt_tokens=np.array([NUM_PROMPT_TOKENS for row in rows if not row.token_offset], "<u4").tobytes(),
+        model_digest=MODEL_DIGEST,
     )
     if any(row.logprobs for row in rows):
         message.logprobs.CopyFrom(_columns(rows))
@@ -221,6 +230,7 @@ def _columns(rows: tuple[Row, ...]) -> common_pb2.LogprobColumns:
     pieces = [entry.token_bytes for entry in entries] + [piece for entry in entries for piece in entry.top_bytes]
     return common_pb2.LogprobColumns(
         sampled=np.array([entry.logprob for entry in entries], "<f4").tobytes(),
+        ranks=np.array([entry.rank for entry in entries], "<u4").tobytes(),
         top_counts=np.array([len(entry.top) for entry in entries], "<u4").tobytes(),
         top_ids=np.array([token_id for entry in entries for token_id, _ in entry.top], "<u4").tobytes(),
         top_logprobs=np.array([logprob for entry in entries for _, logprob in entry.top], "<f4").tobytes(),
@@ -237,9 +247,16 @@ Script = Callable[[Incoming], None]
 class ScriptedPipeline:
     """Tokenizer, scheduler, worker and detokenizer in one: every request is given to `script`."""
 
-    def __init__(self, bus: MemoryBus, model: str = "tiny", max_model_len: int = 512) -> None:
+    def __init__(
+        self,
+        bus: MemoryBus,
+        model: str = "tiny",
+        max_model_len: int = 512,
+        defaults: GenerationDefaults = OPENAI_DEFAULTS,
+    ) -> None:
         self.bus = bus
         self.sid = os.urandom(16)
+        self.tokenizer = b""  # the session of a tokenizer that does nothing
         self.incoming: list[Incoming] = []
         self.script: Script = lambda request: request.say("Hello", " world", finish=STOP)
         self.follows = False  # whether it sees to re-attachments by itself
@@ -249,11 +266,21 @@ class ScriptedPipeline:
         self._arrived = threading.Condition()
         self._ending = threading.Event()
         self.call(Hello(self.sid, SessionKind.SCHEDULER, "script", "", TTL_MS))
+        self.tell_defaults(defaults)
         info = results_pb2.WorkerInfo(model=model, max_model_len=max_model_len)
         self.call(RegisterWorker(self.sid, "w0", info.SerializeToString()))
         assert self.call(LeaseShard(self.sid, SHARD))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def tell_defaults(self, defaults: GenerationDefaults) -> None:
+        """A tokenizer that comes and says what holds where a request does not; the one before leaves."""
+        if self.tokenizer:
+            self.call(Leave(self.tokenizer))
+        sid = self.tokenizer = os.urandom(16)
+        status = status_pb2.ServiceStatus(generation_defaults=encode_defaults(defaults)).SerializeToString()
+        self.call(Hello(sid, SessionKind.TOKENIZER, "script-tokenizer", "", TTL_MS))
+        self.call(Renew(sid, TTL_MS, status))
 
     def close(self) -> None:
         self._ending.set()
@@ -306,7 +333,8 @@ class ScriptedPipeline:
                     self.call(Tokenized(request_id, entry.entry_id, META.SerializeToString(), time.time_ns()))
             claimed = self.call(Claim(self.sid, 64, SHARD))
             if claimed is None:  # the bus was restarted
-                self.call(Revalidate(self.sid, TTL_MS))
+                for sid in (self.sid, self.tokenizer):
+                    self.call(Revalidate(sid, TTL_MS))
                 self.call(LeaseShard(self.sid, SHARD))
             for stored in claimed if isinstance(claimed, list) else ():
                 request = Incoming(self, stored)

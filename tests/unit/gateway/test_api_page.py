@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
+from contract.domain.errors import ERROR_KINDS, ErrorCode
 from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import auth, event_ids, idempotency
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
-from penstock.domain.errors import ERROR_KINDS, ErrorCode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
 BOTH = "both"

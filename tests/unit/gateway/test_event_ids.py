@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.domain import chain
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow
 from gateway_svc.core.event_ids import EventIds, parse_event_id
-from gateway_svc.core.streams import ClientStream, Refusal, SequenceState
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow
+from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal
 
 REQUEST, OTHER = b"r" * 16, b"s" * 16
 TOKENS, TEXTS = [1, 2, 3, 4], ["a", "bc", "", "d"]
 
 states = st.builds(
-    SequenceState,
+    DeliveredSequence,
     st.integers(1, 2**32 - 1),
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**64 - 1),
@@ -26,7 +26,7 @@ states = st.builds(
 )
 
 
-def event_id(have: list[SequenceState], request_id: bytes = REQUEST) -> str:
+def event_id(have: list[DeliveredSequence], request_id: bytes = REQUEST) -> str:
     """The id of an event behind which the client has this."""
     ids = EventIds(request_id, have)
     last = have[-1]
@@ -37,12 +37,12 @@ def event_id(have: list[SequenceState], request_id: bytes = REQUEST) -> str:
     return value[:-1]
 
 
-def values(have: list[SequenceState]) -> list[tuple[int, int, int, FinishReason]]:
+def values(have: list[DeliveredSequence]) -> list[tuple[int, int, int, FinishReason]]:
     return [(each.num_tokens, each.num_chars, each.chain, each.finish) for each in have]
 
 
 @given(st.lists(states, min_size=1, max_size=8))
-def test_an_id_says_what_the_client_has_of_each_choice(have: list[SequenceState]) -> None:
+def test_an_id_says_what_the_client_has_of_each_choice(have: list[DeliveredSequence]) -> None:
     text = event_id(have)
     assert text.isascii()
     assert not set(text) & set(" \r\n")
@@ -52,11 +52,11 @@ def test_an_id_says_what_the_client_has_of_each_choice(have: list[SequenceState]
 
 
 def test_the_id_of_one_choice_is_short() -> None:
-    assert len(event_id([SequenceState(7, 30, 1 << 63)])) == 29
+    assert len(event_id([DeliveredSequence(7, 30, 1 << 63)])) == 29
 
 
 def test_each_event_brings_its_own_choice_forward() -> None:
-    ids = EventIds(REQUEST, [SequenceState(), SequenceState()])
+    ids = EventIds(REQUEST, [DeliveredSequence(), DeliveredSequence()])
     ids.after(1, 5, 9, 77, FinishReason.UNSPECIFIED)
     line = ids.after(0, 2, 3, 88, FinishReason.STOP)
     found = parse_event_id(line.decode()[4:-1], REQUEST, 2)
@@ -64,7 +64,7 @@ def test_each_event_brings_its_own_choice_forward() -> None:
 
 
 @given(st.lists(states, min_size=1, max_size=3), st.integers(0), st.characters(codec="utf-8"))
-def test_an_id_with_another_character_is_refused(have: list[SequenceState], at: int, other: str) -> None:
+def test_an_id_with_another_character_is_refused(have: list[DeliveredSequence], at: int, other: str) -> None:
     text = event_id(have)
     at %= len(text)
     changed = text[:at] + other + text[at + 1 :]
@@ -76,7 +76,7 @@ def test_an_id_with_another_character_is_refused(have: list[SequenceState], at: 
 
 
 @given(st.lists(states, min_size=1, max_size=3), st.sampled_from(ascii_letters))
-def test_bits_that_stand_for_nothing_must_be_as_they_were_written(have: list[SequenceState], other: str) -> None:
+def test_bits_that_stand_for_nothing_must_be_as_they_were_written(have: list[DeliveredSequence], other: str) -> None:
     text = event_id(have)
     last = len(text.rstrip("=")) - 1
     if other == text[last]:
@@ -92,8 +92,12 @@ def test_any_other_text_is_refused(text: str) -> None:
 
 
 def test_an_id_of_another_request_or_shape_is_refused() -> None:
-    one = [SequenceState(1, 1, 9)]
-    for text, num_choices in ((event_id(one, OTHER), 1), (event_id(one), 2), (event_id([SequenceState(0, 1, 9)]), 1)):
+    one = [DeliveredSequence(1, 1, 9)]
+    for text, num_choices in (
+        (event_id(one, OTHER), 1),
+        (event_id(one), 2),
+        (event_id([DeliveredSequence(0, 1, 9)]), 1),
+    ):
         with pytest.raises(PenstockError) as raised:
             parse_event_id(text, REQUEST, num_choices)
         assert raised.value.code is ErrorCode.INVALID_ARGUMENT
@@ -118,7 +122,7 @@ def row_between(start: int, stop: int, *, ends: bool = False) -> TextRow:
 def claiming(num_tokens: int, /, **wrong: object) -> ClientStream:
     """A client that came back with the first tokens, and says something wrong of them."""
     known = chain.extend(chain.CHAIN_START, TOKENS[:num_tokens])
-    state = SequenceState(num_tokens, len("".join(TEXTS[:num_tokens])), known, claim=num_tokens)
+    state = DeliveredSequence(num_tokens, len("".join(TEXTS[:num_tokens])), known, claim=num_tokens)
     return ClientStream(1, [replace(state, **wrong)])  # type: ignore[arg-type]
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from memory_bus import MemoryBus
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import STOP, Incoming, Row, ScriptedPipeline
 
+from contract.domain.rows import TextRow
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
-from penstock.domain.rows import TextRow
-from servicekit.bus import MemoryBus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Leave, ListSessions, SessionKind
 
@@ -55,7 +55,7 @@ def test_doubled_rows_are_delivered_once(gateway: RunningGateway) -> None:
 
     gateway.pipeline.script = script
     assert text_of(post(gateway)) == "abc"
-    assert gateway.service.stats.num_known_rows > 0
+    assert gateway.service.stats.num_duplicate_rows > 0
 
 
 def test_a_lost_row_is_asked_for_again(gateway: RunningGateway) -> None:
@@ -217,7 +217,7 @@ def test_a_slow_client_takes_bounded_memory_and_gets_everything(launch: Callable
 
     gateway.pipeline.script = script
     client = open_stream(gateway)
-    eventually(lambda: gateway.service.stats.num_lagging > 0, 30)
+    eventually(lambda: gateway.service.stats.num_slow_clients > 0, 30)
     (request,) = gateway.pipeline.wait_for()
     eventually(lambda: len(served) == 2000, 30)
     # Kept: what the socket holds and the backlog. All else was let go.

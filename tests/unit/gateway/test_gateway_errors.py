@@ -10,11 +10,11 @@ import pytest
 from running_gateway import RunningGateway
 from scripted_pipeline import CANCELLED, ERROR, Incoming
 
-from gateway_svc.core.admission import Limits
+from contract.domain.errors import ErrorCode, Fault, PenstockError
+from contract.v1 import common_pb2
+from gateway_svc.core.admission import AdmissionLimits
 from gateway_svc.core.openai import parse_chat, parse_completion
 from gateway_svc.sinks import error_headers
-from penstock.domain.errors import ErrorCode, Fault, PenstockError
-from penstock.v1 import common_pb2
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "hi"}
@@ -225,8 +225,8 @@ def test_openais_client_comes_again_when_it_is_told_to(gateway: RunningGateway) 
 
     def let_in(request: httpx.Request) -> None:
         sent.append(request)
-        limits = Limits(max_streams=1 if len(sent) == 1 else 0)
-        gateway.service._reception._limits = limits
+        limits = AdmissionLimits(max_streams=1 if len(sent) == 1 else 0)
+        gateway.service.pools.all[0].reception._crowd.limits = limits
 
     with (
         httpx.Client(event_hooks={"request": [let_in]}) as http,

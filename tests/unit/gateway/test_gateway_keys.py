@@ -13,19 +13,19 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from memory_bus import MemoryBus
 from running_gateway import RunningGateway, eventually
 
-from gateway_svc.core.auth import Caller, KeyedDoor, OpenDoor, parse_keys
+from contract.domain.api_keys import hash_api_key
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
+from gateway_svc.core.auth import Caller, KeyAuthenticator, KeyLimits, NoAuthentication, parse_keys
 from gateway_svc.core.stats import GatewayStats
 from gateway_svc.keys_file import KeysFile
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from penstock.cli import main
 from penstock.client import Client
-from penstock.domain.api_keys import hash_api_key
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
-from servicekit.bus import MemoryBus
 
 KEY, OTHER_KEY, WRONG_KEY = "psk_of-one", "psk_of-other", "psk_of-nobody"
 BODY = {"model": "tiny", "prompt": "x"}
@@ -64,14 +64,14 @@ def stub(gateway: RunningGateway) -> Iterator[Stub]:
 
 @pytest.mark.parametrize("given", ["Bearer k", "bearer k", "BEARER   k "])
 def test_a_key_is_found_however_the_scheme_is_written(given: str) -> None:
-    assert KeyedDoor({hash_api_key("k"): Caller("t")}).authenticate({"authorization": given}) == Caller("t")
+    assert KeyAuthenticator({hash_api_key("k"): Caller("t")}).authenticate({"authorization": given}) == Caller("t")
 
 
 @pytest.mark.parametrize(
     "given", [None, "", "k", "Bearer", "Bearer ", "Basic k", "Bearer k k", "Bearer K", "Bearer ké"]
 )
 def test_anything_else_is_refused_without_being_quoted(given: str | None) -> None:
-    door = KeyedDoor({hash_api_key("k"): Caller("t")})
+    door = KeyAuthenticator({hash_api_key("k"): Caller("t")})
     with pytest.raises(PenstockError) as caught:
         door.authenticate({} if given is None else {"authorization": given})
     assert caught.value.code is ErrorCode.UNAUTHENTICATED
@@ -79,7 +79,7 @@ def test_anything_else_is_refused_without_being_quoted(given: str | None) -> Non
 
 
 def test_without_keys_everybody_is_the_default_tenant() -> None:
-    assert OpenDoor().authenticate(bearer("whatever")) == Caller("")
+    assert NoAuthentication().authenticate(bearer("whatever")) == Caller("")
 
 
 def test_a_bound_holds_for_what_is_below_it() -> None:
@@ -98,6 +98,9 @@ def test_a_bound_holds_for_what_is_below_it() -> None:
         (line(KEY, ""), "line 1 is not"),
         (line(KEY, "one", min_prioritty=3), "line 1 is not"),
         (line(KEY, "one", min_priority=2**31), "line 1 is not"),
+        (line(KEY, "one", rpm=0), "line 1 is not"),
+        (line(KEY, "one", tpm=1.5), "line 1 is not"),
+        (line(KEY, "one", max_running="many"), "line 1 is not"),
         (json.dumps({"tenant": "one", "sha256": KEY}), "line 1 is not"),
         (json.dumps({"tenant": "one", KEY: ""}), "line 1 is not"),
         (json.dumps({"tenant": "one", "sha256": hash_api_key(KEY).hex().upper()}), "line 1 is not"),
@@ -118,11 +121,23 @@ def test_what_the_command_prints_lets_in(capsys: pytest.CaptureFixture[str]) -> 
     assert first != second
     assert len(first) == len("psk_") + 43  # 256 bits in base 64
     assert first not in entry
-    assert KeyedDoor(parse_keys(entry.encode())).authenticate(bearer(first)) == Caller("one", -3)
+    assert KeyAuthenticator(parse_keys(entry.encode())).authenticate(bearer(first)) == Caller("one", -3)
+
+
+def test_a_key_may_be_made_with_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "new", "--tenant", "one", "--rpm", "60", "--tpm=9000", "--max-running", "4"]) == 0
+    key, entry = capsys.readouterr().out.splitlines()
+    limits = KeyAuthenticator(parse_keys(entry.encode())).authenticate(bearer(key)).limits
+    digest = hash_api_key(key)
+    assert limits == KeyLimits(digest[:8], f"{digest.hex()[:8]}…", 60, 9000, 4)
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["new"], ["new", "--tenant", "a b"], ["new", "--tenant=a", "--min-priority=2147483648"]]
+    "argv",
+    [
+        *([], ["new"], ["new", "--tenant", "a b"], ["new", "--tenant=a", "--min-priority=2147483648"]),
+        *(["new", "--tenant=a", f"--{name}=0"] for name in ("rpm", "tpm", "max-running")),
+    ],
 )
 def test_a_key_for_nobody_is_not_made(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -253,12 +268,12 @@ def test_a_running_gateway_takes_new_keys_and_survives_a_broken_file(gateway: Ru
 
         assert (status(KEY), status(WRONG_KEY)) == (200, 401)
         keys_file.write_text("half a li")
-        eventually(lambda: 'penstock_api_key_reloads_total{result="broken"} 1.0' in http.get("/metrics").text)
+        eventually(lambda: 'penstock_api_key_reloads_total{result="failure"} 1.0' in http.get("/metrics").text)
         assert (status(KEY), status(WRONG_KEY)) == (200, 401)
         keys_file.write_text(line(WRONG_KEY, "new"))
         eventually(lambda: status(WRONG_KEY) == 200)
         assert status(KEY) == 401
-        assert 'penstock_api_key_reloads_total{result="taken"} 2.0' in http.get("/metrics").text
+        assert 'penstock_api_key_reloads_total{result="success"} 2.0' in http.get("/metrics").text
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------
@@ -408,7 +423,7 @@ def test_no_log_and_no_reply_has_a_key_or_its_hash(
                         said.append(error.message)
 
     call_everything()
-    monkeypatch.setattr(gateway.service._intake, "requests", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(gateway.service.pools.all[0].intake, "requests", lambda *_, **__: 1 // 0)
     call_everything()
     keys_file.write_text(line(KEY, "one", digest=WRONG_KEY))
     eventually(lambda: gateway.service.stats.num_broken_key_reloads == 1)

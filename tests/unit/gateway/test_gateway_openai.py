@@ -8,15 +8,15 @@ import openai
 import pytest
 from naive_client import naive_events
 from running_gateway import RunningGateway
-from scripted_pipeline import LENGTH, STOP, Incoming, with_logprobs
+from scripted_pipeline import LENGTH, MODEL_DIGEST, STOP, Incoming, with_logprobs
 
+from contract.domain.chain import CHAIN_START
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow, TokenLogprob
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead
 from gateway_svc.core.sse import SseFormat
-from gateway_svc.core.streams import SequenceState
-from penstock.domain.chain import CHAIN_START
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow, TokenLogprob
+from gateway_svc.core.streams import DeliveredSequence
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -41,6 +41,7 @@ def test_plain_chat(gateway: RunningGateway, client: openai.OpenAI) -> None:
     (choice,) = reply.choices
     assert reply.object == "chat.completion"
     assert reply.model == "tiny"
+    assert reply.system_fingerprint == MODEL_DIGEST.hex()
     assert (choice.message.role, choice.message.content) == ("assistant", "Hello world")
     assert (choice.finish_reason, choice.index, choice.logprobs) == ("stop", 0, None)
     assert reply.usage is not None
@@ -58,6 +59,7 @@ def test_streamed_chat_has_openais_chunks(gateway: RunningGateway, client: opena
     chunks = list(client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True))
     assert {chunk.id for chunk in chunks} == {"chatcmpl-" + gateway.pipeline.wait_for()[0].request_id.hex()}
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert {chunk.system_fingerprint for chunk in chunks} == {MODEL_DIGEST.hex()}
     assert len({chunk.created for chunk in chunks}) == 1
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert (deltas[0].role, deltas[0].content) == ("assistant", "")
@@ -167,7 +169,7 @@ def test_a_chat_choice_that_ends_without_text_has_its_role_and_its_end(
 
 
 def test_a_chat_choice_that_ended_without_text_is_not_opened_again(gateway: RunningGateway) -> None:
-    have = [SequenceState(finish=FinishReason.STOP), SequenceState()]
+    have = [DeliveredSequence(finish=FinishReason.STOP), DeliveredSequence()]
     head = ReplyHead(Form.CHAT, "chatcmpl-1", "tiny", 1, num_choices=2)
     sse = SseFormat(head, b"r" * 16, have)
     again, first = (TextRow(b"r" * 16, index, 0, 0, CHAIN_START, (), "", finish=FinishReason.STOP) for index in (0, 1))
@@ -177,7 +179,7 @@ def test_a_chat_choice_that_ended_without_text_is_not_opened_again(gateway: Runn
 
 @pytest.mark.parametrize("form", [Form.CHAT, Form.COMPLETION])
 def test_a_choice_is_heard_of_with_its_first_token_though_that_has_no_text(form: Form) -> None:
-    sse = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [SequenceState()])
+    sse = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [DeliveredSequence()])
     first, second, third = (
         sse.chunk(0, TextRow(b"r" * 16, 0, token, 0, CHAIN_START, (7,), text), CHAIN_START)
         for token, text in enumerate(("", "", "é"))
@@ -188,7 +190,7 @@ def test_a_choice_is_heard_of_with_its_first_token_though_that_has_no_text(form:
     assert third.count(b"data: ") == 1
     assert b"\xc3\xa9" in third
     # Who comes back after the first token has heard of it.
-    again = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [SequenceState(num_tokens=1)])
+    again = SseFormat(ReplyHead(form, "id", "tiny", 1, num_choices=1), b"r" * 16, [DeliveredSequence(num_tokens=1)])
     assert again.chunk(0, TextRow(b"r" * 16, 0, 1, 0, CHAIN_START, (7,), ""), CHAIN_START) == b""
 
 

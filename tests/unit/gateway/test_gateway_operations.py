@@ -6,20 +6,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import httpx
 import pytest
+from memory_bus import MemoryBus
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import Incoming, ScriptedPipeline
 
-from gateway_svc.core.models import catalogue
+from contract import __version__
+from contract.domain.errors import ErrorCode, PenstockError
+from gateway_svc.core.models import OfferedModel, catalogue
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
-from penstock import __version__
 from penstock.client import Client
-from penstock.domain.errors import ErrorCode, PenstockError
-from servicekit.bus import MemoryBus
 from servicekit.bus.calls import Leave, Length, ListSessions
 from servicekit.lifecycle import Stop
 
@@ -35,7 +38,7 @@ def test_health_ready_version(http: httpx.Client) -> None:
 def test_health_fails_when_the_reader_stops(gateway: RunningGateway, http: httpx.Client) -> None:
     assert gateway.service.trouble() == ""
     while (reply := http.get("/health")).status_code == 200:  # the reader goes on once a second
-        gateway.service._progress_ns -= 60 * 10**9
+        gateway.service.pools.all[0].progress_ns -= 60 * 10**9
     assert (reply.status_code, reply.json()["status"]) == (503, "stalled")
     assert "the text reader has not turned for" in reply.json()["reason"]
 
@@ -51,15 +54,56 @@ def test_metrics_tell_what_was_served(gateway: RunningGateway, http: httpx.Clien
     http.post("/v1/completions", json=BODY).raise_for_status()
     http.post("/v1/completions", json={**BODY, "temperature": -1})
     text = http.get("/metrics").text
-    assert 'penstock_requests_total{outcome="stop"} 1.0' in text
-    assert 'penstock_requests_total{outcome="rejected"} 1.0' in text
-    assert "penstock_time_to_first_token_seconds_count 1.0" in text
-    assert "penstock_inter_token_seconds_count 1.0" in text
-    assert "penstock_request_seconds_count 1.0" in text
+    assert 'penstock_requests_total{outcome="stop",pool="penstock"} 1.0' in text
+    assert 'penstock_requests_total{outcome="rejected",pool="penstock"} 1.0' in text
+    assert 'penstock_time_to_first_token_seconds_count{pool="penstock"} 1.0' in text
+    assert 'penstock_inter_token_latency_seconds_count{pool="penstock"} 1.0' in text
+    assert 'penstock_e2e_request_latency_seconds_count{pool="penstock"} 1.0' in text
     assert 'penstock_hop_wait_seconds_count{hop="text"} 2.0' in text
     for stream in ("prompts", "requests", "dead"):
-        assert f'penstock_queue_depth{{stream="{stream}"}}' in text
-    assert "penstock_open_streams 0.0" in text
+        assert f'penstock_queue_depth{{pool="penstock",stream="{stream}"}}' in text
+    assert 'penstock_open_streams{pool="penstock"} 0.0' in text
+    assert 'penstock_bus_up{pool="penstock"} 1.0' in text
+
+
+def test_exemplars_of_latencies_are_told_to_who_reads_openmetrics(gateway: RunningGateway, http: httpx.Client) -> None:
+    trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    reply = http.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{trace_id}-{span_id}-01"})
+    request_id = reply.headers["x-penstock-request-id"].rpartition("-")[2]
+    page = http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
+    assert page.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    families = {family.name: family for family in read_openmetrics(page.text)}
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        samples = families[f"penstock_{name}_seconds"].samples
+        (exemplar,) = [sample.exemplar for sample in samples if sample.exemplar is not None]
+        assert exemplar.labels == {"request_id": request_id, "trace_id": trace_id}
+    plain = http.get("/metrics")
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert request_id not in plain.text
+
+
+def test_metrics_tell_of_the_pool(gateway: RunningGateway, http: httpx.Client) -> None:
+    eventually(
+        lambda: 'penstock_sessions{kind="gateway",pool="penstock",state="alive"} 1.0' in http.get("/metrics").text
+    )
+    text = http.get("/metrics").text
+    assert 'penstock_sessions{kind="detokenizer",pool="penstock",state="dead"} 0.0' in text, "what is not there is told"
+    info = {"model": "tiny", "digest": "", "version": __version__}  # a played worker has no weights
+    labels = [
+        sample.labels
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "penstock_model_info"
+    ]
+    assert labels == [info]
+    gateway.bus.stop()
+    eventually(lambda: 'penstock_bus_up{pool="penstock"} 0.0' in http.get("/metrics").text)
+    gateway.bus.start()
+    eventually(lambda: 'penstock_bus_up{pool="penstock"} 1.0' in http.get("/metrics").text)
+    text = http.get("/metrics").text
+    assert 'penstock_session_losses_total{pool="penstock",reason="unreachable"} 0.0' not in text
+    assert 'penstock_session_losses_total{pool="penstock",reason="suspended"} 1.0' in text
+    assert 'penstock_session_losses_total{pool="penstock",reason="fenced"} 0.0' in text
 
 
 def test_a_request_is_cancelled_by_its_id(gateway: RunningGateway, http: httpx.Client) -> None:
@@ -91,7 +135,7 @@ def test_a_name_can_be_given_to_the_model(launch: Callable[..., RunningGateway])
     ("model", "name"), [("/models/story-7b", "story-7b"), ("./story", "story"), ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")]
 )
 def test_a_model_is_called_by_its_directory_or_hub_id(model: str, name: str) -> None:
-    served = catalogue((), [(model, 100), (model, 90)], 5).models
+    served = catalogue((), [OfferedModel(model, 100, "b"), OfferedModel(model, 90, "a")], 5).models
     assert [(each.name, each.max_model_len) for each in served] == [(name, 90)]
 
 
@@ -131,13 +175,29 @@ def test_draining_refuses_new_requests_and_finishes_the_old_ones(gateway: Runnin
     gateway.thread.join(10)
     assert not gateway.thread.is_alive()
     sessions = gateway.pipeline.call(ListSessions())
-    assert [each.name for each in sessions if each.alive] == ["script"]
+    assert [each.name for each in sessions if each.alive and each.sid != gateway.pipeline.tokenizer] == ["script"]
     route = gateway.pipeline.wait_for()[0].route
     assert gateway.pipeline.call(Length(gateway.bus.keys.text(route))) == 0
 
 
+def test_a_call_that_waits_for_the_server_while_its_gateway_drains_is_told_so(gateway: RunningGateway) -> None:
+    gateway.bus.stop()
+    eventually(lambda: not gateway.service.is_ready())
+    with Client(gateway.grpc) as client, ThreadPoolExecutor() as pool:
+        call = pool.submit(client.complete, [1])
+        eventually(lambda: gateway.service._servicer._num_streams == 1)
+        gateway.stop.drain()
+        eventually(lambda: is_refused(gateway.url))
+        gateway.bus.start()
+        with pytest.raises(PenstockError, match="this gateway is shutting down"):
+            call.result(120)
+    assert gateway.thread is not None
+    gateway.thread.join(120)
+    assert not gateway.thread.is_alive()
+
+
 def is_refused(url: str) -> bool:
-    """Whether no new connection is taken."""
+    """Return whether no new connection is taken."""
     with httpx.Client(base_url=url) as client:
         try:
             client.get("/ready")
@@ -204,7 +264,7 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGate
     body = json.dumps({**BODY, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     client.sendall(head % len(body) + body)
-    eventually(lambda: gateway.service.stats.num_lagging > 0, 30)
+    eventually(lambda: gateway.service.stats.num_slow_clients > 0, 30)
     began_s = time.monotonic()
     gateway.stop.end()
     assert gateway.thread is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from gateway_svc.link import Link
-from gateway_svc.outbox import ASKING, Outbox
+from gateway_svc.outbox import ASKING, RequestOutbox
 from gateway_svc.witness import Witness
 from servicekit.bus.calls import Bounds, Recalled, RequestState
 from servicekit.bus.interface import BusUnavailable
@@ -37,7 +37,9 @@ class SlowLink:
 
 def recall_all(link: SlowLink, number: int) -> list[list[Recalled | None]]:
     async def run() -> list[list[Recalled | None]]:
-        outbox = Outbox(cast(Link, link), Bounds(), lambda _served, _attachment: None, Witness(), patience_s=60.0)
+        outbox = RequestOutbox(
+            cast(Link, link), Bounds(), lambda _served, _attachment: None, Witness(), patience_s=60.0
+        )
         return await asyncio.gather(*(outbox.recall([bytes([each])], "tenant") for each in range(number)))
 
     return asyncio.run(run())

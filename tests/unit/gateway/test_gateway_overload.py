@@ -9,15 +9,17 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from memory_store import Hash
 from running_gateway import RunningGateway, eventually
 
-from gateway_svc.core.admission import MAX_RETRY_AFTER_S, Limits, admit, retry_after_s
+from contract.domain.api_keys import hash_api_key
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
+from contract.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
+from gateway_svc.core.admission import MAX_RETRY_AFTER_S, AdmissionLimits, admit, retry_after_s
 from penstock.client import Client
-from penstock.domain.api_keys import hash_api_key
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
-from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
 from servicekit.bus.calls import Commit, CountWaiting, Waiting
+from servicekit.bus.keys import Names
 
 Launch = Callable[..., RunningGateway]
 BODY = {"model": "tiny", "prompt": "x", "stream": True}
@@ -40,7 +42,7 @@ def leave_waiting(gateway: RunningGateway, number: int, headers: dict[str, str] 
 
 
 def test_beyond_the_bound_on_requests_http_says_429_and_when_to_come_back(launch: Launch) -> None:
-    gateway = overloaded(launch, max_waiting=2)
+    gateway = overloaded(launch, max_waiting_requests=2)
     with httpx.Client(base_url=gateway.url) as http:
         reply = http.post("/v1/completions", json=BODY)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "overloaded")
@@ -49,12 +51,12 @@ def test_beyond_the_bound_on_requests_http_says_429_and_when_to_come_back(launch
 
 
 def test_retry_after_follows_what_waits_and_how_fast_it_starts(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway = overloaded(launch, max_waiting=2)
+    gateway = overloaded(launch, max_waiting_requests=2)
     pipeline = gateway.pipeline
     # One starts half a minute after the two came, and another one waits in its place.
-    waiting = gateway.bus._pool._waiting
-    now_ms = waiting._counts[()].since_ms + 30_000
-    monkeypatch.setattr(waiting, "_now_ms", lambda: now_ms)
+    store = gateway.bus.server.store
+    since_ms = int(store.made(gateway.bus.keys.key(Names.WAITING), Hash)[b"since"])
+    monkeypatch.setattr(store, "now_ms", lambda: since_ms + 30_000)
     assert pipeline.call(Commit(pipeline.sid, (), "w", b"plan", pipeline.incoming[0].request_id))
     leave_waiting(gateway, 3)
     reply = httpx.post(f"{gateway.url}/v1/completions", json=BODY)
@@ -83,7 +85,7 @@ def test_a_tenant_has_a_bound_of_its_own_and_does_not_fill_the_pool_of_others(la
     keys.write_text(
         "".join(json.dumps({"tenant": name, "sha256": hash_api_key(name).hex()}) + "\n" for name in ("one", "two"))
     )
-    gateway = launch(api_keys_file=keys, max_waiting_per_tenant=1)
+    gateway = launch(api_keys_file=keys, max_waiting_requests_per_tenant=1)
     gateway.pipeline.script = lambda request: None if request.header.tenant == "one" else request.say("fine")
     as_one, as_two = ({"authorization": f"Bearer {name}"} for name in ("one", "two"))
     with httpx.Client(base_url=gateway.url) as http:
@@ -94,14 +96,14 @@ def test_a_tenant_has_a_bound_of_its_own_and_does_not_fill_the_pool_of_others(la
 
 
 def test_nothing_stays_behind_of_a_request_that_was_refused(launch: Launch) -> None:
-    gateway = overloaded(launch, num_waiting=1, max_waiting=2)
+    gateway = overloaded(launch, num_waiting=1, max_waiting_requests=2)
     before = len(gateway.pipeline.cancels())
     with httpx.Client(base_url=gateway.url) as http:
         refused = http.post("/v1/completions", json=BODY | {"prompt": ["a", "b", "c"], "stream": False})
     assert refused.status_code == 429
     # Of its three requests one was taken, and is cancelled; the two others leave no mark for their ids.
     assert len(gateway.pipeline.cancels(before + 1)) == before + 1
-    assert gateway.bus._pool._marks == {}
+    assert not [key for key in gateway.bus.server.store.values if key.startswith(gateway.bus.keys.key(Names.MARK))]
     eventually(lambda: gateway.service.stats.num_streams == 0)
 
 
@@ -114,13 +116,20 @@ def test_the_pool_is_told_the_tokens_and_the_deadline_of_a_prompt(launch: Launch
     with gateway.post({**BODY, "prompt": "x" * 4000}):
         eventually(lambda: connection.call(CountWaiting()).num_requests == 2)
     assert 1000 <= connection.call(CountWaiting()).num_tokens - 5 <= 1100
-    metrics = httpx.get(f"{gateway.url}/metrics").text
-    assert "penstock_waiting_requests" in metrics
+    eventually(lambda: figures(gateway)["penstock_waiting_requests"] == 2)
+    assert 1000 <= figures(gateway)["penstock_waiting_tokens"] - 5 <= 1100
+    first_s = figures(gateway)["penstock_expected_wait_seconds"]
+    eventually(lambda: figures(gateway)["penstock_expected_wait_seconds"] > first_s, 60)  # nothing starts
+
+
+def figures(gateway: RunningGateway) -> dict[str, float]:
+    lines = httpx.get(f"{gateway.url}/metrics").text.replace('{pool="penstock"}', "").splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("penstock_")}
 
 
 def test_a_gateway_with_all_its_streams_says_when_one_may_end() -> None:
     with pytest.raises(PenstockError) as caught:
-        admit(Limits(2), num_streams=2, num_new=1, draining=False, connected=True, mean_stream_s=10.0)
+        admit(AdmissionLimits(2), num_streams=2, num_new=1, draining=False, connected=True, mean_stream_s=10.0)
     assert caught.value.retry_after_s == 5.0
     assert retry_after_s(0.0) == 1.0
     assert retry_after_s(1e9) == MAX_RETRY_AFTER_S
@@ -133,7 +142,7 @@ def test_a_gateway_serves_as_many_streams_as_it_may_and_no_more(
     num_streams: int, num_new: int, is_let_in: bool
 ) -> None:
     with nullcontext() if is_let_in else pytest.raises(PenstockError, match="at most 2"):
-        admit(Limits(2), num_streams=num_streams, num_new=num_new, draining=False, connected=True)
+        admit(AdmissionLimits(2), num_streams=num_streams, num_new=num_new, draining=False, connected=True)
 
 
 def test_the_last_stream_that_fits_is_served_and_the_next_one_refused(launch: Launch) -> None:

@@ -1,15 +1,16 @@
 """Rows are taken once, in order, whatever comes twice, late or from another history."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway_svc.core.backlog import Backlog
+from contract.domain import chain
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow, TokenLogprob
+from gateway_svc.core.backlog import LOGPROB_BYTES, Backlog
 from gateway_svc.core.streams import ClientStream, Refusal, merge, split
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow, TokenLogprob
 
 REQUEST = b"r" * 16
 
@@ -117,6 +118,27 @@ def test_a_backlog_merges_by_choice_and_says_when_it_is_full() -> None:
     assert not backlog
     assert not backlog.is_full
     assert merge([whole]) is whole
+
+
+def test_a_backlog_counts_logprobs_and_their_alternatives() -> None:
+    """A row of one token may bring twenty alternatives, which are most of what it takes."""
+    row = row_between([1], ["a"], 0, 1)
+    sizes = []
+    for logprobs in ((), (TokenLogprob(1, -0.5),), (TokenLogprob(1, -0.5, ((1, -0.5),) * 20),)):
+        backlog = Backlog(10_000)
+        backlog.add(0, replace(row, logprobs=logprobs))
+        sizes.append(backlog.num_bytes)
+    without, *others = sizes
+    assert [size - without for size in others] == [LOGPROB_BYTES, 21 * LOGPROB_BYTES]
+
+
+def test_logprobs_fill_a_backlog() -> None:
+    row = replace(row_between([1], ["a"], 0, 1), logprobs=(TokenLogprob(1, -0.5, ((1, -0.5),) * 20),))
+    backlog = Backlog(2 * 21 * LOGPROB_BYTES)
+    backlog.add(0, row)
+    assert not backlog.is_full
+    backlog.add(1, row)
+    assert backlog.is_full
 
 
 @settings(deadline=None)

@@ -12,11 +12,11 @@ import pytest
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import Incoming
 
-from gateway_svc.core.auth import Caller, TrustingDoor
+from contract.domain.api_keys import TENANT_HEADER, hash_api_key
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
+from gateway_svc.core.auth import Caller, HeaderAuthenticator
 from penstock.client import Client
-from penstock.domain.api_keys import TENANT_HEADER, hash_api_key
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
 
 Launch = Callable[..., RunningGateway]
 BODY = {"model": "tiny", "prompt": "x"}
@@ -32,7 +32,7 @@ def post(gateway: RunningGateway, *, headers: Any = None, **fields: Any) -> http
 
 @pytest.fixture
 def gateway(launch: Launch) -> RunningGateway:
-    return launch(trust_tenant_header=True, max_tenants=2, max_waiting_per_tenant=1)
+    return launch(trust_tenant_header=True, max_tenants=2, max_waiting_requests_per_tenant=1)
 
 
 def test_a_request_is_the_named_tenants_over_http_and_grpc(gateway: RunningGateway) -> None:
@@ -74,7 +74,7 @@ def test_a_name_beside_that_of_the_proxy_is_refused(gateway: RunningGateway) -> 
     with grpc.insecure_channel(gateway.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
         list(inference_pb2_grpc.InferenceStub(channel).Generate(call, metadata=tuple(names)))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert TrustingDoor().authenticate({TENANT_HEADER: "one"}) == Caller("one")
+    assert HeaderAuthenticator().authenticate({TENANT_HEADER: "one"}) == Caller("one")
 
 
 def test_a_client_does_not_send_what_cannot_be_a_name() -> None:
@@ -141,5 +141,6 @@ def test_names_made_up_by_the_thousand_do_not_grow_anything(gateway: RunningGate
     eventually(lambda: gateway.service.stats.num_streams == 0)
     gateway.pipeline.script = lambda request: request.say("a")
     assert [post(gateway, headers=of(f"t{number}")).status_code for number in range(20)] == [200] * 20
-    assert not gateway.service._delivery._tenants
-    assert "t19" not in httpx.get(f"{gateway.url}/metrics").text
+    assert not gateway.service.pools.all[0].delivery._crowd._tenants
+    told = [each for each in httpx.get(f"{gateway.url}/metrics").text.splitlines() if "t19" in each]
+    assert {each.partition("{")[0] for each in told} == {"penstock_tenant_tokens_total"}, "which names so many at most"

@@ -11,15 +11,15 @@ import pytest
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import ERROR, STOP, Incoming, batch
 
-from gateway_svc.call import Call, Nobody
+from contract.domain import chain
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow
+from contract.v1 import common_pb2, text_pb2
+from gateway_svc.call import ClientCall, NoClient
 from gateway_svc.core.openai import Form
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.streams import ClientStream, SequenceState
+from gateway_svc.core.streams import ClientStream, DeliveredSequence
 from gateway_svc.witness import REMEMBERED_S, Witness
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason
-from penstock.domain.rows import TextRow
-from penstock.v1 import common_pb2, text_pb2
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Attach, Cancel, Fetch, RequestState, Revalidate, StoredRequest, Submit
 
@@ -42,7 +42,7 @@ def restart(gateway: RunningGateway, losing: bytes | None = None) -> None:
     """The server dies and comes back, perhaps without a request."""
     gateway.bus.stop()
     if losing is not None:
-        gateway.bus._pool._requests.pop(losing)  # it loses nothing by itself
+        gateway.bus.server.store.delete(gateway.bus.keys.request(losing))  # it loses nothing by itself
     gateway.bus.start()
 
 
@@ -76,14 +76,14 @@ def test_a_restarted_server_is_told_what_clients_have(gateway: RunningGateway) -
 
 
 def test_text_that_was_read_before_the_server_was_lost_is_not_delivered_afterwards(gateway: RunningGateway) -> None:
-    delivery = gateway.service._delivery
+    delivery = gateway.service.pools.all[0].delivery
     deliver = delivery.deliver
     offsets: list[text_pb2.AttachOffsets] = []
 
     def deliver_and_lose(rows: Sequence[TextRow], now_s: float) -> None:
         delivery.deliver = deliver  # type: ignore[method-assign]
         deliver(rows, now_s)
-        gateway.service._link.suspend()
+        gateway.service.pools.all[0].link.suspend()
 
     def script(request: Incoming) -> None:
         delivery.deliver = deliver_and_lose  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_what_clients_have_is_told_before_the_session_is_active_again(
         eventually(lambda: gateway.service.stats.num_tokens >= 1)
 
     gateway.pipeline.script = script
-    gateway_sid = gateway.service._link.sid
+    gateway_sid = gateway.service.pools.all[0].link.sid
     clients = [threading.Thread(target=post, args=(gateway,)) for _ in range(3)]
     for client in clients:
         client.start()
@@ -231,9 +231,9 @@ def test_patience_ends_with_a_503(launch: Callable[..., RunningGateway]) -> None
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 
-def call_of(stream: ClientStream) -> Call:
+def call_of(stream: ClientStream) -> ClientCall:
     form = ReplyForm((ID,), len(stream.sequences), Form.COMPLETION, "m", 0, 0, 0)
-    call = Call(form, "t", Nobody(), route=b"old", now_s=0.0)
+    call = ClientCall(form, "t", NoClient(), route=b"old", now_s=0.0)
     call.is_submitted = True
     (served,) = call.served
     served.stream = stream
@@ -246,16 +246,18 @@ def row(token_ids: list[int], before: list[int], finish: FinishReason = FinishRe
     return TextRow(ID, 0, len(before), len(before), known, tuple(token_ids), "x" * len(token_ids), finish=finish)
 
 
-def test_the_testimony_has_the_tokens_of_now_and_the_route_of_now() -> None:
+def test_a_restarted_server_is_told_the_tokens_of_now_and_the_route_of_now() -> None:
     witness, stream = Witness(), ClientStream(1)
     call = call_of(stream)
     stream.accept(row([5, 6], []))
-    assert [each.witness for each in witness.testimony(call.served, b"new") if isinstance(each, Submit)] == [
+    assert [each.witness for each in witness.restart_calls(call.served, b"new") if isinstance(each, Submit)] == [
         (packed(5, 6),)
     ]
     stream.accept(row([7], [5, 6]))
-    (submit,) = witness.testimony(call.served, b"new")
+    call.served[0].model_digest = b"model---"
+    (submit,) = witness.restart_calls(call.served, b"new")
     assert isinstance(submit, Submit)
+    assert submit.model_digest == b"model---"
     assert (submit.witness, submit.route, submit.digest) == ((packed(5, 6, 7),), b"new", b"digest")
 
 
@@ -263,7 +265,7 @@ def test_what_is_not_submitted_yet_or_was_submitted_elsewhere_is_no_part_of_it()
     witness = Witness()
     early, foreign = call_of(ClientStream(1)), call_of(ClientStream(1))
     early.is_submitted, foreign.served[0].submission = False, None
-    assert witness.testimony([*early.served, *foreign.served], b"new") == []
+    assert witness.restart_calls([*early.served, *foreign.served], b"new") == []
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_only_what_has_ended_well_is_remembered(finish: FinishReason, is_remembe
     stream.accept(row([5], [], finish))
     (served,) = call_of(stream).served
     witness.end(served)
-    assert bool(witness.testimony([], b"new")) == is_remembered
+    assert bool(witness.restart_calls([], b"new")) == is_remembered
 
 
 def test_it_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,9 +294,9 @@ def test_it_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     witness.end(call_of(stream).served[0])
     witness.cancel([Cancel(ID, 1, 1)])
     now_s += REMEMBERED_S
-    assert len(witness.testimony([], b"new")) == 2
+    assert len(witness.restart_calls([], b"new")) == 2
     now_s += 0.1
-    assert witness.testimony([], b"new") == []
+    assert witness.restart_calls([], b"new") == []
 
 
 def test_the_tokens_of_a_client_that_came_with_some_are_told_if_it_got_them_here() -> None:
@@ -304,7 +306,7 @@ def test_the_tokens_of_a_client_that_came_with_some_are_told_if_it_got_them_here
     other.accept(row([8, 9, 7], []))
 
     def resumed() -> ClientStream:
-        return ClientStream(1, [SequenceState(2, 2, known, claim=2)])
+        return ClientStream(1, [DeliveredSequence(2, 2, known, claim=2)])
 
     stranger, mistaken, returning = resumed(), resumed(), resumed()
     mistaken.remember(other)

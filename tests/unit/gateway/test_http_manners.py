@@ -12,7 +12,7 @@ import pytest
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import STOP
 
-from gateway_svc.core.models import catalogue
+from gateway_svc.core.models import OfferedModel, catalogue
 
 BODY = {"model": "tiny", "prompt": "x"}
 STREAMED = BODY | {"stream": True}
@@ -152,7 +152,7 @@ def test_the_openai_client_is_shown_its_own_id(gateway: RunningGateway) -> None:
 def test_a_model_says_where_its_tokenizer_is(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
     assert model["root"] == "tiny"
-    named = catalogue(("a", "b"), [("/models/story-7b", 100)], 5).models
+    named = catalogue(("a", "b"), [OfferedModel("/models/story-7b", 100, "d")], 5).models
     assert [(each.name, each.root) for each in named] == [("a", "/models/story-7b"), ("b", "/models/story-7b")]
     assert [each.root for each in catalogue(("a",), [], 5).models] == [None]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from running_gateway import RunningGateway
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
+from contract.wire.requests import pack_u32, unpack_u32
 from gateway_svc import http, outbox, wire
 from gateway_svc.core.openai import parse_chat, parse_completion
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
-from penstock.wire.requests import pack_u32, unpack_u32
 
 LIMIT_S = 180.0
 LARGE = {"model": "tiny", "prompt": [7] * 100_000}
@@ -65,7 +65,7 @@ def test_others_are_answered_while_a_large_grpc_message_is_read(
     begun, go_on = threading.Event(), threading.Event()
     inner = wire.decode_generate
 
-    def slow(call: inference_pb2.GenerateCall) -> Any:
+    def slow(call: inference_pb2.GenerateCall, *given: Any) -> Any:
         begun.set()
         assert go_on.wait(LIMIT_S)
         return inner(call)

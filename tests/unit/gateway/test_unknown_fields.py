@@ -10,18 +10,18 @@ import grpc
 import httpx
 import pytest
 import structlog
+from memory_bus import MemoryBus
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import TTL_MS
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import inference_pb2, inference_pb2_grpc, requests_pb2, status_pb2
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
 from gateway_svc.ignored_fields import IgnoredFields
 from gateway_svc.wire import takes_priorities
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2, status_pb2
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
-from servicekit.bus import MemoryBus
 from servicekit.bus.calls import Hello, ListSessions, Renew, SessionKind
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ def test_a_priority_is_refused_where_nobody_serves_by_it(gateway: RunningGateway
     figures = {} if takes is None else {"takes_priorities": float(takes)}
     status = status_pb2.ServiceStatus(figures=figures).SerializeToString()
     assert gateway.pipeline.call(Renew(gateway.pipeline.sid, TTL_MS, status))
-    eventually(lambda: gateway.service._intake.takes_priorities is takes)
+    eventually(lambda: gateway.service.pools.all[0].intake.takes_priorities is takes)
     for form in FORMS:
         for priority, is_refused in ((0, False), (None, False), (-1, takes is False)):
             reply = httpx.post(gateway.url + PATHS[form], json=BODIES[form] | {"priority": priority}, timeout=60)
@@ -165,7 +165,7 @@ def test_a_priority_is_refused_where_nobody_serves_by_it(gateway: RunningGateway
 
 def test_a_scheduler_says_whether_it_serves_by_priority() -> None:
     def takes(policy: Literal["fcfs", "priority", "fair"]) -> bool | None:
-        status = SchedulerService(SchedulerSettings(policy=policy), MemoryBus()).status().SerializeToString()
+        status = SchedulerService(SchedulerSettings(scheduling_policy=policy), MemoryBus()).status().SerializeToString()
         bus = MemoryBus().connect()
         bus.call(Hello(b"s" * 16, SessionKind.SCHEDULER, "s", "", TTL_MS))
         bus.call(Renew(b"s" * 16, TTL_MS, status))

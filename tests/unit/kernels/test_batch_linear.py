@@ -5,26 +5,26 @@ import torch
 from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
-from worker_svc.core.kernels.batch_cut import Cut, find_cut, find_gated_cut
+from worker_svc.core.kernels.batch_cut import ProductCut, find_cut, find_gated_cut
 from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 needs_hopper = pytest.mark.skipif(not has_batch_linear(DEVICE), reason="needs a Hopper GPU")
 INPUTS = 1024
 CUTS = [
-    Cut(64, 128, 64, 64, 1, 7),
-    Cut(64, 128, 64, 128, 1, 3),
-    Cut(64, 128, 64, 64, 4, 4),
-    Cut(64, 64, 0, 64, 8, 3),
-    Cut(64, 128, 0, 64, 2, 8),
-    Cut(128, 128, 64, 64, 1, 5),
-    Cut(128, 128, 0, 64, 4, 6),
+    ProductCut(64, 128, 64, 64, 1, 7),
+    ProductCut(64, 128, 64, 128, 1, 3),
+    ProductCut(64, 128, 64, 64, 4, 4),
+    ProductCut(64, 64, 0, 64, 8, 3),
+    ProductCut(64, 128, 0, 64, 2, 8),
+    ProductCut(128, 128, 64, 64, 1, 5),
+    ProductCut(128, 128, 0, 64, 4, 6),
 ]
 
 
 @needs_hopper
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_any_cut_gives_the_product(cut: Cut) -> None:
+def test_any_cut_gives_the_product(cut: ProductCut) -> None:
     batch = BatchLinear()
     weight = randn(5 * cut.outputs, INPUTS, seed=2, scale=0.05)
     for rows in (1, 17, cut.rows - 1, cut.rows):  # launched again and again: splits' counters go on
@@ -37,7 +37,7 @@ def test_any_cut_gives_the_product(cut: Cut) -> None:
 @needs_hopper
 @pytest.mark.parametrize("cut", [each for each in CUTS if each.splits == 1], ids=str)
 @pytest.mark.parametrize("tiles", [3, 140])
-def test_gates_are_those_of_normed_rows(cut: Cut, tiles: int) -> None:
+def test_gates_are_those_of_normed_rows(cut: ProductCut, tiles: int) -> None:
     weight = randn(tiles * cut.outputs, INPUTS, seed=2, scale=0.05)
     for rows in (1, 17, cut.rows):
         hidden = randn(rows, INPUTS, seed=rows, scale=3.0)
@@ -53,20 +53,20 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
     def chain() -> torch.Tensor:
         out = hidden
         for _ in range(4):
-            gated = batch.gate(out, up, Cut(64, 128, 64, 64, 1, 7), 1e-6)
-            out = batch.multiply(gated, down, Cut(64, 128, 0, 64, 4, 2), out)
+            gated = batch.gate(out, up, ProductCut(64, 128, 64, 64, 1, 7), 1e-6)
+            out = batch.multiply(gated, down, ProductCut(64, 128, 0, 64, 4, 2), out)
         return out
 
     assert_replays_alike(chain, times=3)
 
 
 def test_products_of_some_rows_are_cut_for_nearly_all_multiprocessors() -> None:
-    assert find_cut(4096, 4096, 64) == Cut(64, 128, 0, 64, 4, 8)
-    assert find_cut(6144, 4096, 33) == Cut(64, 64, 0, 64, 1, 12)
-    assert find_cut(1024, 3072, 96) == Cut(128, 64, 0, 64, 8, 4)
-    assert find_gated_cut(24576, 4096, 17) == Cut(64, 128, 64, 128, 1, 3)
-    assert find_gated_cut(6144, 1024, 33) == Cut(64, 64, 0, 64, 1, 9)
-    assert find_gated_cut(24576, 4096, 128) == Cut(128, 128, 64, 64, 1, 5)
+    assert find_cut(4096, 4096, 64) == ProductCut(64, 128, 0, 64, 4, 8)
+    assert find_cut(6144, 4096, 33) == ProductCut(64, 64, 0, 64, 1, 12)
+    assert find_cut(1024, 3072, 96) == ProductCut(128, 64, 0, 64, 8, 4)
+    assert find_gated_cut(24576, 4096, 17) == ProductCut(64, 128, 64, 128, 1, 3)
+    assert find_gated_cut(6144, 1024, 33) == ProductCut(64, 64, 0, 64, 1, 9)
+    assert find_gated_cut(24576, 4096, 128) == ProductCut(128, 128, 64, 64, 1, 5)
 
 
 @pytest.mark.parametrize("rows", [16, 65, 129])
@@ -89,8 +89,8 @@ def test_weights_that_do_not_divide_have_no_cut() -> None:
 def launch_products() -> None:
     x, weight = torch.zeros(50, 1024, dtype=torch.bfloat16), torch.zeros(384, 1024, dtype=torch.bfloat16)
     batch = BatchLinear()
-    batch.multiply(x, weight, Cut(64, 128, 64, 64, 4, 4), torch.zeros(50, 384, dtype=torch.bfloat16))
-    batch.gate(x, weight, Cut(128, 128, 64, 64, 1, 4), 1e-6)
+    batch.multiply(x, weight, ProductCut(64, 128, 64, 64, 4, 4), torch.zeros(50, 384, dtype=torch.bfloat16))
+    batch.gate(x, weight, ProductCut(128, 128, 64, 64, 1, 4), 1e-6)
 
 
 def test_the_kernel_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from plans import drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 
-from penstock.domain.params import Sampling
+from contract.domain.params import Sampling
 from worker_svc.compute import TorchCompute, TritonCompute
 from worker_svc.core import chunk_graphs
 from worker_svc.core.attention.triton_backend import TritonAttention

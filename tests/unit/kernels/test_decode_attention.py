@@ -9,9 +9,9 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 
 from worker_svc.core.kernels import decode_attention, decode_stream
 from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.decode_cut import Cut, Shares, cut, find_shares
+from worker_svc.core.kernels.decode_cut import ContextCut, Shares, cut, find_shares
 from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 EPS = 1e-5
 needs_hopper = pytest.mark.skipif(not can_stream(DEVICE, 16, 32, 8, 128, 2), reason="needs a Hopper GPU")
@@ -41,7 +41,9 @@ def check(
     scaled = qkv if unscaled is None else (qkv * unscaled.scales()).to(dtype)
     contexts = torch.tensor(past, device=DEVICE) + 1
     out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=dtype, device=DEVICE)
-    decode = DecodeAttention(count, num_heads, num_kv_heads, head_dim, table, block_size=block_size)
+    decode = DecodeAttention(
+        count, num_heads, num_kv_heads, head_dim, table, scale=head_dim**-0.5, block_size=block_size
+    )
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
@@ -84,21 +86,23 @@ def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> 
 def test_whether_tiles_are_on_their_way_before_the_queries(
     monkeypatch: pytest.MonkeyPatch, splits: int, ahead: int
 ) -> None:
-    chosen = Cut(splits, 20, 16, 3, 2, None, ahead=ahead)
+    chosen = ContextCut(splits, 20, 16, 3, 2, None, ahead=ahead)
     monkeypatch.setattr(decode_attention, "cut", lambda *_: chosen)
     check([0, 1, 15, 16, 17, 70])
     check([33], hidden_size=96)
 
 
 @pytest.mark.parametrize("head_dim", [80, 96, 120, 192])
-@pytest.mark.parametrize("shape", [Cut(3, 20, 16, 3, 2, None, ahead=0), Cut(3, 20, 16, 3, 2, None, ahead=2), None])
+@pytest.mark.parametrize(
+    "shape", [ContextCut(3, 20, 16, 3, 2, None, ahead=0), ContextCut(3, 20, 16, 3, 2, None, ahead=2), None]
+)
 def test_heads_whose_dimensions_are_no_power_of_two(
-    monkeypatch: pytest.MonkeyPatch, shape: Cut | None, head_dim: int
+    monkeypatch: pytest.MonkeyPatch, shape: ContextCut | None, head_dim: int
 ) -> None:
     """By cuts, and (None) by shares."""
     shares = Shares(3, 16, 3, 2, 1) if shape is None else None
     monkeypatch.setattr(decode_attention, "find_shares", lambda *_: shares)
-    monkeypatch.setattr(decode_attention, "cut", lambda *_: shape or Cut(1, 512, 16, 3, 2, None, ahead=0))
+    monkeypatch.setattr(decode_attention, "cut", lambda *_: shape or ContextCut(1, 512, 16, 3, 2, None, ahead=0))
     check([70, 0, 17], num_heads=6, num_kv_heads=2, head_dim=head_dim)
     check([33], num_heads=3, num_kv_heads=1, head_dim=head_dim, has_norms=False, hidden_size=96)
 
@@ -107,7 +111,7 @@ def launch_decode(head_dim: int, count: int) -> None:
     qkv, out = torch.zeros(2, 64, 6 * head_dim, dtype=torch.bfloat16)
     cache, table = qkv.new_zeros(9, 16, 1, head_dim), torch.zeros(64, head_dim)
     column, tables = torch.zeros(count, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
-    decode = DecodeAttention(count, 4, 1, head_dim, table, block_size=16)
+    decode = DecodeAttention(count, 4, 1, head_dim, table, scale=head_dim**-0.5, block_size=16)
     rows = DecodeRows(column, column, column)
     decode.attend(qkv, None, EPS, rows, tables, cache, cache, out, is_finished=decode.takes_finished(count))
 
@@ -124,7 +128,7 @@ def test_contexts_are_cut_by_what_tiles_of_a_head_take(monkeypatch: pytest.Monke
     row_bytes = set()
     monkeypatch.setattr(decode_attention, "find_shares", lambda *given: row_bytes.add(given[2]))
     monkeypatch.setattr(decode_attention, "cut", lambda *given: row_bytes.add(given[3]) or cut(*given))
-    DecodeAttention(40, 4, 4, 80, rotary_table(1, 80), block_size=16)
+    DecodeAttention(40, 4, 4, 80, rotary_table(1, 80), scale=80**-0.5, block_size=16)
     assert row_bytes == {256}
 
 

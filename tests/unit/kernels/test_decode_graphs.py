@@ -12,8 +12,8 @@ from kernel_inputs import DEVICE
 from test_triton_runner import CONFIG, PLAIN, make_runner
 from torch import Tensor
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.compute import ALL_GRAPHS, TritonCompute
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput

@@ -13,18 +13,19 @@ from torch import Tensor
 from worker_svc.core.attention import flash_attention, triton_backend
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, find_flash_attention
 from worker_svc.core.attention.triton_backend import TritonAttention
-from worker_svc.core.batch import Batch, Tokens, build_batch, tokens_of
+from worker_svc.core.batch import Batch, BatchTokens, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.decode_attention import DecodeAttention
+from worker_svc.core.kernels.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import HostSlots
 
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 4, 2, 16
+SCALE = 0.3  # of scores, and of no head by default
 
 
-def reference(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
+def reference(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks, scale: float) -> Tensor:
     """What the packages promise, in plain torch."""
     out = torch.empty_like(query)
     starts, contexts = chunks.starts.tolist(), chunks.contexts.tolist()
@@ -33,7 +34,7 @@ def reference(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Te
         rows = slice(starts[index], starts[index + 1])
         group = query.shape[1] // keys.shape[2]
         k, v = (each[blocks].flatten(0, 1)[:context].repeat_interleave(group, 1).double() for each in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", query[rows].double(), k) * query.shape[-1] ** -0.5
+        scores = torch.einsum("qhd,khd->hqk", query[rows].double(), k) * scale
         first = context - (starts[index + 1] - starts[index])
         seen = torch.arange(context, device=k.device) <= first + torch.arange(scores.shape[1], device=k.device)[:, None]
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -60,7 +61,7 @@ def attend(
     cache.keys[0], cache.values[0] = given.keys, given.values
     rotary = object.__new__(RotaryEmbedding)
     rotary.table = rotary_table(max(contexts), head_dim)
-    backend = TritonAttention(cache, NUM_HEADS, rotary, len(past))
+    backend = TritonAttention(cache, NUM_HEADS, rotary, len(past), SCALE)
     backend.flash = flash
     batch, tokens = make_batch(past, contexts, given.tables.cpu().numpy())
     positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.cells))
@@ -72,7 +73,7 @@ def attend(
     return step.attend(0, qkv, None, unscaled)
 
 
-def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> tuple[Batch, Tokens]:
+def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> tuple[Batch, BatchTokens]:
     limits = Limits(
         num_blocks=4096,
         block_size=BLOCK_SIZE,
@@ -200,10 +201,10 @@ def test_packages_are_called_by_the_names_that_they_have(
     found = find_flash_attention(block_size)
     assert found is not None
     query, keys, values = (torch.full((5, 4, 64), float(number)) for number in range(3))
-    assert found.attend(query, keys, values, CHUNKS) is query
+    assert found.attend(query, keys, values, CHUNKS, SCALE) is query
     [(tensors, options)] = calls
     assert [int(tensor[0, 0, 0]) for tensor in tensors] == [0, 1, 2]
-    expected = {"cu_seqlens_q": STARTS, "max_seqlen_q": 3, "softmax_scale": 0.125, "causal": True, **names}
+    expected = {"cu_seqlens_q": STARTS, "max_seqlen_q": 3, "softmax_scale": SCALE, "causal": True, **names}
     assert options.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(torch.as_tensor(options[name]), torch.as_tensor(value)), name

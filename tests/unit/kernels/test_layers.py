@@ -5,16 +5,29 @@ import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
+from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.activation import silu_mul
 from worker_svc.core.kernels.linear import fits_row_linear, row_linear
 from worker_svc.core.kernels.norm import rms_norm, row_scales, scale_rows
-from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import NormSpec, StoredRows
 from worker_svc.core.operations import cublas
-from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.operations.triton_operations import TritonOperations
+
+
+def whole(name: str, outputs: int) -> Projection:
+    """A projection that is stored alone, of which this rank has all."""
+    return Projection(StoredRows(name), outputs, slice(0, outputs))
+
+
+def weight_of(linear: Linear) -> Tensor:
+    """Of dense ones."""
+    assert isinstance(linear.packed, Dense)
+    return linear.packed.weight
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -110,10 +123,10 @@ def test_a_product_in_pieces_is_the_product(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("bias", [True, False])
 def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool) -> None:
     placement = Placement(DEVICE, DTYPE)
-    norm = RMSNorm(placement, "norm", size, 1e-6)
-    gate_up = ColumnParallelLinear(placement, size, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=bias)
-    down = RowParallelLinear(placement, "down", 64, slice(0, 64), size, bias=bias)
-    for seed, shard in enumerate(placement.shards.values()):
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), size)
+    gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], size, has_bias=bias)
+    down = Linear(placement, [whole("down", size)], 64, slice(0, 64), has_bias=bias)
+    for seed, shard in enumerate(placement.wanted):
         shard.destination.copy_(randn(*shard.destination.shape, seed=seed, scale=0.3))
     hidden = randn(rows, size, seed=20)
     fused, reference = TritonOperations(), TorchOperations()
@@ -128,14 +141,14 @@ def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool
 @pytest.mark.parametrize("size", [96, 128])
 def test_folded_norms_change_nothing_but_who_scales(rows: int, size: int) -> None:
     placement = Placement(DEVICE, DTYPE)
-    norm = RMSNorm(placement, "norm", size, 1e-6)
-    gate_up = ColumnParallelLinear(placement, size, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=False)
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), size)
+    gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], size, has_bias=False)
     norm.weight.copy_(1 + randn(size, seed=1, scale=0.3))
-    gate_up.weight.copy_(randn(128, size, seed=2, scale=0.3))
+    weight_of(gate_up).copy_(randn(128, size, seed=2, scale=0.3))
     hidden = randn(rows, size, seed=20)
     operations, reference = TritonOperations(), TorchOperations()
     expected = reference.norm_linear(hidden, norm, gate_up), reference.norm_gated(hidden, norm, gate_up)
-    norm.fold(gate_up.weight)
+    norm.fold(weight_of(gate_up))
     product, unscaled = operations.norm_linear_unscaled(hidden, norm, gate_up)
     tolerance = 2e-2 if DTYPE is torch.bfloat16 else 4e-3
     assert_near(product if unscaled is None else product * unscaled.scales(), expected[0], tolerance)
@@ -149,12 +162,12 @@ def test_norms_are_folded_where_nothing_can_overflow_and_no_bias_would_be_scaled
     dtype: torch.dtype, *, bias: bool
 ) -> None:
     placement = Placement(DEVICE, dtype)
-    norm = RMSNorm(placement, "norm", 8, 1e-6)
-    linear = ColumnParallelLinear(placement, 8, [("one", 4, slice(0, 4))], bias=bias)
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), 8)
+    linear = Linear(placement, [whole("one", 4)], 8, has_bias=bias)
     norm.weight.fill_(2)
-    linear.weight.fill_(3)
+    weight_of(linear).fill_(3)
     TritonOperations().fold_norm(norm, linear)
     folds = dtype is torch.bfloat16 and not bias
     assert norm.is_folded == folds
-    assert linear.weight.unique().tolist() == ([6] if folds else [3])
+    assert weight_of(linear).unique().tolist() == ([6] if folds else [3])
     assert norm.weight.unique().tolist() == ([1] if folds else [2])

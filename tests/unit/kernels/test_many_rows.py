@@ -7,6 +7,7 @@ import torch
 from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
 from torch import Tensor
 
+from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels import many_rows as module
 from worker_svc.core.kernels.batch_linear import has_batch_linear
 from worker_svc.core.kernels.many_rows import ManyRows, make_many_rows
@@ -19,14 +20,26 @@ from worker_svc.core.kernels.many_tiles import (
     find_tile,
     tiles_for,
 )
-from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.operations import triton_operations
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.models.spec import NormSpec, StoredRows
+from worker_svc.core.operations import dense_multiplier
 from worker_svc.core.operations.triton_operations import TritonOperations
 
 INPUTS = 1024
+
+
+def whole(name: str, outputs: int) -> Projection:
+    """A projection that is stored alone, of which this rank has all."""
+    return Projection(StoredRows(name), outputs, slice(0, outputs))
+
+
+def weight_of(linear: Linear) -> Tensor:
+    """Of dense ones."""
+    assert isinstance(linear.packed, Dense)
+    return linear.packed.weight
 
 
 def gated(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -138,9 +151,9 @@ class FakeRows:
 
 @pytest.fixture
 def operations(monkeypatch: pytest.MonkeyPatch) -> TritonOperations:
-    monkeypatch.setattr(triton_operations, "_fits", lambda *_: True)
-    monkeypatch.setattr(triton_operations, "find_gated_cut", lambda *_: None)
-    monkeypatch.setattr(triton_operations, "find_cut", lambda *_: None)
+    monkeypatch.setattr(dense_multiplier, "_fits", lambda *_: True)
+    monkeypatch.setattr(dense_multiplier, "find_gated_cut", lambda *_: None)
+    monkeypatch.setattr(dense_multiplier, "find_cut", lambda *_: None)
     return TritonOperations()
 
 
@@ -149,17 +162,15 @@ def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
     operations: TritonOperations, rows: int, *, is_asked: bool
 ) -> None:
     placement = Placement(DEVICE, DTYPE)
-    norm = RMSNorm(placement, "norm", INPUTS, 1e-6)
-    gate_up = ColumnParallelLinear(
-        placement, INPUTS, [("gate", 64, slice(0, 64)), ("up", 64, slice(0, 64))], bias=False
-    )
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), INPUTS)
+    gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], INPUTS, has_bias=False)
     norm.weight.copy_(1 + randn(INPUTS, seed=1, scale=0.3))
-    gate_up.weight.copy_(randn(128, INPUTS, seed=2, scale=0.05))
-    norm.fold(gate_up.weight)
+    weight_of(gate_up).copy_(randn(128, INPUTS, seed=2, scale=0.05))
+    norm.fold(weight_of(gate_up))
     hidden = randn(rows, INPUTS, seed=3)
-    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, gate_up.weight, 1e-6), 2e-2)
-    operations.many_rows = fake = FakeRows()  # type: ignore[assignment]
-    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, gate_up.weight, 1e-6), 2e-2)
+    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, weight_of(gate_up), 1e-6), 2e-2)
+    operations.dense.many_rows = fake = FakeRows()  # type: ignore[assignment]
+    assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, weight_of(gate_up), 1e-6), 2e-2)
     assert bool(fake.asked) == is_asked
 
 
@@ -167,19 +178,19 @@ def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
 def test_operations_ask_it_for_products_that_have_a_tile(
     operations: TritonOperations, monkeypatch: pytest.MonkeyPatch, tile: Tile | None
 ) -> None:
-    monkeypatch.setattr(triton_operations, "find_tile", lambda *_, is_added: tile)
-    operations.many_rows = fake = FakeRows()  # type: ignore[assignment]
+    monkeypatch.setattr(dense_multiplier, "find_tile", lambda *_, is_added: tile)
+    operations.dense.many_rows = fake = FakeRows()  # type: ignore[assignment]
     placement = Placement(DEVICE, DTYPE)
-    column = ColumnParallelLinear(placement, INPUTS, [("column", 64, slice(0, 64))], bias=False)
-    row = RowParallelLinear(placement, "row", 64, slice(0, 64), INPUTS, bias=False)
-    column.weight.copy_(randn(64, INPUTS, seed=1, scale=0.05))
-    row.weight.copy_(randn(INPUTS, 64, seed=2, scale=0.05))
-    norm = RMSNorm(placement, "norm", INPUTS, 1e-6)
+    column = Linear(placement, [whole("column", 64)], INPUTS, has_bias=False)
+    row = Linear(placement, [whole("row", INPUTS)], 64, slice(0, 64), has_bias=False)
+    weight_of(column).copy_(randn(64, INPUTS, seed=1, scale=0.05))
+    weight_of(row).copy_(randn(INPUTS, 64, seed=2, scale=0.05))
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), INPUTS)
     norm.weight.fill_(1)
     hidden = randn(100, INPUTS, seed=3)
     found = operations.norm_linear(hidden, norm, column)
-    assert_near(found, (hidden.double() * Unscaled(hidden, 1e-6).scales()) @ column.weight.double().t(), 2e-2)
-    expected = hidden.double() + found.double() @ row.weight.double().t()
+    assert_near(found, (hidden.double() * Unscaled(hidden, 1e-6).scales()) @ weight_of(column).double().t(), 2e-2)
+    expected = hidden.double() + found.double() @ weight_of(row).double().t()
     assert_near(operations.linear_add(found, row, hidden), expected, 2e-2)
     assert fake.asked == ([tile, tile] if tile is not None else [])
 

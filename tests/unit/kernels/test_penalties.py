@@ -5,8 +5,8 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPE, randn
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.penalties import changed_logits

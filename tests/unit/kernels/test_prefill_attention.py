@@ -11,7 +11,7 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.kernels import prefill_attention as kernel
 from worker_svc.core.kernels.prefill_attention import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 EPS = 1e-6
 
@@ -53,7 +53,7 @@ def check(
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
-    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
     key = norm_rotate(key, norms and norms[1], EPS, table, positions)
@@ -92,7 +92,7 @@ def launch_prefill() -> None:
     qkv, out = torch.zeros(2, 64, 7 * 184, dtype=torch.bfloat16)
     cache, tables = qkv.new_zeros(9, 16, 1, 184), torch.zeros(9, 9, dtype=torch.int32)
     tiles = PrefillTiles(*torch.zeros(4, 1, dtype=torch.int64))
-    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184])
+    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184], 184**-0.5)
 
 
 def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_tiles_of_no_rows_are_left_out() -> None:
     qkv, out = randn(80, 3 * 64, seed=1), torch.full((80, 64), 7.0, dtype=DTYPE, device=DEVICE)
     # The second would read and write where nothing is.
     tiles = PrefillTiles(*torch.tensor([[8, 1 << 40], [60, 60], [4, 0], [0, 0]], device=DEVICE))
-    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out)
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, cache.keys.shape[-1] ** -0.5)
     assert bool((out[:8] == 7).all())
     assert bool((out[12:] == 7).all())
     assert not bool((out[8:12] == 7).any())

@@ -13,7 +13,7 @@ from plans import drive
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 from torch import Tensor
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import compute
 from worker_svc.compute import Compute, TritonCompute, choose_compute
 from worker_svc.core.attention.flash_attention import FlashAttention

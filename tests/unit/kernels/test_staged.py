@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from kernel_inputs import DEVICE
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission
 from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.staged import conclude, enter, receive

@@ -1,6 +1,6 @@
 """A runner on Triton's kernels against one on plain torch: the same plans, the same tokens."""
 
-from dataclasses import replace
+import math
 from typing import Any
 
 import numpy as np
@@ -9,42 +9,61 @@ import torch
 from kernel_inputs import DEVICE
 from plans import Drive, drive
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import StepPlan
+from contract.domain.params import Sampling
+from contract.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
-from worker_svc.core.config import ModelConfig, RopeConfig
+from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models import build_model
 from worker_svc.core.runner import ModelRunner
 
-CONFIG = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=211,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=64,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-6,
-    rope=RopeConfig(),
-    attention_bias=False,
-    mlp_bias=False,
-    tie_word_embeddings=True,
-    dtype=None,
-    eos_token_ids=(2,),
-)
-LLAMA = replace(
-    CONFIG,
-    architecture="LlamaForCausalLM",
-    rope=RopeConfig(500.0, "llama3", 8.0, 1.0, 4.0, 64),
-    attention_bias=True,
-    mlp_bias=True,
-    tie_word_embeddings=False,
-    num_heads=4,
+FIELDS: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+CONFIG = parse_config(FIELDS, "config.json")
+MULTIPLIERS = {
+    "architectures": ["GraniteForCausalLM"],
+    "attention_multiplier": 0.4,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 0.5,
+}
+
+
+def changed(**changes: Any) -> ModelConfig:
+    return parse_config({**FIELDS, **changes}, "config.json")
+
+
+LLAMA = parse_config(
+    {
+        **FIELDS,
+        "architectures": ["LlamaForCausalLM"],
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": False,
+        "num_attention_heads": 4,
+    },
+    "config.json",
 )
 # Matrix products of the device round fp32 to TF32, so that its tokens may differ: there the GPU checks compare logits.
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
@@ -57,26 +76,26 @@ def make_runner(config: ModelConfig, compute: Compute, max_num_seqs: int = 6) ->
         max_num_seqs=max_num_seqs,
         max_model_len=200,
         max_num_batched_tokens=256,
-        vocab_size=config.vocab_size,
+        vocab_size=config.decoder.vocab_size,
     )
     placement = Placement(DEVICE, torch.float32, operations=compute.operations)
-    model = build_model(config, placement, limits.max_model_len)
+    model = CausalLM(config.decoder, placement, limits.max_model_len)
     generator = torch.Generator().manual_seed(4)
-    for name, shard in placement.shards.items():
-        mean = 1.0 if name.endswith("norm.weight") else 0.0
+    for shard in placement.wanted:
+        mean = 1.0 if shard.name.endswith("norm.weight") else 0.0
         shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
-    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, limits.block_size, torch.float32)
+    shape = KVCacheShape(2, config.attention.num_kv_heads, config.attention.head_dim, limits.block_size, torch.float32)
     cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
     cache.keys.fill_(torch.nan)  # what no sequence has written must not matter
     cache.values.fill_(torch.nan)
-    return compute.make_runner(model, cache, config.num_heads, limits, lambda: 0, num_graphs=0)
+    return compute.make_runner(model, cache, config.attention.num_heads, limits, lambda: 0, num_graphs=0)
 
 
 def sequences(samplings: list[Sampling], num: int = 4) -> list[Drive]:
     rng = np.random.default_rng(8)
     lengths = [1, 40, 15, 17, 33, 2]
     return [
-        Drive(rng.integers(3, CONFIG.vocab_size, length).tolist(), num, sampling, seed=length)
+        Drive(rng.integers(3, CONFIG.decoder.vocab_size, length).tolist(), num, sampling, seed=length)
         for length, sampling in zip(lengths, samplings, strict=False)
     ]
 
@@ -130,7 +149,10 @@ TWOFOLD = [
         (CONFIG, TWOFOLD),
         (LLAMA, PLAIN),
         (LLAMA, MIXED),
-        (replace(CONFIG, head_dim=96), PLAIN),
+        (changed(head_dim=96), PLAIN),
+        (changed(**MULTIPLIERS), PLAIN),
+        (changed(architectures=["Olmo2ForCausalLM"]), PLAIN),
+        (changed(architectures=["Phi3ForCausalLM"]), PLAIN),
     ],
     ids=[
         "qwen3-plain",
@@ -141,6 +163,9 @@ TWOFOLD = [
         "llama-plain",
         "llama-mixed",
         "heads_of_96",
+        "granite-plain",
+        "olmo2-plain",
+        "phi3-plain",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
@@ -154,6 +179,9 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
     for reference, fused in zip(*both, strict=True):
         assert fused.output == reference.output
         assert fused.logprobs == pytest.approx(reference.logprobs, abs=1e-4, nan_ok=True)
+        # Rounding may swap neighbours.
+        assert fused.ranks == pytest.approx(reference.ranks, abs=1)
+        assert [rank > 0 for rank in fused.ranks] == [not math.isnan(each) for each in fused.logprobs]
         assert len(fused.tops) == len(reference.tops)
         for found, expected in zip(fused.tops, reference.tops, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.domain import chain
-from penstock.domain.plan import Admission, StepPlan, StepResult
+from contract.domain import chain
+from contract.domain.plan import Admission, StepPlan, StepResult
 from scheduler_svc.core.worker import WorkerLimits
 
 VOCAB = 11
@@ -31,8 +31,9 @@ class Slot:
 
 
 class PagedWorker:
-    def __init__(self, limits: WorkerLimits) -> None:
+    def __init__(self, limits: WorkerLimits, model_digest: bytes = b"") -> None:
         self.limits = limits
+        self.model_digest = model_digest
         self.kv: dict[tuple[int, int], int] = {}
         self.slots: dict[int, Slot] = {}
         self.num_copies = 0
@@ -49,10 +50,6 @@ class PagedWorker:
             self.slots[new.slot] = Slot(new.token_ids.tolist(), new.num_computed_tokens, blocks, new)
         for slot, block in zip(plan.append_slots.tolist(), plan.append_blocks.tolist(), strict=True):
             self.slots[slot].blocks.append(block)
-        for slot, index, block in zip(
-            plan.replace_slots.tolist(), plan.replace_indices.tolist(), plan.replace_blocks.tolist(), strict=True
-        ):
-            self.slots[slot].blocks[index] = block
         self._copy(plan)
         sampled = self._compute(plan, silent)
         return StepResult(
@@ -105,7 +102,7 @@ class PagedWorker:
 
     def _read(self, slot: Slot, num_tokens: int) -> int:
         """The KV of the last of the first `num_tokens`, each read through the table and compared with its tokens."""
-        kv = 0
+        kv = _start(self.model_digest)
         for position in range(num_tokens):
             kv = chain.mix(kv ^ slot.tokens[position])
             place = self._place(slot, position)
@@ -116,11 +113,21 @@ class PagedWorker:
         return slot.blocks[position // self.limits.block_size], position % self.limits.block_size
 
 
-def reference(
-    prompt: Collection[int], seed: int, stops: Collection[int], min_tokens: int, max_num_tokens: int
+def _start(model_digest: bytes) -> int:
+    """The KV before the first token: another for each model."""
+    return int.from_bytes(model_digest)
+
+
+def reference(  # noqa: PLR0917
+    prompt: Collection[int],
+    seed: int,
+    stops: Collection[int],
+    min_tokens: int,
+    max_num_tokens: int,
+    model_digest: bytes = b"",
 ) -> tuple[list[int], bool]:
     """The output of an undisturbed sequence, and whether a stop id ended it."""
-    kv = 0
+    kv = _start(model_digest)
     for token in prompt:
         kv = chain.mix(kv ^ token)
     output: list[int] = []

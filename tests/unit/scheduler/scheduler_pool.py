@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from memory_bus import MemoryBus
 from paged_worker import PagedWorker, reference
 
-from penstock.domain import chain
-from penstock.domain.finish import FinishReason, RequestError
-from penstock.domain.rows import TokenRows
-from penstock.v1 import common_pb2, requests_pb2, results_pb2
+from contract.domain import chain
+from contract.domain.finish import FinishReason, RequestError
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Computed
+from contract.v1 import common_pb2, requests_pb2, results_pb2
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import decode_rows, encode_rows
-from servicekit.bus import BusFull, BusUnavailable, Connection, MemoryBus, keys
+from servicekit.bus import BusFull, BusUnavailable, Connection, keys
 from servicekit.bus.calls import (
     Append,
     Call,
@@ -185,9 +187,7 @@ class Client:
             request_id=request_id, seed=number, arrival_unix_ns=time.time_ns(), deadline_unix_ns=deadline_ns
         )
         generate = requests_pb2.GenerateRequest(n=n, sampling=requests_pb2.SamplingParameters(temperature=0.5))
-        tokenized = requests_pb2.TokenizedPrompt(
-            token_ids=np.array(prompt, "<u4").tobytes(), max_tokens=max_tokens, max_model_len=64
-        )
+        tokenized = requests_pb2.TokenizedPrompt(token_ids=np.array(prompt, "<u4").tobytes(), max_tokens=max_tokens)
         body = generate.SerializeToString() if body is None else body
         meta = tokenized.SerializeToString() if meta is None else meta
         now_ns = time.time_ns()
@@ -202,7 +202,7 @@ class Client:
         return request_id
 
     def cancel(self, request_id: bytes, reason: int = 1, sequence: int = -1) -> None:
-        self.connection.call(Cancel(request_id, reason, time.time_ns(), sequence=sequence))
+        self.connection.call(Cancel(request_id, int(reason), time.time_ns(), sequence=sequence))
 
     def read(self) -> None:
         for stream, entries in self.connection.call(Read(self.positions, 1000)).items():
@@ -254,7 +254,7 @@ class Client:
             finishes=np.array([self.finishes.get(key, 0) for key in known], np.uint8),
             cached_tokens=np.zeros(len(known), np.uint32),
         )
-        return encode_rows(rows, b"d" * 16, b"", 0, 0)
+        return encode_rows(rows, b"d" * 16, Computed())
 
     def logged(self) -> list[tuple[tuple[bytes, int], int]]:
         """Sequence and position of all rows that the logs have."""

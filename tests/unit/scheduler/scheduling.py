@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from paged_worker import PagedWorker, reference
 
-from penstock.domain import chain
-from penstock.domain.finish import CancelReason, FinishReason, RequestError
-from penstock.domain.params import Sampling, Stopping
-from penstock.domain.plan import StepPlan, StepResult
-from penstock.domain.rows import TokenRows
+from contract.domain import chain
+from contract.domain.finish import CancelReason, FinishReason, RequestError
+from contract.domain.params import Sampling, Stopping
+from contract.domain.plan import StepPlan, StepResult
+from contract.domain.rows import TokenRows
+from contract.domain.timeline import Start
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import Fair
 from scheduler_svc.core.scheduler import Scheduler
@@ -48,6 +49,7 @@ class Written:
     finish: FinishReason = FinishReason.UNSPECIFIED
     error: RequestError | None = None
     cached_tokens: list[int] = field(default_factory=list)
+    model_digest: bytes = b""  # of the worker that computed the tokens
 
 
 class Scheduling:
@@ -60,15 +62,16 @@ class Scheduling:
         self.written: dict[tuple[bytes, int], Written] = {}
         self.requests: dict[bytes, QueuedRequest] = {}
         self.stopped: set[tuple[bytes, int]] = set()  # ended by the detokenizer: no finish row comes
-        self.now_ns = 0
+        self.now_ns = 1
+        self.starts: list[tuple[int, int, int, Start]] = []  # number, sequence, position and start, as the log tells
         for worker_id in limits:
             self.add_worker(worker_id)
 
-    def add_worker(self, worker_id: str) -> None:
-        self.paged[worker_id] = PagedWorker(self.limits[worker_id])
+    def add_worker(self, worker_id: str, model_digest: bytes = b"") -> None:
+        self.paged[worker_id] = PagedWorker(self.limits[worker_id], model_digest)
         self.in_flight[worker_id] = deque()
         self.applied.pop(worker_id, None)
-        self._write(self.scheduler.add_worker(worker_id, self.limits[worker_id]))
+        self._write(self.scheduler.add_worker(worker_id, self.limits[worker_id], model_digest))
 
     def remove_worker(self, worker_id: str) -> None:
         self.scheduler.remove_worker(worker_id)
@@ -86,6 +89,7 @@ class Scheduling:
         self.requests.setdefault(request.request_id, request)
         for index in range(request.n):
             written = self.written.setdefault((request.request_id, index), Written())
+            written.model_digest = request.model_digest or b""
             if index < len(request.output_token_ids):
                 written.tokens = request.output_token_ids[index].tolist()
                 written.chain = chain.extend(chain.CHAIN_START, written.tokens)
@@ -98,6 +102,9 @@ class Scheduling:
             self.stopped |= {(request_id(number), index) for index in indexes}
         self._write(self.scheduler.cancel(request_id(number), reason, self.now_ns, sequence))
 
+    def abandon(self, model_digest: bytes) -> None:
+        self._write(self.scheduler.abandon(model_digest, 600.0))
+
     def expire(self, now_ns: int) -> None:
         self.now_ns = max(self.now_ns, now_ns)
         self._write(self.scheduler.expire(self.now_ns))
@@ -108,7 +115,7 @@ class Scheduling:
         if plan is not None:
             self.in_flight[worker_id].append(plan)
             assert int(plan.num_tokens.sum()) <= self.scheduler.workers[worker_id].max_num_batched_tokens
-            assert len(self.in_flight[worker_id]) <= self.scheduler.config.window
+            assert len(self.in_flight[worker_id]) <= self.scheduler.config.plans_in_flight
         return plan
 
     def complete(self, worker_id: str = "a", silent: Collection[int] = ()) -> StepResult | None:
@@ -155,7 +162,8 @@ class Scheduling:
         limit = capacity if stopping.max_tokens is None else min(capacity, len(prompt) + stopping.max_tokens)
         stops = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else request.eos_token_ids)}
         seed = chain.sequence_seed(request.seed, sequence)
-        output, is_stop = reference(prompt, seed, stops, stopping.min_tokens, limit)
+        written = self.written.get((request.request_id, sequence), Written())
+        output, is_stop = reference(prompt, seed, stops, stopping.min_tokens, limit, written.model_digest)
         return output, FinishReason.STOP if is_stop else FinishReason.LENGTH
 
     def assert_nothing_is_left(self) -> None:
@@ -184,8 +192,16 @@ class Scheduling:
             written = self.written[identifier, int(rows.sequences[row])]
             assert written.finish == FinishReason.UNSPECIFIED, "a row behind the end"
             assert rows.positions[row] == len(written.tokens)
+            if start := rows.starts.get(row):
+                place = int(rows.sequences[row]), len(written.tokens)
+                self.starts.append((int.from_bytes(identifier, "big"), *place, start))
             assert rows.chains[row] == written.chain
             tokens = rows.token_ids[starts[row] : starts[row] + rows.counts[row]].tolist()
+            if tokens:
+                of_request = [each for (other, _), each in self.written.items() if other == identifier]
+                models = {each.model_digest for each in of_request if each.tokens} | {rows.model_digest}
+                assert len(models) == 1, "two models generate one request"
+                written.model_digest = rows.model_digest
             written.tokens += tokens
             written.chain = chain.extend(written.chain, tokens)
             written.finish = FinishReason(rows.finishes[row])

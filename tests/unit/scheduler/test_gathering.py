@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.domain.plan import StepPlan
+from contract.domain.plan import StepPlan
 from scheduler_svc.core.worker import WorkerLimits, WorkerState
 from scheduler_svc.gathering import IDLE_NS, NS_PER_TOKEN, PAUSE_NS, Gathering
 

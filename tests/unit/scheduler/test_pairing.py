@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.v1 import status_pb2
+from contract.v1 import status_pb2
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.pairing import (
     GAP_STEP,
-    Link,
+    PairedWorker,
     Pairings,
     dead_schedulers,
     gap_plan,
@@ -20,6 +20,7 @@ from servicekit.bus.calls import SessionInfo, SessionKind, WorkerEntry
 ME, OTHER = b"m" * 16, b"o" * 16
 OFFER = WorkerOffer("m", WorkerLimits(1, 1, 1, 1), 0)
 SECOND = 10**9
+NOW_NS = 10**12
 
 
 def worker(name: str, incarnation: bytes = b"1", owner: bytes | None = None, alive: bool = True) -> WorkerEntry:
@@ -38,22 +39,35 @@ def session(
 def paired(*names: str) -> Pairings:
     pairings = Pairings()
     for name in names:
-        pairings.begin(Link(name, b"1", OFFER, b"0-0"))
+        pairings.begin(PairedWorker(name, b"1", OFFER, b"0-0"))
     return pairings
 
 
 def test_a_scheduler_takes_its_share_of_the_living_workers() -> None:
     workers = [worker(name) for name in "abcde"] + [worker("dead", alive=False)]
     sessions = [session(ME), session(OTHER), session(b"x" * 16, alive=False), session(b"g", SessionKind.GATEWAY)]
-    assert paired().to_pair(workers, sessions, ME) == ["a", "b", "c"]
-    assert paired("a", "b").to_pair(workers, sessions, ME) == ["c"]
-    assert paired("a", "b", "c").to_pair(workers, sessions, ME) == []
-    assert paired("a", "b").to_pair(workers, [session(ME), session(OTHER, status=DRAINING)], ME) == ["c", "d", "e"]
-    assert paired().to_pair(workers, [session(ME)], ME) == ["a", "b", "c", "d", "e"]
+    assert paired().to_pair(workers, sessions, ME, NOW_NS) == ["a", "b", "c"]
+    assert paired("a", "b").to_pair(workers, sessions, ME, NOW_NS) == ["c"]
+    assert paired("a", "b", "c").to_pair(workers, sessions, ME, NOW_NS) == []
+    assert paired("a", "b").to_pair(workers, [session(ME), session(OTHER, status=DRAINING)], ME, NOW_NS) == [
+        "c",
+        "d",
+        "e",
+    ]
+    assert paired().to_pair(workers, [session(ME)], ME, NOW_NS) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_worker_whose_pairing_was_not_heard_of_is_not_served() -> None:
+    workers = [worker("a", owner=ME), worker("b", owner=ME), worker("c", owner=OTHER), worker("d")]
+    assert paired("a").unserved(workers, ME) == ["b"]
+    assert paired("a").unserved([worker("b", owner=ME, alive=False)], ME) == []
+    has_ended = paired("a", "b")
+    has_ended.end("b")
+    assert has_ended.unserved(workers, ME) == [], "it is told so, and registers anew"
 
 
 def test_workers_of_another_living_scheduler_are_left_alone() -> None:
-    assert paired().to_pair([worker("a", owner=OTHER), worker("b", owner=ME)], [session(ME)], ME) == ["b"]
+    assert paired().to_pair([worker("a", owner=OTHER), worker("b", owner=ME)], [session(ME)], ME, NOW_NS) == ["b"]
 
 
 def test_a_worker_is_lost_when_it_is_dead_gone_anothers_or_begun_anew() -> None:
@@ -71,8 +85,8 @@ def test_an_epoch_that_is_over_never_begins_again() -> None:
     pairings = paired("a")
     pairings.end("a")
     assert pairings.has_ended(b"1")
-    assert pairings.to_pair([worker("a", owner=ME)], [session(ME)], ME) == []
-    assert pairings.to_pair([worker("a", b"2")], [session(ME)], ME) == ["a"]
+    assert pairings.to_pair([worker("a", owner=ME)], [session(ME)], ME, NOW_NS) == []
+    assert pairings.to_pair([worker("a", b"2")], [session(ME)], ME, NOW_NS) == ["a"]
 
 
 def test_a_worker_in_an_epoch_that_is_over_is_told_now_and_then_until_it_begins_anew() -> None:
@@ -89,7 +103,7 @@ def test_a_worker_in_an_epoch_that_is_over_is_told_now_and_then_until_it_begins_
 def test_a_refused_worker_is_neither_paired_with_nor_told() -> None:
     pairings = paired()
     pairings.refuse(b"1")
-    assert pairings.to_pair([worker("a")], [session(ME)], ME) == []
+    assert pairings.to_pair([worker("a")], [session(ME)], ME, NOW_NS) == []
     assert pairings.to_end([worker("a")], ME, 100 * SECOND) == []
 
 
@@ -110,8 +124,8 @@ def test_a_worker_that_is_forgotten_has_died() -> None:
 
 def test_who_drains_pairs_with_nothing_while_somebody_stays() -> None:
     drained = session(ME, status=DRAINING)
-    assert paired().to_pair([worker("a")], [drained, session(OTHER)], ME) == []
-    assert paired().to_pair([worker("a")], [drained], ME) == ["a"]
+    assert paired().to_pair([worker("a")], [drained, session(OTHER)], ME, NOW_NS) == []
+    assert paired().to_pair([worker("a")], [drained], ME, NOW_NS) == ["a"]
 
 
 def test_a_worker_beyond_the_share_is_for_a_scheduler_without_any() -> None:
@@ -131,7 +145,7 @@ def test_a_worker_that_was_given_back_is_not_told_unless_nobody_takes_it() -> No
     assert pairings.to_end([worker("a")], ME, 11 * SECOND) == []
     assert pairings.to_end([worker("a", owner=OTHER)], ME, 20 * SECOND) == []
     assert pairings.to_end([worker("a")], ME, 20 * SECOND) == [worker("a")]
-    assert pairings.to_pair([worker("a")], [session(ME)], ME) == []
+    assert pairings.to_pair([worker("a")], [session(ME)], ME, NOW_NS) == []
 
 
 def test_bereft_is_who_has_no_worker_to_wait_for() -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scheduling import EOS, Scheduling, make_request, request_id
 
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import CancelReason, FinishReason
-from penstock.domain.plan import Logprobs, StepPlan, StepResult
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import CancelReason, FinishReason
+from contract.domain.plan import Logprobs, StepPlan, StepResult
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.worker import WorkerLimits
@@ -26,7 +26,7 @@ def prompt(length: int, start: int = 0) -> list[int]:
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, window=1)
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(3), max_tokens=20))
     assert advances(scheduling.step()) == {0: 3}
     scheduling.add(make_request(2, prompt(18, 5), max_tokens=20))
@@ -40,7 +40,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None
 
 
 def test_a_chunk_may_leave_one_token_behind() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, window=3)
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=8, plans_in_flight=3)
     scheduling.add(make_request(1, prompt(9), n=2, max_tokens=5))
     assert [advances(scheduling.schedule()) for _ in range(3)] == [{0: 8}, {0: 1}, {0: 1, 1: 1}]
     scheduling.run()
@@ -48,7 +48,7 @@ def test_a_chunk_may_leave_one_token_behind() -> None:
 
 
 def test_decodes_come_first_then_begun_prompts_then_new_ones() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=6, window=1)
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=6, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(2), max_tokens=20))
     scheduling.step()
     scheduling.add(make_request(2, prompt(8), max_tokens=20))
@@ -59,7 +59,7 @@ def test_decodes_come_first_then_begun_prompts_then_new_ones() -> None:
 
 @pytest.mark.parametrize(("step_ns", "num_in_flight"), [(0, 2), (700_000, 3), (1_400_000, 3), (1_600_000, 2)])
 def test_short_steps_have_one_more_plan_in_flight(step_ns: int, num_in_flight: int) -> None:
-    scheduler = Scheduler(SchedulerConfig(window=2, short_step_us=1500))
+    scheduler = Scheduler(SchedulerConfig(plans_in_flight=2, short_step_us=1500))
     scheduler.add_worker("a", limits())
     scheduler.add(make_request(1, prompt(3), max_tokens=40), 0)
     plan = scheduler.schedule("a", 0)
@@ -72,7 +72,7 @@ def test_short_steps_have_one_more_plan_in_flight(step_ns: int, num_in_flight: i
 
 
 def test_a_nearly_full_worker_begins_prompts_in_some_plans_only() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, window=1, admit_every=3)
+    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, plans_in_flight=1, admit_every=3)
     for number in range(31):
         scheduling.add(make_request(number, prompt(2), max_tokens=40))
     assert len(advances(scheduling.step())) == 31
@@ -89,7 +89,7 @@ def test_a_nearly_full_worker_begins_prompts_in_some_plans_only() -> None:
 
 
 def test_a_worker_with_many_free_slots_begins_prompts_at_once() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, window=1, admit_every=3)
+    scheduling = Scheduling({"a": limits(num_blocks=256, max_num_seqs=32)}, plans_in_flight=1, admit_every=3)
     for number in range(29):
         scheduling.add(make_request(number, prompt(2), max_tokens=40))
     scheduling.step()
@@ -98,7 +98,7 @@ def test_a_worker_with_many_free_slots_begins_prompts_at_once() -> None:
 
 
 def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
-    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=3, window=1)
+    scheduling = Scheduling({"a": limits()}, max_num_batched_tokens=3, plans_in_flight=1)
     for number in range(1, 6):
         scheduling.add(make_request(number, [number], max_tokens=4))
     assert advances(scheduling.step()) == {0: 1, 1: 1, 2: 1}
@@ -109,14 +109,14 @@ def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
 
 def test_a_worker_can_lower_the_budget() -> None:
     small = WorkerLimits(64, 4, 8, 128, max_num_batched_tokens=5)
-    scheduling = Scheduling({"a": small}, max_num_batched_tokens=100, window=1)
+    scheduling = Scheduling({"a": small}, max_num_batched_tokens=100, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(12), max_tokens=2))
     assert advances(scheduling.step()) == {0: 5}
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_the_window_bounds_the_plans_in_flight(window: int) -> None:
-    scheduling = Scheduling({"a": limits()}, window=window)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=window)
     scheduling.add(make_request(1, prompt(3), max_tokens=50))
     plans = [scheduling.schedule() for _ in range(window + 1)]
     assert [plan.step for plan in plans if plan] == list(range(1, window + 1))
@@ -126,25 +126,25 @@ def test_the_window_bounds_the_plans_in_flight(window: int) -> None:
 
 
 def test_nothing_is_planned_beyond_max_tokens() -> None:
-    scheduling = Scheduling({"a": limits()}, window=4)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=4)
     scheduling.add(make_request(1, prompt(3), max_tokens=2))
     assert advances(scheduling.schedule()) == {0: 3}
     assert advances(scheduling.schedule()) == {0: 1}
     assert scheduling.schedule() is None
     scheduling.run()
     assert (len(scheduling.output(1)), scheduling.finish(1)) == (2, FinishReason.LENGTH)
-    assert scheduling.scheduler.stats().counters.num_wasted_tokens == 0
+    assert scheduling.scheduler.stats().counters.num_discarded_tokens == 0
 
 
 def test_a_full_context_ends_a_sequence_without_max_tokens() -> None:
-    scheduling = Scheduling({"a": limits(max_model_len=10)}, window=4)
+    scheduling = Scheduling({"a": limits(max_model_len=10)}, plans_in_flight=4)
     scheduling.add(make_request(1, prompt(3)))
     scheduling.run()
     assert (len(scheduling.output(1)), scheduling.finish(1)) == (7, FinishReason.LENGTH)
 
 
 def test_a_worker_with_few_blocks_bounds_the_context() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=3)}, window=2)
+    scheduling = Scheduling({"a": limits(num_blocks=3)}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(5)))
     scheduling.run()
     assert (len(scheduling.output(1)), scheduling.finish(1)) == (7, FinishReason.LENGTH)
@@ -154,18 +154,18 @@ def test_a_worker_with_few_blocks_bounds_the_context() -> None:
 def test_a_sequence_that_ends_by_eos_wastes_at_most_the_rest_of_the_window(window: int) -> None:
     wasted = []
     for number in range(1, 40):
-        scheduling = Scheduling({"a": limits()}, window=window)
+        scheduling = Scheduling({"a": limits()}, plans_in_flight=window)
         scheduling.add(make_request(number, [1, 2], max_tokens=100, eos_token_ids=(EOS,)))
         scheduling.run()
         assert scheduling.finish(number) == FinishReason.STOP
         assert scheduling.output(number)[-1] == EOS
-        wasted.append(scheduling.scheduler.stats().counters.num_wasted_tokens)
+        wasted.append(scheduling.scheduler.stats().counters.num_discarded_tokens)
         scheduling.assert_nothing_is_left()
     assert max(wasted) == window - 1
 
 
 def test_late_results_of_a_slot_do_not_reach_its_next_occupant() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, window=3)
+    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, plans_in_flight=3)
     scheduling.add(make_request(1, [1, 2], max_tokens=50))
     scheduling.add(make_request(2, [3, 4], max_tokens=5))
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_ignored_eos_does_not_end_a_sequence_but_stop_ids_do() -> None:
 
 
 def test_min_tokens_is_told_to_the_worker_and_respected_here() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, [1], max_tokens=30, min_tokens=9, stop_token_ids=(1, 2, 3), eos_token_ids=(EOS,)))
     plan = scheduling.schedule()
     assert plan is not None
@@ -218,7 +218,7 @@ def test_min_tokens_is_told_to_the_worker_and_respected_here() -> None:
 
 
 def test_a_step_without_tokens_is_made_up_for() -> None:
-    scheduling = Scheduling({"a": limits()}, window=3)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=3)
     scheduling.add(make_request(1, prompt(5), max_tokens=6))
     for _ in range(3):
         scheduling.schedule()
@@ -263,7 +263,7 @@ def test_a_request_that_comes_twice_is_served_once() -> None:
 
 
 def test_has_room_follows_what_waits() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, max_waiting=2)
+    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, max_waiting_seqs=2)
     scheduling.add(make_request(1, [1], max_tokens=9))
     assert scheduling.scheduler.has_room()
     scheduling.add(make_request(2, [1], max_tokens=9))
@@ -273,7 +273,8 @@ def test_has_room_follows_what_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"policy": "lottery"}, {"window": 0}, {"max_num_batched_tokens": 0}, {"max_waiting": 0}]
+    "fields",
+    [{"scheduling_policy": "lottery"}, {"plans_in_flight": 0}, {"max_num_batched_tokens": 0}, {"max_waiting_seqs": 0}],
 )
 def test_a_malformed_configuration_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
@@ -281,7 +282,7 @@ def test_a_malformed_configuration_is_refused(fields: dict[str, object]) -> None
 
 
 def test_stats_count_what_happened() -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(9), max_tokens=4))
     scheduling.add(make_request(2, prompt(9), max_tokens=40))
     scheduling.schedule()
@@ -301,7 +302,7 @@ def test_stats_count_what_happened() -> None:
 
 
 def test_block_tables_and_requests_can_be_looked_at() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(6), max_tokens=9, tenant="t", priority=3))
     scheduling.add(make_request(2, prompt(2), n=2, max_tokens=9))
     scheduling.step()
@@ -315,7 +316,7 @@ def test_block_tables_and_requests_can_be_looked_at() -> None:
 
 
 def test_rows_carry_logprobs_of_the_tokens_that_count() -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduler = scheduling.scheduler
     for number in (1, 2, 3):
         scheduler.add(make_request(number, [1], max_tokens=9), 0)
@@ -323,6 +324,7 @@ def test_rows_carry_logprobs_of_the_tokens_that_count() -> None:
     scheduler.cancel(request_id(2), CancelReason.CLIENT, 0)
     logprobs = Logprobs(
         sampled=np.array([-1, -2, -3], np.float32),
+        ranks=np.array([1, 2, 3], np.uint32),
         top_counts=np.array([1, 2, 0], np.uint32),
         top_ids=np.array([10, 20, 21], np.uint32),
         top_logprobs=np.array([-0.1, -0.2, -0.3], np.float32),
@@ -332,6 +334,7 @@ def test_rows_carry_logprobs_of_the_tokens_that_count() -> None:
     assert rows.token_ids.tolist() == [5, 7]
     assert rows.logprobs is not None
     assert rows.logprobs.sampled.tolist() == [-1, -3]
+    assert rows.logprobs.ranks.tolist() == [1, 3]
     assert rows.logprobs.top_counts.tolist() == [1, 0]
     assert rows.logprobs.top_ids.tolist() == [10]
-    assert scheduler.stats().counters.num_wasted_tokens == 1
+    assert scheduler.stats().counters.num_discarded_tokens == 1

@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from memory_bus import MemoryBus
 from prometheus_client import CollectorRegistry, generate_latest
 from scheduler_pool import Client, Worker, scheduler, until
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import scheduler_pb2
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import scheduler_pb2
 from scheduler_svc.servicer import SchedulerServicer
-from servicekit.bus import MemoryBus
 
 
 def call(method: Any, request: Any) -> Any:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scheduling import Scheduling, make_request, request_id
 
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import CancelReason, FinishReason
-from penstock.domain.plan import Logprobs, StepResult
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import CancelReason, FinishReason
+from contract.domain.plan import Logprobs, StepResult
+from scheduler_svc.core.early_cancels import MAX_REQUESTS
 from scheduler_svc.core.rows import token_rows
 from scheduler_svc.core.worker import StepError, WorkerLimits
 
@@ -41,7 +42,7 @@ def running(scheduling: Scheduling) -> set[int]:
 def test_a_cancel_ends_all_sequences_behind_their_tokens(
     reason: CancelReason, finish: FinishReason, code: ErrorCode | None
 ) -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, window=1)
+    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(5), n=3, max_tokens=50))
     for _ in range(4):
         scheduling.step()
@@ -53,7 +54,7 @@ def test_a_cancel_ends_all_sequences_behind_their_tokens(
 
 
 def test_a_sequence_that_a_stop_string_ended_leaves_without_a_row() -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(5), n=2, max_tokens=8))
     for _ in range(3):
         scheduling.step()
@@ -68,7 +69,7 @@ def test_a_sequence_that_a_stop_string_ended_leaves_without_a_row() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_blocks_of_a_cancelled_request_serve_others_in_the_next_plan(window: int) -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=4)}, window=window)
+    scheduling = Scheduling({"a": limits(num_blocks=4)}, plans_in_flight=window)
     scheduling.add(make_request(1, prompt(9), max_tokens=7))
     scheduling.add(make_request(2, prompt(9, 3), max_tokens=7))
     for _ in range(window):
@@ -94,18 +95,24 @@ def test_a_cancel_that_comes_before_its_request_counts() -> None:
     scheduling.assert_nothing_is_left()
 
 
-def test_early_cancels_are_kept_for_a_minute_and_bounded_in_number() -> None:
+@pytest.mark.parametrize(("age_s", "counts"), [(1, True), (59, True), (61, False)])
+def test_an_early_cancel_counts_for_a_minute(age_s: int, counts: bool) -> None:
     scheduling = Scheduling({"a": limits()})
+    scheduling.expire(100 * SECOND)
     scheduling.cancel(1)
-    scheduling.expire(61 * SECOND)
+    scheduling.expire((100 + age_s) * SECOND)
     scheduling.add(make_request(1, prompt(5), max_tokens=2))
-    assert scheduling.finish(1) == FinishReason.UNSPECIFIED
-    for number in range(2, 5000):
+    assert (scheduling.finish(1) == FinishReason.CANCELLED) is counts
+
+
+def test_early_cancels_are_bounded_in_number() -> None:
+    scheduling = Scheduling({"a": limits()})
+    for number in range(MAX_REQUESTS + 1):
         scheduling.cancel(number)
-    scheduling.add(make_request(2, prompt(5), max_tokens=2))
-    scheduling.add(make_request(4999, prompt(5), max_tokens=2))
-    assert scheduling.finish(2) == FinishReason.UNSPECIFIED
-    assert scheduling.finish(4999) == FinishReason.CANCELLED
+    for number in (0, 1, MAX_REQUESTS):
+        scheduling.add(make_request(number, prompt(5), max_tokens=2))
+    assert scheduling.finish(0) == FinishReason.UNSPECIFIED
+    assert scheduling.finish(1) == scheduling.finish(MAX_REQUESTS) == FinishReason.CANCELLED
 
 
 def test_a_deadline_ends_waiting_and_running_requests() -> None:
@@ -134,7 +141,7 @@ def test_a_deadline_that_has_passed_ends_a_request_when_it_comes() -> None:
 
 
 def test_the_newest_is_preempted_and_comes_back_before_those_that_wait() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=6, max_num_seqs=3)}, window=1)
+    scheduling = Scheduling({"a": limits(num_blocks=6, max_num_seqs=3)}, plans_in_flight=1)
     for number in (1, 2, 3):
         scheduling.add(make_request(number, prompt(7, number), max_tokens=10))
     scheduling.add(make_request(4, prompt(7, 4), max_tokens=10))
@@ -156,7 +163,9 @@ def test_the_newest_is_preempted_and_comes_back_before_those_that_wait() -> None
 
 
 def test_the_least_important_is_preempted_first_and_the_most_important_admitted_first() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=6, max_num_seqs=2)}, window=2, policy="priority")
+    scheduling = Scheduling(
+        {"a": limits(num_blocks=6, max_num_seqs=2)}, plans_in_flight=2, scheduling_policy="priority"
+    )
     scheduling.add(make_request(1, prompt(7, 1), max_tokens=16, priority=2))
     scheduling.add(make_request(2, prompt(7, 2), max_tokens=16, priority=1))
     scheduling.add(make_request(3, prompt(7, 3), max_tokens=3, priority=0))
@@ -171,7 +180,7 @@ def test_the_least_important_is_preempted_first_and_the_most_important_admitted_
 
 
 def test_first_come_first_served_does_not_overtake_a_long_prompt() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=8)}, window=1)
+    scheduling = Scheduling({"a": limits(num_blocks=8)}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(16), max_tokens=8))
     scheduling.step()
     scheduling.add(make_request(2, prompt(24, 5), max_tokens=4))
@@ -184,7 +193,7 @@ def test_first_come_first_served_does_not_overtake_a_long_prompt() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_many_sequences_with_room_for_one_all_end(window: int) -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=5)}, window=window)
+    scheduling = Scheduling({"a": limits(num_blocks=5)}, plans_in_flight=window)
     for number in range(1, 7):
         scheduling.add(make_request(number, prompt(3, number), n=2, max_tokens=17))
     scheduling.run()
@@ -193,7 +202,7 @@ def test_many_sequences_with_room_for_one_all_end(window: int) -> None:
 
 
 def test_sequences_of_a_lost_worker_go_on_elsewhere() -> None:
-    scheduling = Scheduling({"a": limits(), "b": limits()}, window=2)
+    scheduling = Scheduling({"a": limits(), "b": limits()}, plans_in_flight=2)
     for number in range(1, 5):
         scheduling.add(make_request(number, prompt(6, number), n=2, max_tokens=12))
     for _ in range(4):
@@ -207,7 +216,7 @@ def test_sequences_of_a_lost_worker_go_on_elsewhere() -> None:
 
 
 def test_a_worker_that_comes_back_starts_from_step_one_and_empty_slots() -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(6), max_tokens=12))
     scheduling.step()
     scheduling.remove_worker("a")
@@ -227,7 +236,7 @@ def test_a_worker_is_added_once() -> None:
 
 
 def test_a_result_that_comes_twice_is_applied_once() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(3), max_tokens=12))
     scheduling.schedule()
     scheduling.complete()
@@ -258,7 +267,7 @@ def result(step: int, slots: list[int], counts: list[int], tokens: list[int]) ->
     ],
 )
 def test_a_result_that_contradicts_the_plans_is_refused_and_changes_nothing(bad: StepResult) -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(3), max_tokens=12))
     scheduling.add(make_request(2, prompt(3), max_tokens=12))
     scheduling.schedule()
@@ -271,13 +280,14 @@ def test_a_result_that_contradicts_the_plans_is_refused_and_changes_nothing(bad:
 
 def test_a_step_may_give_one_slot_several_tokens_and_another_none() -> None:
     """Rows are cut behind the token that ends their sequence, with their logprobs."""
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduler = scheduling.scheduler
     for number in (1, 2, 3):
         scheduler.add(make_request(number, prompt(3), max_tokens=3, stop_token_ids=(9,)), 0)
     scheduler.schedule("a", 0)
     tokens = np.array([4, 9, 5, 6, 7, 8], np.uint32)
-    logprobs = Logprobs(-tokens.astype(np.float32), np.ones(6, np.uint32), tokens + 10, tokens.astype(np.float32))
+    ones, floats = np.ones(6, np.uint32), tokens.astype(np.float32)
+    logprobs = Logprobs(-floats, tokens + ones, ones, tokens + 10, floats)
     columns = (np.array([0, 1, 2], np.uint32), np.array([3, 0, 3], np.uint32), tokens)
     rows, slots = token_rows(scheduler.workers["a"], StepResult(1, *columns, logprobs), np.ones(3, np.bool_))
     assert slots.tolist() == [0, 2]
@@ -286,3 +296,4 @@ def test_a_step_may_give_one_slot_several_tokens_and_another_none() -> None:
     assert rows.finishes.tolist() == [FinishReason.STOP, FinishReason.LENGTH]
     assert rows.logprobs is not None
     assert rows.logprobs.top_ids.tolist() == [14, 19, 16, 17, 18]
+    assert rows.logprobs.ranks.tolist() == [5, 10, 7, 8, 9]

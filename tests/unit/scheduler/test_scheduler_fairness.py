@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import Scheduling, make_request, request_id
 
-from penstock.domain.finish import FinishReason
+from contract.domain.finish import FinishReason
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.settings import SchedulerSettings
@@ -25,7 +25,11 @@ class Tenants:
     def __init__(self, policy: str = "fair", **weights: float) -> None:
         limits = WorkerLimits(num_blocks=200, block_size=2, max_num_seqs=NUM_SLOTS, max_model_len=40)
         self.scheduling = Scheduling(
-            {"a": limits}, policy=policy, window=1, tenant_weights=weights, enable_prefix_caching=False
+            {"a": limits},
+            scheduling_policy=policy,
+            plans_in_flight=1,
+            tenant_weights=weights,
+            enable_prefix_caching=False,
         )
         self.numbers = count(1)
         self.tenants: dict[int, str] = {}
@@ -192,7 +196,7 @@ def test_the_newest_of_the_most_served_tenant_in_the_least_important_class_is_pr
 ) -> None:
     limits = WorkerLimits(num_blocks=9, block_size=2, max_num_seqs=3, max_model_len=18)
     weights = {"much": 1, "little": 10}
-    scheduling = Scheduling({"a": limits}, policy="fair", window=1, tenant_weights=weights)
+    scheduling = Scheduling({"a": limits}, scheduling_policy="fair", plans_in_flight=1, tenant_weights=weights)
     for number, (tenant, priority) in enumerate(zip(("much", "much", "little"), priorities, strict=True), 1):
         scheduling.add(make_request(number, [number] * 3, max_tokens=12, tenant=tenant, priority=priority))
     while not scheduling.scheduler.stats().counters.num_preemptions:
@@ -205,7 +209,7 @@ def test_the_newest_of_the_most_served_tenant_in_the_least_important_class_is_pr
 
 def test_a_prompt_is_charged_once_and_only_for_what_must_be_computed() -> None:
     limits = WorkerLimits(num_blocks=40, block_size=2, max_num_seqs=4, max_model_len=40)
-    scheduling = Scheduling({"a": limits}, policy="fair", window=1)
+    scheduling = Scheduling({"a": limits}, scheduling_policy="fair", plans_in_flight=1)
     scheduling.add(make_request(9, [5], max_tokens=20, tenant="other"))  # keeps the class alive
     charged = []
     for number, n in ((1, 1), (2, 1), (3, 2)):
@@ -224,12 +228,12 @@ def test_a_prompt_is_charged_once_and_only_for_what_must_be_computed() -> None:
 @pytest.mark.parametrize("weight", [0, -1.0, float("inf"), float("nan")])
 def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="tenant 'a'"):
-        SchedulerConfig(policy="fair", tenant_weights={"a": weight})
+        SchedulerConfig(scheduling_policy="fair", tenant_weights={"a": weight})
 
 
 def test_weights_are_read_from_the_flag() -> None:
-    settings = load(SchedulerSettings, ["--policy", "fair", "--tenant-weights", "name=2, a=b=0.5,=3"], {})
-    assert settings.scheduling.policy == "fair"
+    settings = load(SchedulerSettings, ["--scheduling-policy", "fair", "--tenant-weights", "name=2, a=b=0.5,=3"], {})
+    assert settings.scheduling.scheduling_policy == "fair"
     assert settings.scheduling.tenant_weights == {"name": 2, "a=b": 0.5, "": 3}
 
 

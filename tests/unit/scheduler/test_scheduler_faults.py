@@ -1,14 +1,20 @@
 """The service over the bus in memory, when workers, messages and the bus itself fail."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
+from memory_bus import MemoryBus
 from prometheus_client.samples import Sample
 from scheduler_pool import Client, LossyBus, Worker, expected, prompt, scheduler, session_of, until
 
-from penstock.domain.errors import ErrorCode
-from penstock.v1 import results_pb2
+from contract.domain.errors import ErrorCode
+from contract.v1 import results_pb2
 from scheduler_svc.service import SchedulerService
-from servicekit.bus import MemoryBus, keys
-from servicekit.bus.calls import Append, CountWaiting, Fetch, Leave, Renew, Waiting
+from servicekit.bus import BusUnavailable, keys
+from servicekit.bus.calls import Append, Call, CountWaiting, Fetch, Hello, Leave, Pair, Renew, SessionKind, Waiting
+
+OTHER = b"o" * 16
 
 
 @pytest.mark.parametrize("poison", [b"\xff\xff", b"", "error", "contradiction"])
@@ -49,6 +55,31 @@ def test_sequences_of_a_worker_that_dies_go_on_at_another() -> None:
             assert client.tokens[request_id, 0] == expected(number, prompt(number), 30)
 
 
+class _LosesAPairing(MemoryBus):
+    """Loses the answer to the second pairing, and at that moment another scheduler comes."""
+
+    num_pairings = 0
+
+    def apply(self, calls: Sequence[Call[Any]], wake: Callable[[], None]) -> list[Any]:
+        answers = super().apply(calls, wake)
+        num_new = sum(isinstance(each, Pair) and each.sid != OTHER for each in calls)
+        self.num_pairings += num_new
+        if num_new and self.num_pairings == 2:
+            super().apply([Hello(OTHER, SessionKind.SCHEDULER, "other", "", 600_000)], wake)
+            raise BusUnavailable("broken")
+        return answers
+
+
+def test_a_worker_whose_pairing_was_not_heard_of_is_free_for_another_scheduler() -> None:
+    bus = _LosesAPairing()
+    with Worker(bus, "w1", 0), scheduler(bus) as service:
+        until(lambda: len(service.incarnations()) == 1, "the first pairing")
+        with Worker(bus, "w2", 0):
+            connection = bus.connect()
+            until(lambda: any(connection.call(Pair(OTHER, name)) for name in ("w1", "w2")), "a worker for the other")
+            assert len(service.incarnations()) == 1
+
+
 @pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "dies"])
 def test_only_a_worker_that_dies_strikes_what_it_computed(leaves: bool) -> None:
     bus = MemoryBus()
@@ -66,7 +97,7 @@ def test_only_a_worker_that_dies_strikes_what_it_computed(leaves: bool) -> None:
     stored = client.connection.call(Fetch(request_id))
     assert stored is not None
     assert stored.strikes == (0 if leaves else 1)
-    recovered = {sample.labels["what"]: sample.value for sample in samples(service) if sample.name.endswith("_count")}
+    recovered = {sample.labels["lost"]: sample.value for sample in samples(service) if sample.name.endswith("_count")}
     assert recovered == {"worker": 0 if leaves else 1, "scheduler": 0}
 
 

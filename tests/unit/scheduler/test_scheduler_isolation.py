@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import Scheduling, make_request, request_id
 
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import CancelReason, FinishReason
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import CancelReason, FinishReason
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -33,7 +33,7 @@ def die(scheduling: Scheduling, worker_id: str = "a") -> list[int]:
 
 def suspects(count: int, workers: tuple[str, ...] = ("a",), **fields: int) -> Scheduling:
     """So many requests that were on `a` when it died twice."""
-    scheduling = Scheduling({worker_id: limits() for worker_id in workers}, window=2)
+    scheduling = Scheduling({worker_id: limits() for worker_id in workers}, plans_in_flight=2)
     for number in range(1, count + 1):
         scheduling.add(make_request(number, prompt(number), max_tokens=8, **fields))
     for _ in range(2):
@@ -82,8 +82,8 @@ def test_suspects_run_one_after_the_other_and_finish() -> None:
     scheduling.assert_nothing_is_left()
 
 
-def test_the_innocent_finish_and_the_guilty_ends_with_an_error_that_says_so() -> None:
-    scheduling = Scheduling({"a": limits(), "b": limits()}, window=2)
+def test_the_others_finish_and_the_one_at_fault_ends_with_an_error_that_says_so() -> None:
+    scheduling = Scheduling({"a": limits(), "b": limits()}, plans_in_flight=2)
     numbers, poison, num_deaths = range(1, 8), 4, 0
     for number in numbers:
         scheduling.add(make_request(number, prompt(number), n=1 + number % 2, max_tokens=12))
@@ -105,7 +105,7 @@ def test_the_innocent_finish_and_the_guilty_ends_with_an_error_that_says_so() ->
 
 
 def test_a_suspect_waits_until_its_worker_is_empty_and_nobody_joins_it() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(2, prompt(2), max_tokens=8))
     scheduling.step()
     scheduling.add(make_request(1, prompt(1), max_tokens=8, num_strikes=2))
@@ -119,7 +119,7 @@ def test_a_suspect_waits_until_its_worker_is_empty_and_nobody_joins_it() -> None
 
 
 def test_a_suspect_does_not_overtake_what_the_policy_serves_first() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, window=1, policy="priority")
+    scheduling = Scheduling({"a": limits(max_num_seqs=1)}, plans_in_flight=1, scheduling_policy="priority")
     scheduling.add(make_request(1, prompt(1), max_tokens=8, num_strikes=2, priority=5))
     scheduling.add(make_request(2, prompt(2), max_tokens=8, priority=1))
     scheduling.schedule()
@@ -141,7 +141,7 @@ def test_one_of_two_workers_stays_for_the_others() -> None:
 
 
 def test_samples_of_a_suspect_run_together_wherever_they_were() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=1), "b": limits()}, window=1)
+    scheduling = Scheduling({"a": limits(max_num_seqs=1), "b": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(1), n=3, max_tokens=20))
     scheduling.step("a")
     for _ in range(10):  # until `a` is waited for no more
@@ -241,7 +241,7 @@ def test_only_strikes_that_follow_closely_on_each_other_count(gaps: list[int], n
     scheduling.assert_nothing_is_left()
 
 
-def test_the_guilty_is_found_however_long_it_went_on_well() -> None:
+def test_who_is_at_fault_is_found_however_long_it_went_on_well() -> None:
     scheduling = Scheduling({"a": limits(max_model_len=256)}, tolerance=TOLERANCE)
     scheduling.add(make_request(1, prompt(1), max_tokens=200))
     generate(scheduling, 100)

@@ -2,14 +2,14 @@
 
 import time
 
+from memory_bus import MemoryBus
 from paged_worker import reference
 from scheduler_pool import LIMITS, Client, Worker, scheduler, until
 from watched_bus import WatchedBus
 
-from penstock.domain import chain
-from penstock.domain.errors import ErrorCode
-from penstock.domain.finish import CancelReason, FinishReason
-from servicekit.bus import MemoryBus
+from contract.domain import chain
+from contract.domain.errors import ErrorCode
+from contract.domain.finish import CancelReason, FinishReason
 from servicekit.bus.calls import (
     Commit,
     CountWaiting,
@@ -120,21 +120,26 @@ def test_a_cancelled_request_makes_room_although_no_scheduler_has_any() -> None:
 
 def test_what_got_a_slot_waits_no_longer() -> None:
     bus = MemoryBus()
-    with scheduler(bus) as service, Worker(bus) as worker:
-        until(lambda: len(service.incarnations()) == 1, "the pairing")
-        worker.is_held.set()
+    worker = Worker(bus)
+    worker.is_held.set()
+    with scheduler(bus) as service:
         client = Client(bus)
         for number in range(1, 1 + 2 * LIMITS.max_num_seqs):
             client.submit(number, prompt(number))
-        until(lambda: service.stats().num_running_seqs == LIMITS.max_num_seqs, "full slots")
-        until(lambda: client.connection.call(CountWaiting()).num_requests == LIMITS.max_num_seqs, "the rest to wait")
-        worker.is_held.clear()
-        until(lambda: client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0), "nobody to wait")
+        until(lambda: service.stats().num_requests == 2 * LIMITS.max_num_seqs, "the claim of all")
+        # All slots are given with the first plan; the second one, which follows at once, tells so.
+        with worker:
+            until(lambda: service.stats().num_running_seqs == LIMITS.max_num_seqs, "full slots")
+            until(
+                lambda: client.connection.call(CountWaiting()).num_requests == LIMITS.max_num_seqs, "the rest to wait"
+            )
+            worker.is_held.clear()
+            until(lambda: client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0), "nobody to wait")
 
 
 def test_what_has_tokens_waits_no_longer_although_no_plan_followed() -> None:
     bus = MemoryBus()
-    with scheduler(bus, window=1), Worker(bus):
+    with scheduler(bus, plans_in_flight=1), Worker(bus):
         client = Client(bus)
         request_id = client.submit(1, prompt(1), max_tokens=1)
         client.wait((request_id, 0))
@@ -146,12 +151,12 @@ def test_starts_that_a_scheduler_could_not_tell_any_more_are_told_by_its_success
     with Worker(bus) as worker:
         worker.is_held.set()
         client = Client(bus)
-        with scheduler(bus, "a", window=1) as service:
+        with scheduler(bus, "a", plans_in_flight=1) as service:
             until(lambda: len(service.incarnations()) == 1, "the pairing")
             request_id = client.submit(1, prompt(1))
             until(lambda: client.connection.call(Length(bus.keys.steps("w"))) == 1, "its plan")
             assert client.connection.call(CountWaiting()).num_requests == 1
         worker.is_held.clear()
-        with scheduler(bus, "b", window=1):
+        with scheduler(bus, "b", plans_in_flight=1):
             client.wait((request_id, 0))
             assert client.connection.call(CountWaiting()) == Waiting(0, 0, 0, 0)

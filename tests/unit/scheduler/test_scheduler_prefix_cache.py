@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scheduling import Scheduling, make_request, request_id
 
-from penstock.domain.finish import CancelReason
+from contract.domain.finish import CancelReason
 from scheduler_svc.core.worker import WorkerLimits
 
 SIZE = 4
@@ -23,7 +23,7 @@ def cached(scheduling: Scheduling, number: int, sequence: int = 0) -> list[int]:
 
 
 def test_a_prompt_is_found_again_and_told_in_the_first_row_only() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(10), max_tokens=1))
     scheduling.run()
     scheduling.add(make_request(2, prompt(10), max_tokens=3))
@@ -40,7 +40,7 @@ def test_a_prompt_is_found_again_and_told_in_the_first_row_only() -> None:
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
 def test_a_hit_never_covers_the_whole_prompt(num_blocks: int) -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     for number in (1, 2):
         scheduling.add(make_request(number, prompt(num_blocks * SIZE), max_tokens=1))
         scheduling.run()
@@ -48,7 +48,7 @@ def test_a_hit_never_covers_the_whole_prompt(num_blocks: int) -> None:
 
 
 def test_a_prompt_is_shared_as_soon_as_its_plan_was_issued() -> None:
-    scheduling = Scheduling({"a": limits()}, window=2)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(9), max_tokens=5))
     scheduling.schedule()
     scheduling.add(make_request(2, prompt(9), max_tokens=5))
@@ -60,7 +60,7 @@ def test_a_prompt_is_shared_as_soon_as_its_plan_was_issued() -> None:
 
 
 def test_a_prompt_is_not_shared_within_the_plan_that_computes_it() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     for number in (1, 2):
         scheduling.add(make_request(number, prompt(9), max_tokens=5))
     plan = scheduling.schedule()
@@ -72,7 +72,7 @@ def test_a_prompt_is_not_shared_within_the_plan_that_computes_it() -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_generated_tokens_are_found_again(window: int) -> None:
-    scheduling = Scheduling({"a": limits()}, window=window)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=window)
     scheduling.add(make_request(1, prompt(5), max_tokens=12))
     scheduling.run()
     conversation = prompt(5) + scheduling.output(1) + [1]
@@ -92,7 +92,7 @@ def test_salts_keep_requests_apart() -> None:
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_tenant_finds_what_another_has_asked_only_if_that_is_wanted(shares: bool) -> None:
-    scheduling = Scheduling({"a": limits()}, window=1, share_prefixes_between_tenants=shares)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1, share_prefixes_between_tenants=shares)
     for number, tenant in ((1, "a"), (2, "b"), (3, ""), (4, "a")):
         scheduling.add(make_request(number, prompt(9), max_tokens=1, tenant=tenant))
         scheduling.run()
@@ -100,7 +100,7 @@ def test_a_tenant_finds_what_another_has_asked_only_if_that_is_wanted(shares: bo
 
 
 def test_salts_keep_requests_apart_where_tenants_share() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1, share_prefixes_between_tenants=True)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1, share_prefixes_between_tenants=True)
     for number, tenant, salt in ((1, "a", "x"), (2, "b", ""), (3, "b", "x")):
         scheduling.add(make_request(number, prompt(9), max_tokens=1, tenant=tenant, cache_salt=salt))
         scheduling.run()
@@ -116,7 +116,7 @@ def test_without_the_cache_nothing_is_found() -> None:
 
 
 def test_content_that_was_used_last_is_evicted_last() -> None:
-    scheduling = Scheduling({"a": limits(num_blocks=6)}, window=1)
+    scheduling = Scheduling({"a": limits(num_blocks=6)}, plans_in_flight=1)
     for number, start in ((1, 0), (2, 5), (3, 0)):  # the second use makes the first prompt the newer one
         scheduling.add(make_request(number, prompt(9, start), max_tokens=1))
         scheduling.run()
@@ -132,7 +132,7 @@ def test_content_that_was_used_last_is_evicted_last() -> None:
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 11])
 @pytest.mark.parametrize("caching", [True, False])
 def test_samples_share_the_prompt_and_equal_requests_with_derived_seeds(length: int, caching: bool) -> None:
-    scheduling = Scheduling({"a": limits()}, window=2, enable_prefix_caching=caching)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=2, enable_prefix_caching=caching)
     scheduling.add(make_request(1, prompt(length), n=3, max_tokens=9))
     scheduling.run()
     scheduling.assert_nothing_is_left()
@@ -144,7 +144,7 @@ def test_samples_share_the_prompt_and_equal_requests_with_derived_seeds(length: 
 
 
 def test_samples_hold_the_same_whole_blocks() -> None:
-    scheduling = Scheduling({"a": limits()}, window=1)
+    scheduling = Scheduling({"a": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(10), n=3, max_tokens=9))
     scheduling.step()
     scheduling.step()
@@ -155,7 +155,7 @@ def test_samples_hold_the_same_whole_blocks() -> None:
 
 
 def test_samples_wait_for_slots_like_requests() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, window=2)
+    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, plans_in_flight=2)
     scheduling.add(make_request(1, prompt(6), n=5, max_tokens=4))
     scheduling.add(make_request(2, prompt(3), max_tokens=4))
     scheduling.run()
@@ -173,7 +173,7 @@ def test_samples_go_on_when_the_first_is_cancelled_before_the_prompt_is_computed
 
 
 def test_a_waiting_sequence_goes_to_the_worker_that_has_its_prefix() -> None:
-    scheduling = Scheduling({"a": limits(), "b": limits()}, window=1)
+    scheduling = Scheduling({"a": limits(), "b": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(20), max_tokens=1))
     scheduling.step("b")
     scheduling.add(make_request(2, prompt(20), max_tokens=1))
@@ -184,7 +184,7 @@ def test_a_waiting_sequence_goes_to_the_worker_that_has_its_prefix() -> None:
 
 
 def test_a_worker_with_the_prefix_is_not_waited_for_without_end() -> None:
-    scheduling = Scheduling({"a": limits(), "b": limits()}, window=1)
+    scheduling = Scheduling({"a": limits(), "b": limits()}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(20), max_tokens=40))
     scheduling.step("b")
     scheduling.schedule("b")  # and hangs
@@ -194,7 +194,7 @@ def test_a_worker_with_the_prefix_is_not_waited_for_without_end() -> None:
 
 
 def test_a_worker_takes_what_another_is_full_for() -> None:
-    scheduling = Scheduling({"a": limits(), "b": limits(max_num_seqs=1)}, window=1)
+    scheduling = Scheduling({"a": limits(), "b": limits(max_num_seqs=1)}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(20), max_tokens=40))
     scheduling.step("b")
     scheduling.add(make_request(2, prompt(20), max_tokens=1))
@@ -202,7 +202,7 @@ def test_a_worker_takes_what_another_is_full_for() -> None:
 
 
 def test_blocks_of_different_sizes_do_not_mix() -> None:
-    scheduling = Scheduling({"a": limits(), "b": WorkerLimits(64, 3, 8, 128)}, window=1)
+    scheduling = Scheduling({"a": limits(), "b": WorkerLimits(64, 3, 8, 128)}, plans_in_flight=1)
     for number, worker_id in ((1, "a"), (2, "b")):
         scheduling.add(make_request(number, prompt(13), n=2, max_tokens=8))
         for _ in range(3):
@@ -235,7 +235,7 @@ def test_ended_sequences_of_a_recovered_request_stay_ended() -> None:
 
 
 def test_cached_tokens_are_not_told_by_the_next_occupant_of_a_slot() -> None:
-    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, window=1)
+    scheduling = Scheduling({"a": limits(max_num_seqs=2)}, plans_in_flight=1)
     scheduling.add(make_request(1, prompt(9), max_tokens=1))
     scheduling.run()
     scheduling.add(make_request(3, prompt(5, 4), n=2, max_tokens=9))

@@ -10,11 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from paged_worker import VOCAB
 from scheduling import EOS, Scheduling, make_request
 
-from penstock.domain.finish import CancelReason
+from contract.domain.finish import CancelReason
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
 WORKERS = ("a", "b")
+MODELS = (b"", b"new")  # while one replaces the other
 REASONS = (CancelReason.CLIENT, CancelReason.STOP, CancelReason.DEADLINE, CancelReason.SHUTDOWN)
 
 
@@ -41,10 +42,10 @@ class Machine(RuleBasedStateMachine):
         limits = {w: WorkerLimits(x.num_blocks, x.block_size, x.max_num_seqs, capacity) for w, x in limits.items()}
         self.scheduling = Scheduling(
             limits,
-            window=window,
+            plans_in_flight=window,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
-            policy=policy,
+            scheduling_policy=policy,
             tolerance=Tolerance(num_tokens=forgiven_after),
         )
         self.num_requests = 0
@@ -114,19 +115,25 @@ class Machine(RuleBasedStateMachine):
     def expire(self, duration):
         self.scheduling.expire(self.scheduling.now_ns + duration)
 
-    @rule(worker_id=st.sampled_from(WORKERS), has_died=st.booleans())
-    def lose_or_find(self, worker_id, has_died):
+    @rule(worker_id=st.sampled_from(WORKERS), has_died=st.booleans(), model_digest=st.sampled_from(MODELS))
+    def lose_or_find(self, worker_id, has_died, model_digest):
         if worker_id in self.scheduling.paged:
             (self.scheduling.lose_worker if has_died else self.scheduling.remove_worker)(worker_id)
         else:
-            self.scheduling.add_worker(worker_id)
+            self.scheduling.add_worker(worker_id, model_digest)
+
+    @rule(model_digest=st.sampled_from(MODELS))
+    def replace_model(self, model_digest):
+        if all(worker.model_digest != model_digest for worker in self.scheduling.paged.values()):
+            self.scheduling.abandon(model_digest)
 
     def teardown(self):
         if not hasattr(self, "scheduling"):
             return
-        for worker_id in WORKERS:
-            if worker_id not in self.scheduling.paged:
-                self.scheduling.add_worker(worker_id)
+        for worker_id, model_digest in zip(WORKERS, MODELS, strict=True):
+            if worker_id in self.scheduling.paged:
+                self.scheduling.remove_worker(worker_id)
+            self.scheduling.add_worker(worker_id, model_digest)
         self.scheduling.run()
         self.scheduling.assert_nothing_is_left()
 
@@ -143,7 +150,7 @@ def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, cac
     limits = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
     scheduling = Scheduling(
         limits,
-        window=window,
+        plans_in_flight=window,
         max_num_batched_tokens=16,
         enable_prefix_caching=caching,
         tolerance=Tolerance(num_tokens=4),
@@ -188,7 +195,7 @@ def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, cac
 
 
 def test_the_paged_worker_notices_a_block_that_is_reused_too_early() -> None:
-    scheduling = Scheduling({"a": WorkerLimits(8, 2, 2, 16)}, window=1)
+    scheduling = Scheduling({"a": WorkerLimits(8, 2, 2, 16)}, plans_in_flight=1)
     scheduling.add(make_request(1, [1, 2, 3], max_tokens=8))
     scheduling.add(make_request(2, [4, 5, 6], max_tokens=8))
     scheduling.step()
@@ -201,7 +208,9 @@ def test_the_paged_worker_notices_a_block_that_is_reused_too_early() -> None:
 def test_equal_seeds_give_equal_outputs_whatever_runs_beside() -> None:
     outputs = []
     for num_others, window, budget in ((0, 1, 64), (5, 2, 64), (5, 4, 7)):
-        scheduling = Scheduling({"a": WorkerLimits(16, 2, 4, 24)}, window=window, max_num_batched_tokens=budget)
+        scheduling = Scheduling(
+            {"a": WorkerLimits(16, 2, 4, 24)}, plans_in_flight=window, max_num_batched_tokens=budget
+        )
         for number in range(2, 2 + num_others):
             scheduling.add(make_request(number, list(range(number)), max_tokens=9))
         scheduling.add(make_request(1, [3, 1, 2], max_tokens=12))

@@ -6,9 +6,8 @@ from urllib.parse import quote
 import pytest
 import redis
 
-from penstock.domain.errors import Fault, PenstockError
-from servicekit.bus import BusUnavailable, MemoryBus, RedisBus, open_bus
-from servicekit.bus.calls import Append, Length
+from contract.domain.errors import Fault, PenstockError
+from servicekit.bus import BusUnavailable, RedisBus, open_bus
 from servicekit.bus.redis_address import RedisAddress, parse_address
 from servicekit.bus.redis_finder import AddressFinder, Sentinels, read_directory
 
@@ -69,17 +68,6 @@ def test_a_malformed_url_is_refused_without_showing_its_password(url: str, reaso
 
 def test_a_bus_connects_only_when_asked_to() -> None:
     assert isinstance(open_bus("redis://does-not-exist.invalid"), RedisBus)
-
-
-def test_memory_buses_of_one_name_and_pool_are_one() -> None:
-    first, second = open_bus("memory://urls", "pool").connect(), open_bus("memory://urls", "pool").connect()
-    first.call(Append(b"s", {b"n": b"1"}))
-    assert second.call(Length(b"s")) == 1
-    for url, pool in (("memory://urls", "other"), ("memory://elsewhere", "pool")):
-        bus = open_bus(url, pool)
-        assert isinstance(bus, MemoryBus)
-        assert bus.keys.pool == pool
-        assert bus.connect().call(Length(b"s")) == 0
 
 
 def test_a_sentinel_url_names_sentinels_and_a_primary() -> None:

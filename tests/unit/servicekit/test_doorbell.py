@@ -1,10 +1,10 @@
 """Idle services hear that a request is on its way, and do not sleep for a while."""
 
 import pytest
+from memory_bus import MemoryBus
 
 from servicekit.bus.calls import Read
 from servicekit.bus.interface import Connection
-from servicekit.bus.memory_bus import MemoryBus
 from servicekit.doorbell import FEW, Doorbell
 
 AWAKE_S = 0.01

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.domain.errors import Fault, PenstockError
+from contract.domain.errors import Fault, PenstockError
 from servicekit.hops import Hop, HopCollector
 from servicekit.metrics import MetricsEndpoint, make_registry
 

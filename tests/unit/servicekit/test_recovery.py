@@ -7,7 +7,7 @@ S = 10**9
 
 def counted(recoveries: Recoveries, suffix: str = "count") -> dict[str, float]:
     (family,) = recoveries.collect()
-    return {s.labels["what"]: s.value for s in family.samples if s.name == f"penstock_recovery_seconds_{suffix}"}
+    return {s.labels["lost"]: s.value for s in family.samples if s.name == f"penstock_recovery_seconds_{suffix}"}
 
 
 def test_the_first_request_that_goes_on_ends_a_loss() -> None:

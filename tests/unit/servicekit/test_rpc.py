@@ -11,9 +11,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from penstock.domain.api_keys import CONTROL_TOKEN_HEADER
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.v1 import (
+from contract.domain.api_keys import CONTROL_TOKEN_HEADER
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.v1 import (
     common_pb2,
     detokenizer_pb2,
     detokenizer_pb2_grpc,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from penstock.domain.errors import Fault, PenstockError
+from contract.domain.errors import Fault, PenstockError
 from servicekit import settings
 from servicekit.settings import (
     ServiceSettings,

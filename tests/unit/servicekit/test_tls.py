@@ -15,8 +15,8 @@ import trustme
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from contract.domain.errors import ErrorCode, PenstockError
 from penstock.client import ClientTls
-from penstock.domain.errors import ErrorCode, PenstockError
 from servicekit import tls as tls_module
 from servicekit.metrics import HealthEndpoint, MetricsEndpoint, make_registry
 from servicekit.rpc import RpcServer
@@ -99,7 +99,7 @@ def served(files: TlsFiles, test: Callable[[int, RpcServer], Any]) -> None:
 
 
 async def checks(port: int, tls: ClientTls | None) -> bool:
-    """Whether a gRPC client gets an answer."""
+    """Return whether a gRPC client gets an answer."""
     address = f"localhost:{port}"
     channel = aio.insecure_channel(address) if tls is None else aio.secure_channel(address, tls.credentials())
     async with channel:

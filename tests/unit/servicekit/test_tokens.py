@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.metrics import MetricsEndpoint, make_registry
 from servicekit.tokens import TokenFile, open_token, write_token
 

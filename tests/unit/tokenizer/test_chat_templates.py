@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from checkpoint_files import CHATML, tokenizer
 
-from penstock.domain.errors import Fault, PenstockError
-from penstock.domain.request import Message
+from contract.domain.errors import Fault, PenstockError
+from contract.domain.request import Message
 from tokenizer_svc.core.chat import MAX_RENDERED_CHARS, ChatTemplates
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

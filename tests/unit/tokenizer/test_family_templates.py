@@ -9,8 +9,8 @@ from model_templates import DEEPSEEK_R1, GEMMA3, LLAMA3, QWEN3, WALK_PARTS, WANT
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc.core.messages import parse_messages
-from penstock.domain.errors import ErrorCode, PenstockError
 from tokenizer_svc.core.chat import ChatTemplates
 
 Chat = list[dict[str, Any]]

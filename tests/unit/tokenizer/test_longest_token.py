@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.request import Message, Prompt
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.request import Message, Prompt
 from penstock.launcher.layout import BUNDLED_MODEL
 from tokenizer_svc.core.longest_token import max_token_bytes
 from tokenizer_svc.core.tokenize import PromptTokenizer

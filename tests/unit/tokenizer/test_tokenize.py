@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from checkpoint_files import tokenizer, write_checkpoint
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import SamplingParams
-from penstock.domain.request import Header, Message, Prompt, Request
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import SamplingParams
+from contract.domain.request import Header, Message, Prompt, Request
 from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.core.vocabulary import load_vocabulary
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from checkpoint_files import CHATML, write_checkpoint
 
-from penstock.domain.errors import Fault, PenstockError
-from penstock.domain.request import Message
+from contract.domain.errors import Fault, PenstockError
+from contract.domain.request import Message
 from tokenizer_svc.core.checkpoint import find_checkpoint
 from tokenizer_svc.core.vocabulary import load_vocabulary
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.v1 import results_pb2, steps_pb2
+from contract.v1 import results_pb2, steps_pb2
 from servicekit.bus import Bus
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Commit, Hello, Pair, Pairing, Read, SessionKind

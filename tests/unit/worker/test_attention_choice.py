@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.attention.choice import Choice, choose
 from worker_svc.core.kv_cache import KVCacheShape
 

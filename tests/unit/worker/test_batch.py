@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.errors import PenstockError
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.batch import advance, build_batch, tokens_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.slots import HostSlots
@@ -53,13 +53,6 @@ def test_appended_blocks_stand_in_the_order_of_the_plan() -> None:
     assert state.num_blocks[:2].tolist() == [3, 4]
 
 
-def test_a_replaced_block_takes_the_place_of_the_old_one() -> None:
-    state = HostSlots(LIMITS)
-    state.admit(admission(0, 6, u32(7, 3)))
-    state.replace(StepPlan(2, replace_slots=u32(0), replace_indices=u32(1), replace_blocks=u32(30)))
-    assert state.block_tables[0, :2].tolist() == [7, 30]
-
-
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=3),
     chunk=st.integers(1, 10),
@@ -101,7 +94,6 @@ def test_chunks_cover_every_token_once_whatever_their_size(lengths: list[int], c
         StepPlan(2, append_slots=u32(0), append_blocks=u32(40)),
         StepPlan(2, append_slots=u32(1), append_blocks=u32(4)),
         StepPlan(2, append_slots=u32(*[0] * 8), append_blocks=u32(*range(20, 28))),
-        StepPlan(2, replace_slots=u32(0), replace_indices=u32(2), replace_blocks=u32(4)),
         StepPlan(2, copy_sources=u32(0), copy_targets=u32(40)),
         StepPlan(2, admissions=(admission(0, 3, u32(1)),)),
         StepPlan(2, admissions=(admission(3, 3, u32(1)),)),
@@ -121,7 +113,6 @@ def test_a_plan_that_contradicts_the_slots_is_refused(plan: StepPlan) -> None:
         for entering in plan.admissions:
             state.admit(entering)
         state.append(plan)
-        state.replace(plan)
         state.check_copies(plan)
         build_batch(plan.slots, plan.num_tokens, state)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.domain.errors import Fault, PenstockError
+from contract.domain.errors import Fault, PenstockError
 from worker_svc.checkpoint import resolve_checkpoint
 
 

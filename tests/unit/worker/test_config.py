@@ -1,11 +1,15 @@
-"""What `config.json` may say: the three families are read, everything else fails by its name."""
+"""Reading `config.json`: families are read, everything else fails by its name."""
 
+import json
 from typing import Any
 
 import pytest
+import transformers
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from worker_svc.core.config import ModelConfig, RopeConfig, parse_config
+from contract.domain.errors import ErrorCode, PenstockError
+from worker_svc.core.config import ModelConfig, parse_config
+from worker_svc.core.models import FAMILIES
+from worker_svc.core.models.spec import RopeSpec
 
 FIELDS: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,24 +31,27 @@ LLAMA3 = {
 }
 
 
+WINDOWED = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 96, "use_sliding_window": True}
+
+
 def parse(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
 
 def test_defaults_are_those_of_the_family() -> None:
-    assert parse().head_dim == 16
-    assert parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
-    assert parse(num_key_value_heads=None).num_kv_heads == 4
-    assert parse().rope == RopeConfig()
+    assert parse().attention.head_dim == 16
+    assert parse(architectures=["Qwen3ForCausalLM"]).attention.head_dim == 128
+    assert parse(num_key_value_heads=None).attention.num_kv_heads == 4
+    assert parse().attention.rope == RopeSpec()
     assert parse().eos_token_ids == ()
 
 
 def test_rope_is_read_from_both_places_it_was_ever_written_to() -> None:
-    new = parse(rope_parameters={**LLAMA3, "rope_theta": 5e5}).rope
-    old = parse(rope_theta=5e5, rope_scaling=LLAMA3).rope
-    oldest = parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).rope
-    assert new == old == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 64)
-    assert oldest == RopeConfig(5e5, "linear", 2.0)
+    new = parse(rope_parameters={**LLAMA3, "rope_theta": 5e5}).attention.rope
+    old = parse(rope_theta=5e5, rope_scaling=LLAMA3).attention.rope
+    oldest = parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}).attention.rope
+    assert new == old == RopeSpec(5e5, "llama3", 8.0, 1.0, 4.0, 64)
+    assert oldest == RopeSpec(5e5, "linear", 2.0)
 
 
 def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
@@ -55,8 +62,8 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     }
     theirs = LlamaConfig(**fields).rope_parameters
-    assert parse(**fields).rope == RopeConfig(theirs["rope_theta"], "linear", theirs["factor"])
-    assert parse(**{**fields, "rope_scaling": {}}).rope == RopeConfig(5e5)
+    assert parse(**fields).attention.rope == RopeSpec(theirs["rope_theta"], "linear", theirs["factor"])
+    assert parse(**{**fields, "rope_scaling": {}}).attention.rope == RopeSpec(5e5)
     with pytest.raises(PenstockError, match="rope_scaling must be an object"):
         parse(**{**fields, "rope_scaling": "linear"})
 
@@ -77,8 +84,12 @@ def test_eos_may_be_one_id_or_several() -> None:
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"use_sliding_window": True}, "sliding window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"a_field_of_tomorrow": "on"}, "a_field_of_tomorrow"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}}, "longrope"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -113,3 +124,33 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
         parse(**changes)
     assert caught.value.code is ErrorCode.INTERNAL
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_configuration_as_transformers_writes_it_is_read_whole(architecture: str) -> None:
+    """With all that it has by default, some of which has nothing to do with the model."""
+    config_class = getattr(transformers, architecture.removesuffix("ForCausalLM") + "Config")
+    theirs = config_class(num_hidden_layers=3)
+    fields = {**json.loads(theirs.to_json_string(use_diff=False)), "architectures": [architecture]}
+    config = parse_config(fields, "config.json")
+    assert len(config.decoder.layers) == 3
+    assert config.decoder.vocab_size == theirs.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({}, None),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 96}, 96),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 96}, None),
+        (WINDOWED, None),
+        ({**WINDOWED, "max_window_layers": 0}, 96),
+        ({**WINDOWED, "max_window_layers": 1}, 96),
+        ({**WINDOWED, "max_window_layers": 2}, None),
+        ({**WINDOWED, "layer_types": ["full_attention", "sliding_attention"]}, 96),
+        ({**WINDOWED, "layer_types": ["full_attention", "full_attention"]}, None),
+    ],
+)
+def test_a_window_is_that_of_the_layers_that_have_one(changes: dict[str, Any], window: int | None) -> None:
+    assert parse(**changes).decoder.window == window

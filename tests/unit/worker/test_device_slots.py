@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.sampler import Extras

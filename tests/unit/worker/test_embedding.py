@@ -15,10 +15,10 @@ def test_logits_are_those_of_the_vocabulary_and_their_rows_are_aligned(vocab_siz
     placement = Placement(torch.device("cpu"), torch.bfloat16)
     layer = VocabParallelEmbedding(placement, "head", vocab_size, HIDDEN)
     weight, x = torch.randn(vocab_size, HIDDEN).bfloat16(), torch.randn(3, HIDDEN).bfloat16()
-    shard = placement.shards["head.weight"]
+    (shard,) = placement.wanted
     shard.destination.copy_(weight[shard.index])
 
-    logits = layer.gather(layer(x))
+    logits = layer.logits(x)
 
     torch.testing.assert_close(logits, F.linear(x, weight))
     assert logits.stride(0) * logits.element_size() % 16 == 0
@@ -27,7 +27,7 @@ def test_logits_are_those_of_the_vocabulary_and_their_rows_are_aligned(vocab_siz
 def test_what_pads_the_vocabulary_is_no_token() -> None:
     placement = Placement(torch.device("cpu"), torch.float32)
     layer = VocabParallelEmbedding(placement, "embed", 70, HIDDEN)
-    placement.shards["embed.weight"].destination.fill_(1.0)
+    placement.wanted[0].destination.fill_(1.0)
     assert layer.table is not None
     assert layer.table[70:].count_nonzero() == 0
     assert torch.equal(layer.embed(torch.tensor([0, 69])), torch.ones(2, HIDDEN))

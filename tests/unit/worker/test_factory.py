@@ -1,22 +1,26 @@
 """What is found out before a model is loaded."""
 
+import json
 import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import FIELDS, save_model
 
+from contract.domain.errors import ErrorCode
 from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
 from worker_svc import factory
 from worker_svc.checkpoint import read_model_config
+from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget
-from worker_svc.core.models import build_model
 from worker_svc.factory import _products, load_runner
 from worker_svc.runner_options import RunnerOptions
 
@@ -29,7 +33,7 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
         "from worker_svc.core.layers.placement import Placement\n"
         "from worker_svc.factory import _weights_bytes\n"
         "config = read_model_config(BUNDLED_MODEL)\n"
-        "assert _weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.vocab_size\n"
+        "assert _weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.decoder.vocab_size\n"
         "assert not {'sympy', 'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -38,10 +42,11 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
 def test_products_are_those_of_the_layers() -> None:
     config = read_model_config(BUNDLED_MODEL)
     placement = Placement(torch.device("meta"), torch.bfloat16)
-    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, 16, torch.bfloat16)
-    products = _products(config, shape, config.num_heads, placement)
-    build_model(config, placement, max_model_len=16)
-    layer = {name: shard.shape for name, shard in placement.shards.items() if "layers.0." in name and shard.shape[1:]}
+    heads = config.attention
+    shape = KVCacheShape(len(config.decoder.layers), heads.num_kv_heads, heads.head_dim, 16, torch.bfloat16)
+    products = _products(config, shape, heads.num_heads, placement)
+    CausalLM(config.decoder, placement, max_model_len=16)
+    layer = {each.name: each.shape for each in placement.wanted if "layers.0." in each.name and each.shape[1:]}
 
     def merged(*names: str) -> tuple[int, int]:
         shapes = [size for name in names for key, size in layer.items() if f".{name}." in key]
@@ -82,3 +87,13 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(monkeypat
         PenstockError, match=r"weights need .* more than there is: gpu_memory_utilization 0\.9 of 1\.0 MiB"
     ):
         load_runner(RunnerOptions(str(BUNDLED_MODEL), device="cpu"), lambda: 0)
+
+
+def test_a_window_is_refused_where_the_context_is_longer(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    fields = {**FIELDS, "use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(PenstockError, match=r"of 48 tokens in a context of 128 \(give --max-model-len 48") as caught:
+        load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20), time.monotonic_ns)
+    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+    load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20, max_model_len=48), time.monotonic_ns).close()

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.batch import advance, build_batch
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.interface import Limits
@@ -105,18 +105,10 @@ def test_no_block_makes_room_beyond_the_context() -> None:
             3,
             slots=SLOTS,
             num_tokens=ONES,
-            replace_slots=column(1),
-            replace_indices=column(0),
-            replace_blocks=column(9),
-        ),
-        StepPlan(
-            3,
-            slots=SLOTS,
-            num_tokens=ONES,
             admissions=(Admission(3, column(1, 2), 2, 0, column(60), Sampling(0.0), seed=0),),
         ),
     ],
-    ids=["a new epoch", "fewer", "others", "more tokens", "a release", "a block replaced", "an admission"],
+    ids=["a new epoch", "fewer", "others", "more tokens", "a release", "an admission"],
 )
 def test_any_other_plan_is_built_anew(plan: StepPlan) -> None:
     _, _, going_on = decoding()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.domain.errors import PenstockError
+from contract.domain.errors import PenstockError
 from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len, num_blocks_in
 
 MIB, GIB = 1 << 20, 1 << 30

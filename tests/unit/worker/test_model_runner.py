@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny_models import LIMITS, make_runner
 
-from penstock.domain.errors import PenstockError
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.errors import PenstockError
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.runner import ModelRunner
 
 PROMPT = list(range(10, 21))
@@ -78,6 +78,15 @@ def test_bias_forces_and_forbids_tokens_in_its_own_slot_only() -> None:
     assert 33 not in outputs[0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_suppressed_tokens_never_come_whatever_their_bias(temperature: float) -> None:
+    liked = ((33, 100.0), (34, 90.0))
+    free = Sampling(temperature=temperature, logit_bias=liked)
+    held = Sampling(temperature=temperature, logit_bias=liked, suppress_tokens=(33, 5_000_000))
+    outputs = generate(make_runner(), [entering(0, sampling=held), entering(1, sampling=free)], 5)
+    assert outputs == [[34] * 5, [33] * 5]
+
+
 def test_stop_ids_cannot_come_before_min_tokens() -> None:
     wants_eos = Sampling(temperature=0.0, logit_bias=((2, 100.0), (3, 60.0)))
     held = entering(0, sampling=wants_eos, min_output_tokens=4, stop_token_ids=(2, 3))
@@ -92,15 +101,12 @@ def test_copied_blocks_continue_as_the_originals() -> None:
     (alone,) = generate(make_runner(), [entering(0)], 6)
     runner.launch(StepPlan(1, admissions=(entering(0),), slots=u32(0), num_tokens=u32(10)))
     # All but the last prompt token are computed: a sibling shares two full blocks and copies the third.
-    sibling = entering(1, num_computed_tokens=10, block_ids=u32(0, 1, 2))
+    sibling = entering(1, num_computed_tokens=10, block_ids=u32(0, 1, 50))
     plan = StepPlan(
         2,
         admissions=(sibling,),
         append_slots=u32(1),
         append_blocks=u32(51),
-        replace_slots=u32(1),
-        replace_indices=u32(2),
-        replace_blocks=u32(50),
         copy_sources=u32(2),
         copy_targets=u32(50),
         slots=u32(0, 1),
@@ -158,6 +164,7 @@ def test_logprobs_stand_beside_the_slots_that_asked() -> None:
     assert result.logprobs is not None
     assert np.isnan(result.logprobs.sampled).tolist() == [True, False, False]
     assert result.logprobs.sampled[1] == pytest.approx(result.logprobs.sampled[2])
+    assert result.logprobs.ranks.tolist() == [0, 1, 1]
     assert result.logprobs.top_counts.tolist() == [0, 2, 0]
     assert result.logprobs.top_ids[0] == result.token_ids[1]
     assert result.logprobs.top_logprobs[0] == pytest.approx(result.logprobs.sampled[1])

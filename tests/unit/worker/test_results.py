@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from memory_bus import MemoryBus
+from memory_connections import MemoryConnection
 
 from servicekit.bus import BusFull, BusUnavailable
 from servicekit.bus.calls import Call, Read
 from servicekit.bus.keys import PAYLOAD
-from servicekit.bus.memory_bus import MemoryBus, MemoryConnection
 from worker_svc import results
 from worker_svc.results import ResultStream
 

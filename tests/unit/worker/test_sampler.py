@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.domain import chain
+from contract.domain import chain
 from worker_svc.core.noise import mix, uniform
 from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, sample
 
@@ -213,6 +213,17 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     values, ids = exact[[1, 3]].topk(4)
     assert result.top_ids.tolist() == ids.tolist()
     assert result.top_logprobs.flatten().tolist() == pytest.approx(values.flatten().tolist(), abs=1e-5)
+    assert result.ranks is not None
+    assert result.ranks.tolist() == [exact[row].sort(descending=True).indices.tolist().index(17) + 1 for row in (1, 3)]
+
+
+def test_tokens_that_are_equally_likely_have_the_rank_of_the_first_of_them() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, 3.0, 2.0]]).repeat(5, 1)
+    forced = Entries(torch.arange(5), torch.arange(5), torch.full((5,), 100.0))
+    result = sample(logits, SamplerInput(entries=forced, logprob_rows=torch.arange(5)))
+    assert result.token_ids.tolist() == [0, 1, 2, 3, 4]
+    assert result.ranks is not None
+    assert result.ranks.tolist() == [5, 2, 2, 1, 2]
 
 
 def test_penalties_come_before_bias_and_bias_before_temperature() -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import pytest
+from memory_bus import MemoryBus
 from played_scheduler import PROMPT, TIMEOUT_S, Scheduler, column, tokens, until
 
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.params import Sampling
-from penstock.domain.plan import StepPlan
-from penstock.v1 import results_pb2, steps_pb2
-from servicekit.bus import MemoryBus
+from contract import __version__
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.params import Sampling
+from contract.domain.plan import StepPlan
+from contract.v1 import results_pb2, steps_pb2
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
     Append,
@@ -228,7 +229,7 @@ def failing(device: str, **errors: Exception) -> Callable[[WorkerSettings], Load
     def load(each: WorkerSettings) -> LoadedWorker:
         loaded = load_worker(each)
         runner = Failing(loaded.runner, **errors)  # type: ignore[arg-type]
-        return LoadedWorker(runner, loaded.profile, device, loaded.broadcast, loaded.close)
+        return replace(loaded, runner=runner, device=device)
 
     return load
 
@@ -351,7 +352,7 @@ def test_what_cannot_be_loaded_is_raised_before_it_was_ready(bus: MemoryBus) -> 
         service.memory_profile()
 
 
-def test_metrics_have_the_names_of_the_architecture_page(running: Running, bus: MemoryBus) -> None:
+def test_metrics_tell_what_was_computed(running: Running, bus: MemoryBus) -> None:
     running.registered()
     scheduler = Scheduler(bus)
     scheduler.pair()
@@ -371,14 +372,18 @@ def test_metrics_have_the_names_of_the_architecture_page(running: Running, bus: 
 
 def test_the_page_of_metrics_tells_what_computes(running: Running) -> None:
     running.registered()
-    labels = [
-        sample.labels
+    labels = {
+        sample.name: sample.labels
         for collector in running.service.collectors()
         for metric in collector.collect()
         for sample in metric.samples
-        if sample.name == "penstock_worker_info"
-    ]
-    assert labels == [{"attention": "simulated"}]
+        if sample.name.endswith("_info")
+    }
+    digest = running.service.status().model_digest
+    assert labels == {
+        "penstock_worker_info": {"attention": "simulated"},
+        "penstock_model_info": {"model": "pretended", "digest": digest, "version": __version__},
+    }
 
 
 def test_a_simulated_worker_does_not_import_torch() -> None:

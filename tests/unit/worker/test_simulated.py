@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
 
@@ -126,21 +126,13 @@ def test_an_undisturbed_decode_is_as_expected() -> None:
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
-@pytest.mark.parametrize("how", ["reassigned", "overwritten", "replaced", "copied over"])
+@pytest.mark.parametrize("how", ["reassigned", "overwritten", "copied over"])
 def test_a_disturbed_block_changes_the_output(block: int, how: str) -> None:
     runner = prefilled()
     others = admission(1, [1, 2, 3, 4], block_ids=u32(block))
     plans = {
         "reassigned": StepPlan(2, admissions=(others,), slots=u32(0), num_tokens=u32(1)),
         "overwritten": StepPlan(2, admissions=(others,), slots=u32(1, 0), num_tokens=u32(4, 1)),
-        "replaced": StepPlan(
-            2,
-            replace_slots=u32(0),
-            replace_indices=u32(block),
-            replace_blocks=u32(9),
-            slots=u32(0),
-            num_tokens=u32(1),
-        ),
         "copied over": StepPlan(2, copy_sources=u32(8), copy_targets=u32(block), slots=u32(0), num_tokens=u32(1)),
     }
     result = runner.launch(plans[how]).result()
@@ -167,13 +159,10 @@ def test_a_cached_prefix_is_used_and_must_be_the_right_one() -> None:
 
 def test_copy_on_write_of_a_shared_last_block() -> None:
     runner = prefilled()
-    sibling = admission(1, block_ids=u32(0, 1, 2), computed=9, sampling=Sampling(), seed=4)
+    sibling = admission(1, block_ids=u32(0, 1, 11), computed=9, sampling=Sampling(), seed=4)
     plan = StepPlan(
         2,
         admissions=(sibling,),
-        replace_slots=u32(1),
-        replace_indices=u32(2),
-        replace_blocks=u32(11),
         copy_sources=u32(2),
         copy_targets=u32(11),
         slots=u32(0, 1),

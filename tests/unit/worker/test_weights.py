@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
@@ -14,12 +15,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from penstock.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import lanes, weights
 from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.core.distributed import Group
-from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
+from worker_svc.core.formats.dense import Dense
+from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import StoredRows
 from worker_svc.stored import read_header
 from worker_svc.weights import load_weights
 
@@ -28,25 +31,31 @@ DOWN = torch.arange(48, dtype=torch.float32).reshape(6, 8) + 100
 TENSORS = {"up.weight": UP, "down.weight": DOWN, "down.bias": torch.ones(6)}
 
 
-def layers(rank: int = 0, world_size: int = 1) -> tuple[Placement, ColumnParallelLinear, RowParallelLinear]:
+def layers(rank: int = 0, world_size: int = 1) -> tuple[Placement, Linear, Linear]:
     placement = Placement(torch.device("cpu"), torch.float32, Group(rank, world_size))
     part = placement.part(8, "size")
-    up = ColumnParallelLinear(placement, 6, [("up", 8, part)], bias=False)
-    return placement, up, RowParallelLinear(placement, "down", 8, part, 6, bias=True)
+    up = Linear(placement, [Projection(StoredRows("up"), 8, part)], 6)
+    down = Projection(StoredRows("down"), 6, slice(0, 6))
+    return placement, up, Linear(placement, [down], 8, part, has_bias=True)
 
 
-def load(directory: Path, tensors: dict[str, Tensor], *, tied: bool = False) -> None:
+def weight_of(linear: Linear) -> Tensor:
+    assert isinstance(linear.packed, Dense)
+    return linear.packed.weight
+
+
+def load(directory: Path, tensors: dict[str, Tensor], *, unused: Collection[str] = ()) -> None:
     save_file(tensors, directory / "model.safetensors")
-    load_weights(directory, layers()[0].shards, tied=tied)
+    load_weights(directory, layers()[0].wanted, unused=unused)
 
 
 def test_each_rank_reads_its_part(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     for rank in range(2):
         placement, up, down = layers(rank, 2)
-        load_weights(tmp_path, placement.shards, tied=False)
-        assert torch.equal(up.weight, UP[rank * 4 : rank * 4 + 4])
-        assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
+        load_weights(tmp_path, placement.wanted)
+        assert torch.equal(weight_of(up), UP[rank * 4 : rank * 4 + 4])
+        assert torch.equal(weight_of(down), DOWN[:, rank * 4 : rank * 4 + 4])
         assert down.bias is not None
         assert torch.equal(down.bias, torch.ones(6))
 
@@ -112,16 +121,17 @@ def test_tensors_come_in_pieces_that_fit_into_a_buffer(
         placement, up, down = layers(rank, 2)
         # Rank by rank the rows of one matrix, and whole rows of the other, of which it has some columns.
         num_elements = UP.numel() // 2 + DOWN.numel() + 6
-        assert load_weights(tmp_path, placement.shards, tied=False) == num_elements * stored.itemsize
-        assert torch.equal(up.weight, UP[rank * 4 : rank * 4 + 4])
-        assert torch.equal(down.weight, DOWN[:, rank * 4 : rank * 4 + 4])
+        assert load_weights(tmp_path, placement.wanted) == num_elements * stored.itemsize
+        assert torch.equal(weight_of(up), UP[rank * 4 : rank * 4 + 4])
+        assert torch.equal(weight_of(down), DOWN[:, rank * 4 : rank * 4 + 4])
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file(TENSORS, path)
     placement, _, _ = layers()
-    loads = [lanes.Load(path, stored, placement.shards[name]) for name, stored in read_header(path).items()]
+    shards = {shard.name: shard for shard in placement.wanted}
+    loads = [lanes.TensorLoad(path, stored, shards[name]) for name, stored in read_header(path).items()]
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt .*shorter"):
         lanes.carry(loads)
@@ -131,8 +141,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
 def test_any_float_dtype_is_converted(dtype: torch.dtype, tmp_path: Path) -> None:
     placement, up, _ = layers()
     save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, tmp_path / "model.safetensors")
-    load_weights(tmp_path, placement.shards, tied=False)
-    assert torch.equal(up.weight, UP)
+    load_weights(tmp_path, placement.wanted)
+    assert torch.equal(weight_of(up), UP)
 
 
 def test_a_sharded_index_is_followed(tmp_path: Path) -> None:
@@ -141,15 +151,15 @@ def test_a_sharded_index_is_followed(tmp_path: Path) -> None:
     weight_map = {"up.weight": "a.safetensors", "down.weight": "b.safetensors", "down.bias": "b.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     placement, up, _ = layers()
-    load_weights(tmp_path, placement.shards, tied=False)
-    assert torch.equal(up.weight, UP)
+    load_weights(tmp_path, placement.wanted)
+    assert torch.equal(weight_of(up), UP)
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(PenstockError, match=r"b\.safetensors is missing"):
-        load_weights(tmp_path, layers()[0].shards, tied=False)
+        load_weights(tmp_path, layers()[0].wanted)
 
 
 def test_a_stored_head_is_left_out_where_it_is_tied(tmp_path: Path) -> None:
-    load(tmp_path, {**TENSORS, "lm_head.weight": torch.ones(3)}, tied=True)
+    load(tmp_path, {**TENSORS, "lm_head.weight": torch.ones(3)}, unused=["lm_head.weight"])
 
 
 EMBEDDING = torch.arange(12, dtype=torch.float32).reshape(4, 3)
@@ -180,14 +190,14 @@ def test_a_head_is_a_models_own_if_it_is_not_the_embedding(
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     else:
         save_file(names | heads, tmp_path / "model.safetensors")
-    assert weights.has_own_head(tmp_path) is is_own
+    assert weights.has_own_head(tmp_path, "model.embed_tokens", "lm_head") is is_own
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
 def test_weights_that_are_pickles_alone_are_to_be_converted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with pytest.raises(PenstockError, match=rf"{name}.* safetensors alone.*save_pretrained") as caught:
-        load_weights(tmp_path, layers()[0].shards, tied=False)
+        load_weights(tmp_path, layers()[0].wanted)
     assert caught.value.code is ErrorCode.INTERNAL
 
 
@@ -215,13 +225,13 @@ def test_a_corrupt_file_is_named(damage: str, tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes({"truncated": whole[:-20], "noise": b"\xff" * 100, "empty": b""}[damage])
     with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt") as caught:
-        load_weights(tmp_path, layers()[0].shards, tied=False)
+        load_weights(tmp_path, layers()[0].wanted)
     assert caught.value.code is ErrorCode.INTERNAL
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
-        load_weights(tmp_path, layers()[0].shards, tied=False)
+        load_weights(tmp_path, layers()[0].wanted)
     with pytest.raises(PenstockError, match=r"config\.json is missing.*give the directory"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{")

@@ -5,8 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens

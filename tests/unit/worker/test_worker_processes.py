@@ -16,9 +16,9 @@ import pytest
 from played_scheduler import PROMPT, Scheduler, tokens, until
 from tiny_models import make_runner, save_model
 
-from penstock.domain.params import Sampling
-from penstock.domain.plan import Admission, StepPlan
-from penstock.v1 import worker_pb2, worker_pb2_grpc
+from contract.domain.params import Sampling
+from contract.domain.plan import Admission, StepPlan
+from contract.v1 import worker_pb2, worker_pb2_grpc
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
 from worker_svc.core.simulated import expected_tokens
@@ -82,7 +82,7 @@ def test_two_ranks_read_the_same_plans_and_outlive_a_broken_epoch(
     ranks = [
         start(
             url, "ranks", "--model", str(tmp_path), "--device", "cpu", "--max-num-seqs", "4", "--block-size", "4",
-            "--world-size", "2", "--rank", str(rank), "--distributed-address", f"file://{tmp_path}/rendezvous",
+            "--tensor-parallel-size", "2", "--rank", str(rank), "--distributed-address", f"file://{tmp_path}/rendezvous",
             "--num-threads", "1",
         )
         for rank in range(2)

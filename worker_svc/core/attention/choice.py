@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penstock.domain.errors import invalid
+from contract.domain.errors import invalid
 from worker_svc.core.kv_cache import KVCacheShape
 
 _HALF = (torch.bfloat16, torch.float16)

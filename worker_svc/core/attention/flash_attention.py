@@ -18,7 +18,7 @@ _V4_TILE_TOKENS = frozenset({80, 112, 128, 144})
 class Chunks:
     """Sequences whose last tokens attend, one sequence after the other; all i32 on the device."""
 
-    starts: Tensor  # [seqs + 1]: where each one's queries begin, and the end: rows before and behind are nobody's
+    starts: Tensor  # [seqs + 1]: where each one's queries begin, and the end: rows before and after are nobody's
     contexts: Tensor  # [seqs]: tokens with keys, the queries' own included
     tables: Tensor  # [seqs, blocks]: blocks of each one
     longest_query: int
@@ -28,9 +28,10 @@ class Chunks:
 class PagedAttention(Protocol):
     """Causal attention over keys and values in blocks."""
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks, scale: float) -> Tensor:
         """query [tokens, num_heads, head_dim] with any strides but the last, keys and values [num_blocks, block_size,
-        num_kv_heads, head_dim] -> [tokens, num_heads, head_dim], where nobody's rows may be anything.
+        num_kv_heads, head_dim] -> [tokens, num_heads, head_dim], where nobody's rows may be anything;
+        `scale`: of scores.
         """
 
 
@@ -67,13 +68,12 @@ def find_flash_attention(block_size: int, observe: Callable[[str, str], None] = 
 
 
 def _is_missing(module: str, error: Exception) -> bool:
-    """Whether it is the module, or a package around it, that was not found, and not one that it imports."""
+    """Return whether it is the module, or a package around it, that was not found, and not one that it imports."""
     return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _attention(function: Callable[..., Any], arguments: Callable[[Chunks], dict[str, Any]]) -> PagedAttention:
-    def attend(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks) -> Tensor:
-        scale = query.shape[-1] ** -0.5
+    def attend(query: Tensor, keys: Tensor, values: Tensor, chunks: Chunks, scale: float) -> Tensor:
         return _first(function(query, keys, values, **arguments(chunks), softmax_scale=scale, causal=True))
 
     return attend

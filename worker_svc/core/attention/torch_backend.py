@@ -11,9 +11,9 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
+from worker_svc.core.kernels.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
-from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -29,24 +29,26 @@ class _Group:
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
     blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
     mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
-    unseen: Tensor  # i64[cells]: those of num_seqs * blocks * block_size that are behind their sequence's context
+    unseen: Tensor  # i64[cells]: those of num_seqs * blocks * block_size that are after their sequence's context
 
 
 class TorchAttention:
     """Backend over one KV cache, for `num_heads` query heads."""
 
-    def __init__(self, cache: KVCache, num_heads: int, rotary: RotaryEmbedding) -> None:
+    def __init__(self, cache: KVCache, num_heads: int, rotary: RotaryEmbedding, scale: float) -> None:
+        """`scale`: of scores."""
         self._cache = cache
+        self._scale = scale
         self._num_heads = num_heads
         self._rotary = rotary
 
     def prepare(
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
     ) -> "TorchStepAttention":
-        """See `AttentionBackend.prepare`."""
+        """Implement `AttentionBackend.prepare`."""
         groups = [self._group(batch, rows, block_tables) for rows in _group_rows(batch)]
         angles = self._rotary.angles(positions)
-        return TorchStepAttention(self._cache, self._num_heads, angles, slot_mapping, groups)
+        return TorchStepAttention(self._cache, self._num_heads, angles, slot_mapping, groups, scale=self._scale)
 
     def _group(self, batch: Batch, rows: I64, block_tables: Tensor) -> _Group:
         device = block_tables.device
@@ -88,7 +90,7 @@ def _group_rows(batch: Batch) -> list[I64]:
 
 
 class TorchStepAttention:
-    """See `StepAttention`."""
+    """Implement `StepAttention`."""
 
     def __init__(
         self,
@@ -97,8 +99,11 @@ class TorchStepAttention:
         angles: tuple[Tensor, Tensor],
         slot_mapping: Tensor,
         groups: list[_Group],
+        *,
+        scale: float,
     ) -> None:
         self._cache = cache
+        self._scale = scale
         self._angles = angles
         self._slot_mapping = slot_mapping
         self._groups = groups
@@ -106,7 +111,7 @@ class TorchStepAttention:
         self._queries_per_head = num_heads // cache.shape.num_kv_heads
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
-        """See `StepAttention.attend`."""
+        """Implement `StepAttention.attend`."""
         if unscaled is not None:
             qkv = (qkv * unscaled.scales()).to(qkv.dtype)
         keys, values = self._cache.layer(layer)
@@ -114,7 +119,7 @@ class TorchStepAttention:
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
         query, key, value = torch.split(heads, [num_heads, self._num_kv_heads, self._num_kv_heads], dim=1)
         if head_norms is not None:
-            query, key = head_norms.query(query), head_norms.key(key)
+            query, key = head_norms.query.normalize(query), head_norms.key.normalize(key)
         query, key = rotate(query, *self._angles), rotate(key, *self._angles)
         keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
         values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
@@ -143,7 +148,9 @@ class TorchStepAttention:
             .transpose(1, 2)
             for cells in (keys, values)
         )
-        attended = F.scaled_dot_product_attention(folded, gathered_keys, gathered_values, attn_mask=group.mask)
+        attended = F.scaled_dot_product_attention(
+            folded, gathered_keys, gathered_values, attn_mask=group.mask, scale=self._scale
+        )
         return (
             attended.reshape(seqs, self._num_kv_heads, per_head, query_len, head_dim)
             .permute(0, 3, 1, 2, 4)

@@ -17,9 +17,9 @@ from worker_svc.core.kernels.few_rows import FewRows
 from worker_svc.core.kernels.norm import scale_rows
 from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles, prefill_attention
 from worker_svc.core.kernels.rope import rope_write
+from worker_svc.core.kernels.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.operations.interface import Unscaled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -39,11 +39,14 @@ class TritonAttention:
         num_heads: int,
         rotary: RotaryEmbedding,
         max_num_seqs: int,
+        scale: float,
     ) -> None:
+        """`scale`: of scores."""
         shape = cache.shape
         self.cache = cache
         self.rotary = rotary.table
         self.num_heads = num_heads
+        self.scale = scale
         self.flash: PagedAttention | None = None
         self.decode = DecodeAttention(
             max_num_seqs,
@@ -51,6 +54,7 @@ class TritonAttention:
             shape.num_kv_heads,
             shape.head_dim,
             rotary.table,
+            scale=scale,
             block_size=shape.block_size,
             item_bytes=shape.dtype.itemsize,
         )
@@ -63,7 +67,7 @@ class TritonAttention:
     def prepare(
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
     ) -> "TritonStepAttention":
-        """See `AttentionBackend.prepare`."""
+        """Implement `AttentionBackend.prepare`."""
         num_decodes = batch.num_decodes
         by_flash = self._suits_flash(batch, num_decodes)
         columns = upload(
@@ -111,7 +115,7 @@ class TritonAttention:
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
     def gains_by_flash(self, batch: Batch, first: int) -> bool:
-        """Whether a FlashAttention package is there that gains more at the sequences of the batch from `first` on than
+        """Return whether a FlashAttention package is there that gains more at the sequences from `first` on than
         what launching the step kernel by kernel, which it may ask for, costs.
         """
         return self._can_flash(batch, first) and self._flops(batch, first) >= _FLASH_FLOPS
@@ -150,7 +154,7 @@ class TritonAttention:
         starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
         tables = torch.zeros(1, num_blocks, dtype=torch.int32, device=device)
         query = torch.zeros(num_tokens, self.num_heads, keys.shape[-1], dtype=keys.dtype, device=device)
-        flash(query, keys, values, Chunks(starts, starts[1:], tables, num_tokens, num_tokens))
+        flash(query, keys, values, Chunks(starts, starts[1:], tables, num_tokens, num_tokens), self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,7 @@ def chunk_tiles(batch: Batch, first: int) -> tuple[I64, I64, I64, I64]:
 
 
 class TritonStepAttention:
-    """See `StepAttention`."""
+    """Implement `StepAttention`."""
 
     def __init__(
         self, backend: TritonAttention, block_tables: Tensor, decode_rows: DecodeRows, chunked: _Chunked | None
@@ -213,7 +217,7 @@ class TritonStepAttention:
         backend.decode.plan(decode_rows, block_tables)
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
-        """See `StepAttention.attend`."""
+        """Implement `StepAttention.attend`."""
         backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
         keys, values = backend.cache.layer(layer)
         norms, eps = None, 0.0
@@ -251,8 +255,8 @@ class TritonStepAttention:
         backend, work = self._backend, self._chunked.work if self._chunked is not None else None
         if isinstance(work, Chunks) and backend.flash is not None:
             query = qkv.view(len(qkv), -1, keys.shape[-1])[:, : backend.num_heads]
-            return backend.flash(query, keys, values, work).flatten(1)
+            return backend.flash(query, keys, values, work, backend.scale).flatten(1)
         out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
         if isinstance(work, PrefillTiles):
-            prefill_attention(qkv, work, self._block_tables, keys, values, out)
+            prefill_attention(qkv, work, self._block_tables, keys, values, out, backend.scale)
         return out

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.norm import row_scale
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 _BLOCK, _WIDE_BLOCK = 1024, 2048
 _WIDE = 4096  # columns of a program between some rows and many, if a row divides into them: few find a row's scale

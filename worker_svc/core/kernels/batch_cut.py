@@ -10,7 +10,7 @@ _MANY_INPUTS, _VERY_MANY_INPUTS = 2048, 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProductCut:
     """Tiles of all rows; a program does one, or the splits of one are done by as many programs."""
 
     rows: int  # that there is room for: 64 or 128
@@ -26,13 +26,13 @@ class Cut:
         return self.wide + self.narrow
 
     def fits(self, outputs: int, inputs: int) -> bool:
-        """Whether a weight divides into such tiles, for as many programs as can run at once and not many less."""
+        """Return whether a weight divides into such tiles, for as many programs as can run at once or nearly."""
         programs = outputs // self.outputs * self.splits
         divides = outputs % self.outputs == 0 and inputs % (self.splits * self.inputs) == 0
         return divides and _FEWEST_PROGRAMS <= programs <= MULTIPROCESSORS
 
 
-def find_cut(outputs: int, inputs: int, rows: int) -> Cut | None:
+def find_cut(outputs: int, inputs: int, rows: int) -> ProductCut | None:
     """Of a product; None: others are better at it, or it has none.
 
     Qwen3-8B's were compared within decode steps, 0.6B's alone. Fewer rows are left to the kernels for few rows and
@@ -41,15 +41,15 @@ def find_cut(outputs: int, inputs: int, rows: int) -> Cut | None:
     if inputs < _MANY_INPUTS or not _fewest_rows(outputs, inputs) < rows <= _MOST_ROWS:
         return None
     if rows <= _SOME_ROWS:
-        cuts = [Cut(64, 64, 0, 64, 1, 12), Cut(64, 128, 0, 64, 4, 8), Cut(64, 64, 0, 64, 8, 4)]
+        cuts = [ProductCut(64, 64, 0, 64, 1, 12), ProductCut(64, 128, 0, 64, 4, 8), ProductCut(64, 64, 0, 64, 8, 4)]
     elif inputs >= _VERY_MANY_INPUTS:
-        cuts = [Cut(128, 128, 0, 64, 4, 6)] if rows > _MORE_ROWS else []
+        cuts = [ProductCut(128, 128, 0, 64, 4, 6)] if rows > _MORE_ROWS else []
     else:
-        cuts = [Cut(128, 64, 0, 64, 8, 4)]
+        cuts = [ProductCut(128, 64, 0, 64, 8, 4)]
     return next((each for each in cuts if each.fits(outputs, inputs)), None)
 
 
-def find_gated_cut(outputs: int, inputs: int, rows: int) -> Cut | None:
+def find_gated_cut(outputs: int, inputs: int, rows: int) -> ProductCut | None:
     """Of a gated product, whose weight has `outputs` gates and ups; None: others are better at it, or it has none.
 
     What is saved is a kernel for the gate, and up to 64 rows one for the norm.
@@ -57,9 +57,9 @@ def find_gated_cut(outputs: int, inputs: int, rows: int) -> Cut | None:
     if not _fewest_rows(outputs, inputs) < rows <= _MOST_ROWS:
         return None
     if rows <= _SOME_ROWS:
-        cuts = [Cut(64, 128, 64, 128, 1, 3), Cut(64, 64, 0, 64, 1, 9)]
+        cuts = [ProductCut(64, 128, 64, 128, 1, 3), ProductCut(64, 64, 0, 64, 1, 9)]
     else:
-        cuts = [Cut(128, 128, 64, 64, 1, 5)] if rows > _MORE_ROWS else []
+        cuts = [ProductCut(128, 128, 64, 64, 1, 5)] if rows > _MORE_ROWS else []
     return next((each for each in cuts if each.fits(outputs, inputs)), None)
 
 

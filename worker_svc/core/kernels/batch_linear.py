@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from worker_svc.core.kernels.batch_cut import MULTIPROCESSORS, Cut
+from worker_svc.core.kernels.batch_cut import MULTIPROCESSORS, ProductCut
 from worker_svc.core.kernels.batch_ends import end_split, end_whole
 from worker_svc.core.kernels.launch import INTERPRETED
 
@@ -27,7 +27,7 @@ _MOST_SPLITS = 8
 
 @gluon.jit
 def _span(item, STEPS: gl.constexpr, SPLITS: gl.constexpr):
-    """The first step through an item's inputs, and the one behind its last."""
+    """The first step through an item's inputs, and the one after its last."""
     split = item % SPLITS
     return split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS
 
@@ -239,7 +239,7 @@ def _batch_linear(
 
 @cache
 def has_batch_linear(device: torch.device) -> bool:
-    """Whether `BatchLinear` can multiply there: a Hopper with all its multiprocessors."""
+    """Return whether `BatchLinear` can multiply there: a Hopper with all its multiprocessors."""
     if device.type != "cuda" or INTERPRETED:
         return False
     properties = torch.cuda.get_device_properties(device)
@@ -254,18 +254,18 @@ class BatchLinear:
     def __init__(self) -> None:
         self._ended: Tensor | None = None
 
-    def multiply(self, x: Tensor, weight: Tensor, cut: Cut, residual: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, cut: ProductCut, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs]."""
         return self._launch(x, weight, cut, residual)
 
-    def gate(self, hidden: Tensor, weight: Tensor, cut: Cut, eps: float) -> Tensor:
+    def gate(self, hidden: Tensor, weight: Tensor, cut: ProductCut, eps: float) -> Tensor:
         """silu(gate) * up of hidden / rms(hidden): hidden [rows, inputs], weight [2 * outputs, inputs], gates then ups
         -> [rows, outputs]; a cut without splits.
         """
         return self._launch(hidden, weight, cut, eps=eps)
 
     def _launch(
-        self, x: Tensor, weight: Tensor, cut: Cut, residual: Tensor | None = None, eps: float | None = None
+        self, x: Tensor, weight: Tensor, cut: ProductCut, residual: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
         rows, inputs = x.shape
         is_gated = eps is not None

@@ -19,7 +19,7 @@ def compile_launches(launch_all: Callable[[], object], num_threads: int) -> None
     Raises:
         triton.CompilationError: one of them cannot be compiled.
     """
-    # In a context of its own: behind an error Triton would go on handing kernels to threads that are no more.
+    # In a context of its own: after an error Triton would go on handing kernels to threads that are no more.
     copy_context().run(_compile_launches, launch_all, num_threads)
 
 

@@ -6,14 +6,14 @@ import torch
 import triton
 from torch import Tensor
 
-from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, SHARE_BYTES, Cut, Shares, cut, find_shares
+from worker_svc.core.kernels.decode_cut import MIN_QUERY_ROWS, SHARE_BYTES, ContextCut, Shares, cut, find_shares
 from worker_svc.core.kernels.decode_plan import PLAN_COLUMNS, plan_shares
 from worker_svc.core.kernels.decode_shares import attend_shares, finish_heads
 from worker_svc.core.kernels.decode_splits import attend_splits
 from worker_svc.core.kernels.decode_stream import can_stream, stream_shares
 from worker_svc.core.kernels.head_dims import tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 _LOG2E = 1.4426950408889634
 _PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
@@ -46,6 +46,7 @@ class DecodeAttention:
         head_dim: int,
         rotary: Tensor,
         *,
+        scale: float,
         block_size: int,
         item_bytes: int = 2,
     ) -> None:
@@ -53,7 +54,7 @@ class DecodeAttention:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
-        self.query_scale = head_dim**-0.5 * _LOG2E  # softmax is to the base of 2
+        self.query_scale = scale * _LOG2E  # softmax is to the base of 2
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
@@ -69,7 +70,7 @@ class DecodeAttention:
         self._weight = torch.empty(most, device=device)
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
 
-    def _cut(self, sequences: int) -> Cut:
+    def _cut(self, sequences: int) -> ContextCut:
         chosen = cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
         # No context is longer than the table of positions: further splits would find nothing.
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
@@ -78,7 +79,7 @@ class DecodeAttention:
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
     def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
-        """Cut the contexts of a step; called before its first `attend`, with the same tables."""
+        """ContextCut the contexts of a step; called before its first `attend`, with the same tables."""
         if (shares := self._find_shares(len(rows))) is not None:
             plan_shares[(shares.programs,)](
                 rows.rows,
@@ -96,7 +97,7 @@ class DecodeAttention:
             )
 
     def takes_finished(self, sequences: int) -> bool:
-        """Whether `attend` can have what is done to the heads of so many done ahead, by whoever does it for others."""
+        """Return whether `attend` can have the heads of so many finished ahead, by whoever does that for others."""
         return self._find_shares(sequences) is not None
 
     def attend(
@@ -130,7 +131,7 @@ class DecodeAttention:
 
     def _attend_splits(
         self,
-        chosen: Cut,
+        chosen: ContextCut,
         qkv: Tensor,
         norms: tuple[Tensor, Tensor] | None,
         eps: float,

@@ -11,7 +11,7 @@ SHARE_BYTES = 5 * MIN_QUERY_ROWS * _TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ContextCut:
     """How contexts are cut into the work of programs."""
 
     splits: int  # of a context, at most
@@ -46,21 +46,21 @@ def find_shares(sequences: int, num_kv_heads: int, row_bytes: int, multiprocesso
     return Shares(multiprocessors * (_TOKEN_BYTES // token_bytes), MIN_QUERY_ROWS, 3, num_kv_heads, 4)
 
 
-def cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> Cut:
+def cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> ContextCut:
     """As measured best in the steps of Qwen3-0.6B on an H200, for keys of `row_bytes` (of one head): few programs share
     a context and begin early; more have several tiles on their way; many are small, so that a multiprocessor holds
     several and one reads while another computes. One sequence of larger groups of queries, as Qwen3-8B's.
     """
     programs = sequences * num_kv_heads
     if sequences == 1 and group >= _LARGE_GROUP:
-        return Cut(max(1, 264 // programs), 16, _tokens(16, row_bytes), 3, 1, None, ahead=1)
+        return ContextCut(max(1, 264 // programs), 16, _tokens(16, row_bytes), 3, 1, None, ahead=1)
     if programs <= 64:
-        return Cut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, ahead=1)
+        return ContextCut(max(1, 264 // programs), 64, _tokens(64, row_bytes), 3, 2, None, ahead=1)
     if programs <= 256:
-        return Cut(max(1, 264 // programs), 128, _tokens(128, row_bytes), 3, 4, None, ahead=int(programs > 128))
+        return ContextCut(max(1, 264 // programs), 128, _tokens(128, row_bytes), 3, 4, None, ahead=int(programs > 128))
     if programs < 1536:
-        return Cut(2 if programs <= 512 else 1, 512, _tokens(32, row_bytes), 3, 2, None, ahead=2)
-    return Cut(1, 512, _tokens(32, row_bytes), 3, 2, 128, ahead=0)
+        return ContextCut(2 if programs <= 512 else 1, 512, _tokens(32, row_bytes), 3, 2, None, ahead=2)
+    return ContextCut(1, 512, _tokens(32, row_bytes), 3, 2, 128, ahead=0)
 
 
 def _tokens(measured: int, row_bytes: int) -> int:

@@ -22,12 +22,12 @@ def plan_shares(
     COST: tl.constexpr,  # of a context's begin and end, in tiles
     SEQUENCES: tl.constexpr,  # power of two from `sequences`
 ):
-    """Contexts lie one behind the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
+    """Contexts lie one after the other on a line, each as long as COST and its tiles of BLOCK_T tokens. Programs have
     equal shares of the line, and attend to the tiles that begin there.
 
     A share's plan: its first sequence, the token at which it begins there, and its number of tiles. Then the first
     sequence's parts: where the first one is kept, the first and the last share that have one. Then the last sequence
-    and, if it is another and goes on behind this share, the last share that has a part of it, else 0. Then the first
+    and, if it is another and goes on after this share, the last share that has a part of it, else 0. Then the first
     sequence's context, slot and row, and the block in which the share begins.
     """
     share = tl.program_id(0)

@@ -65,7 +65,7 @@ def finish_heads(
     DEPENDENT: tl.constexpr,
 ):
     """One program a sequence: normalise, rotate and scale its queries in place, and write its new key and value to the
-    cache. All that does not depend on the kernel ahead is read before it has ended, all else at once behind that.
+    cache. All that does not depend on the kernel ahead is read before it has ended, all else at once after that.
     """
     release(DEPENDENT)
     sequence = tl.program_id(0)
@@ -94,7 +94,7 @@ def finish_heads(
     k1 = load(keys, half, HALF).to(tl.float32)
     k2 = load(keys + HALF, half, HALF).to(tl.float32)
     v = load(values, dims, D).to(tl.float32)
-    tl.debug_barrier()  # or the compiler would read these behind the sum below, so as to need fewer registers
+    tl.debug_barrier()  # or the compiler would read these after the sum below, so as to need fewer registers
     from_hidden = whole_row_scale(hidden_ptr + row * HIDDEN, hidden_eps, HIDDEN)
     q1, q2 = _turn(q1 * from_hidden, q2 * from_hidden, query_norm_1, query_norm_2, cos, sin, eps, D, NORM)
     k1, k2 = _turn(k1 * from_hidden, k2 * from_hidden, key_norm_1, key_norm_2, cos, sin, eps, D, NORM)
@@ -168,7 +168,7 @@ def _part(partial_ptr, weight_ptr, place, is_part, H: tl.constexpr, D: tl.conste
     head = tl.arange(0, HEADS)
     dims = tl.arange(0, tile_dims(D))
     is_head = is_part & (head < H)
-    # Rows behind H would be -inf - -inf, which is NaN; they are never stored.
+    # Rows after H would be -inf - -inf, which is NaN; they are never stored.
     weight = tl.load(weight_ptr + place * H + head, mask=is_head, other=0.0, cache_modifier=".cg")
     cells = partial_ptr + (place * H + head[:, None]) * D + dims[None, :]
     partial = load(cells, dims[None, :], D, is_head[:, None], OF_OTHERS=True)

@@ -210,7 +210,7 @@ def attend_splits(
                     is_part = part[:, None] < num_splits
                     places = (base + part[:, None]) * G + query[None, :]
                     is_place = is_part & (query[None, :] < G)
-                    # Rows behind G would be -inf - -inf, which is NaN; they are never stored.
+                    # Rows after G would be -inf - -inf, which is NaN; they are never stored.
                     weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
                     weight = tl.where(is_part, weight, float("-inf"))
                     partial = load(

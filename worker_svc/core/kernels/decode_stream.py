@@ -218,7 +218,7 @@ def _tiled(cache: Tensor) -> TensorDescriptor:
 def can_stream(
     device: torch.device, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, item_bytes: int
 ) -> bool:
-    """Whether `stream_shares` can attend to what is cached so, a block a tile and a head a warp: on a Hopper."""
+    """Return whether `stream_shares` can attend to what is cached so, a block a tile and a head a warp: on a Hopper."""
     if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device) != _HOPPER:
         return False
     is_group = num_kv_heads in (4, 8) and num_heads <= num_kv_heads * _QUERIES.value
@@ -236,7 +236,7 @@ def stream_shares(
     out: Tensor,
     scratch: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Write the attended heads into `out`, behind `finish_heads`, by as many programs as there are shares.
+    """Write the attended heads into `out`, after `finish_heads`, by as many programs as there are shares.
 
     `rows`: rows, slots and contexts of the sequences; `scratch`: parts, their weights, how many of them have ended.
     """

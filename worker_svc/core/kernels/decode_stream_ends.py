@@ -46,7 +46,7 @@ def _part(outs, place, is_part, H: gl.constexpr, D: gl.constexpr, HEADS: gl.cons
     head = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))[None, :]
     is_head = is_part & (head < H)
-    # Rows behind H would be -inf - -inf, which is NaN; they are never stored.
+    # Rows after H would be -inf - -inf, which is NaN; they are never stored.
     weight = gl.load(weight_ptr + place * H + head, mask=is_head, other=0.0, cache_modifier=".cg")
     cells = partial_ptr + (place * H + head[:, None]) * D + dims
     partial = gl.load(cells, mask=is_head[:, None] & (dims >= 0), other=0.0, cache_modifier=".cg")

@@ -11,7 +11,7 @@ tile_dims = triton.next_power_of_2
 
 @triton.jit
 def load(cells, dims, D: tl.constexpr, mask=None, OF_OTHERS: tl.constexpr = False):
-    """A tile of a head's `dims`, of which there are D: zeros behind these, and where a `mask` is false. What other
+    """A tile of a head's `dims`, of which there are D: zeros after these, and where a `mask` is false. What other
     programs wrote is not looked for in the first-level cache.
     """
     CACHE: tl.constexpr = ".cg" if OF_OTHERS else ""

@@ -13,7 +13,7 @@ _FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)  # Hopper
 
 @cache
 def has_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel may be on the multiprocessors before the one ahead of it has ended."""
+    """Return whether a kernel may be on the multiprocessors before the one ahead of it has ended."""
     return (
         device.type == "cuda"
         and not INTERPRETED
@@ -49,7 +49,7 @@ def power_of_two_divisor(value: int, limit: int) -> int:
 @triton.jit
 def wait(DEPENDENT: tl.constexpr):
     """Wait until all that the kernels before wrote can be read. Every program of a dependent kernel that reads or
-    writes what others do must call it, or it would not be ordered behind the kernels before the last.
+    writes what others do must call it, or it would not be ordered after the kernels before the last.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
@@ -57,6 +57,6 @@ def wait(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def release(DEPENDENT: tl.constexpr):
-    """Let the next kernel start; called behind `wait`, so that it finds all but this kernel's output."""
+    """Let the next kernel start; called after `wait`, so that it finds all but this kernel's output."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

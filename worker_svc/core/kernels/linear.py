@@ -149,7 +149,7 @@ def _tile(outputs: int, inputs: int, *, is_gated: bool) -> _Tile:
 
 
 def fits_row_linear(weight: Tensor) -> bool:
-    """Whether `row_linear` can do it: inputs divide into tiles."""
+    """Return whether `row_linear` can do it: inputs divide into tiles."""
     return power_of_two_divisor(weight.shape[1], _MIN_COLUMNS) == _MIN_COLUMNS
 
 

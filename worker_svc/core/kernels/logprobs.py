@@ -1,5 +1,5 @@
-"""Logprobs of some rows' tokens and of their likeliest ones: each part of a row finds its own likeliest one after the
-other, and the row's are among these.
+"""Logprobs and ranks of some rows' tokens, and the logprobs of the likeliest ones: each part of a row counts what is
+likelier than its token and finds its own likeliest one after the other, and the row's are among these.
 """
 
 import torch
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.domain.params import MAX_LOGPROBS
+from contract.domain.params import MAX_LOGPROBS
 from worker_svc.core.kernels.launch import options
 
 _PART = 2048  # columns of a program
@@ -27,6 +27,8 @@ def _take_likeliest(x, token_ids, is_left):
 def _rank_parts(
     logits_ptr,  # [rows, columns]
     rows_ptr,  # i64[l]
+    token_ids_ptr,  # i64[rows]
+    above_ptr,  # i32[l, parts]: logits that are larger than that of the row's token
     most_ptr,  # f32[l, parts]: the largest logit
     mass_ptr,  # f32[l, parts]: the sum of exp(logit - most)
     top_ptr,  # f32[l, parts, ROOM]: the largest logits, and
@@ -42,6 +44,8 @@ def _rank_parts(
     columns = tl.program_id(1) * PART + tl.arange(0, PART)
     is_left = columns < num_columns
     x = tl.load(logits_ptr + row * row_stride + columns, mask=is_left, other=float("-inf")).to(tl.float32)
+    own = tl.load(logits_ptr + row * row_stride + tl.load(token_ids_ptr + row)).to(tl.float32)
+    tl.store(above_ptr + place, tl.sum((x > own).to(tl.int32), 0))
     most = tl.max(x, 0)
     # A part may have nothing at all.
     base = tl.where(most == float("-inf"), 0.0, most)
@@ -58,11 +62,13 @@ def _rank(
     logits_ptr,  # [rows, columns]
     rows_ptr,  # i64[l]
     token_ids_ptr,  # i64[rows]
+    above_ptr,
     most_ptr,
     mass_ptr,
     top_ptr,
     top_ids_ptr,
     own_out_ptr,  # f32[l]
+    ranks_out_ptr,  # i64[l]
     top_out_ptr,  # f32[l, num_top]
     top_ids_out_ptr,  # i64[l, num_top]
     row_stride,
@@ -82,6 +88,8 @@ def _rank(
     whole = top + tl.log(tl.sum(mass * tl.exp(most - top), 0))
     own = tl.load(logits_ptr + row * row_stride + tl.load(token_ids_ptr + row)).to(tl.float32)
     tl.store(own_out_ptr + index, own - whole)
+    above = tl.load(above_ptr + places, mask=is_part, other=0)
+    tl.store(ranks_out_ptr + index, tl.sum(above, 0).to(tl.int64) + 1)
     ranks = tl.arange(0, ROOM)
     cells = places[:, None] * ROOM + ranks[None, :]
     is_cell = is_part[:, None] & (ranks[None, :] < num_top)
@@ -94,22 +102,28 @@ def _rank(
         tl.store(top_ids_out_ptr + index * num_top + rank, token_id.to(tl.int64))
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, rows: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of `rows` i64[l] of logits [rows, vocab_size]: logprobs f32[l] of their tokens, of token_ids i64[rows]; which
-    tokens i64[l, num_top] are the likeliest, these first and of equals the first, and their logprobs f32[l, num_top].
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, rows: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of `rows` i64[l] of logits [rows, vocab_size]: logprobs f32[l] of their tokens, of token_ids i64[rows], and their
+    ranks i64[l]; which tokens i64[l, num_top] are the likeliest, these first and of equals the first, and their
+    logprobs f32[l, num_top].
 
     `num_top` is at most `MAX_LOGPROBS`, and the vocabulary has as many tokens.
     """
     device, asked, columns = logits.device, len(rows), logits.shape[1]
     parts = triton.cdiv(columns, _PART)
     most, mass = (torch.empty(asked, parts, device=device) for _ in range(2))
+    above = torch.empty(asked, parts, dtype=torch.int32, device=device)
     top = torch.empty(asked, parts, _ROOM, device=device)
     top_ids = torch.empty(asked, parts, _ROOM, dtype=torch.int32, device=device)
     own, likeliest = torch.empty(asked, device=device), torch.empty(asked, num_top, device=device)
-    likeliest_ids = torch.empty(asked, num_top, dtype=torch.int64, device=device)
+    ranks, likeliest_ids = (torch.empty(asked, *n, dtype=torch.int64, device=device) for n in ((), (num_top,)))
     _rank_parts[(asked, parts)](
         logits,
         rows,
+        token_ids,
+        above,
         most,
         mass,
         top,
@@ -125,11 +139,13 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, rows: Tensor, num_top: int
         logits,
         rows,
         token_ids,
+        above,
         most,
         mass,
         top,
         top_ids,
         own,
+        ranks,
         likeliest,
         likeliest_ids,
         logits.stride(0),
@@ -139,4 +155,4 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, rows: Tensor, num_top: int
         ROOM=_ROOM,
         **options(warps=8),
     )
-    return own, likeliest_ids, likeliest
+    return own, ranks, likeliest_ids, likeliest

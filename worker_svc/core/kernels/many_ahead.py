@@ -1,5 +1,5 @@
 """Kernels of quack-kernels for Hopper that can ask for a weight's first tiles before the kernel ahead has ended, and
-let the one behind begin as soon as there is room. Only to be imported where that package is; kernels on disk are named
+let the one after begin as soon as there is room. Only to be imported where that package is; kernels on disk are named
 after `many_rows.VERSION`, so that other code here needs another number.
 """
 

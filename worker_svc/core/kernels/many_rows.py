@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker_svc.core.kernels.many_tiles import Tile, Tiles
 from worker_svc.core.kernels.norm import row_scales
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
 _MOST_SPLIT_TILES, _MOST_SPLIT_CELLS = 1024, 1 << 20
@@ -74,7 +74,7 @@ class ManyRows:
         return ended, self._parts[: by_rows * by_outputs * cells].view(*tiles, cells)
 
     def makes_product(self, tile: Tile, device: torch.device) -> bool:
-        """Whether a small one is what it should be: of some tiles that the package takes they are not."""
+        """Return whether a small one is what it should be: of some tiles that the package takes they are not."""
         x, weight, _ = _samples(device)
         return _is_near(self.multiply(x, weight, tile), x.float() @ weight.float().t())
 

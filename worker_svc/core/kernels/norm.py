@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 _PART = tl.constexpr(2048)  # of a row that is read at once
 

@@ -85,7 +85,7 @@ def _prefill_attention(
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
         scores = tl.dot(q, load(keys + cells[None, :], dims[:, None], D, is_known[None, :])) * scale
-        # Rows behind the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
+        # Rows after the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
         scores = tl.where((positions[None, :] <= first + m[:, None]) & is_known[None, :], scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
@@ -112,12 +112,13 @@ class PrefillTiles:
 
 
 def prefill_attention(
-    qkv: Tensor, tiles: PrefillTiles, block_tables: Tensor, keys: Tensor, values: Tensor, out: Tensor
+    qkv: Tensor, tiles: PrefillTiles, block_tables: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
 
     qkv [tokens, more than num_heads * head_dim]: rotated queries stand first in a row; keys and values of these tokens
-    are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim].
+    are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim];
+    `scale`: of scores.
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -133,7 +134,7 @@ def prefill_attention(
         tiles.lengths,
         tiles.slots,
         block_tables,
-        head_dim**-0.5 * _LOG2E,
+        scale * _LOG2E,
         qkv.stride(0),
         block_tables.stride(0),
         keys.stride(0),

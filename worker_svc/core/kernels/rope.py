@@ -1,4 +1,4 @@
-"""Rotary embedding of many tokens, with the norms before it and the write to the cache behind it."""
+"""Rotary embedding of many tokens, with the norms before it and the write to the cache after it."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from torch import Tensor
 from worker_svc.core.kernels.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.norm import row_scale
-from worker_svc.core.operations.interface import Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
 
 
 @triton.jit

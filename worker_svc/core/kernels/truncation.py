@@ -131,7 +131,7 @@ def _surely(maxima, weights, masses, end, most, colder, GROUP: tl.constexpr):
 
 @triton.jit
 def _load_groups(near, start, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Logits f32[TILE, GROUP] of the listed groups from `start` on; -inf behind the last."""
+    """Logits f32[TILE, GROUP] of the listed groups from `start` on; -inf after the last."""
     row_ptr, num_columns, near_ptr, num_near = near
     places = start + tl.arange(0, TILE)
     groups = tl.load(near_ptr + places, mask=places < num_near, other=num_columns)

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.formats.dense import Dense
+from worker_svc.core.layers.fusion import Normed, operand
 from worker_svc.core.layers.placement import Placement
 
 _ALIGNMENT = 64  # of a rank's rows: products, and kernels that read logits, are several times as slow at odd numbers
@@ -16,12 +18,15 @@ class VocabParallelEmbedding:
 
     def __init__(self, placement: Placement, name: str, vocab_size: int, hidden_size: int) -> None:
         self._group = placement.group
+        self._operations = placement.operations
         self._vocab_size = vocab_size
         rows = -(-vocab_size // (placement.group.world_size * _ALIGNMENT)) * _ALIGNMENT
         self._first = min(placement.group.rank * rows, vocab_size)
         last = min(self._first + rows, vocab_size)
         self.weight = placement.empty(rows, hidden_size)
+        self.packed = Dense(self.weight)  # as a head has it
         self.bias: Tensor | None = None
+        self.is_partial = False
         self.weight[last - self._first :] = 0
         placement.want(
             f"{name}.weight",
@@ -44,10 +49,11 @@ class VocabParallelEmbedding:
         rows = F.embedding(torch.where(here, local, 0), self.weight)
         return self._group.all_reduce(rows * here.unsqueeze(-1))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """x [rows, hidden_size] -> this rank's columns of the logits."""
-        return F.linear(x, self.weight)
+        return self.packed.multiply(x, None)
 
-    def gather(self, shard: Tensor) -> Tensor:
-        """This rank's columns of the logits -> [rows, vocab_size], whole on every rank."""
-        return self._group.all_gather_columns(shard)[:, : self._vocab_size]
+    def logits(self, x: Tensor | Normed) -> Tensor:
+        """x [rows, hidden_size] -> [rows, vocab_size], whole on every rank."""
+        columns = self._operations.norm_linear(*operand(x), self)
+        return self._group.all_gather_columns(columns)[:, : self._vocab_size]

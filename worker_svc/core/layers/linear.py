@@ -1,53 +1,86 @@
-"""Linear layers: split by columns (each rank has some outputs) or by rows (each rank has some inputs)."""
+"""Linear layers: which stored rows, which part of them, how they are stored."""
 
-import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from contract.domain.errors import unimplemented
+from worker_svc.core.layers.fusion import Normed, Product
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import StoredRows
 
 
-class ColumnParallelLinear:
-    """Several projections of one input in one product; `outputs` are (checkpoint name, stored size, this rank's rows).
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A projection in a product: the rows that a checkpoint has of it, and those outputs that this rank has."""
 
-    The output is [tokens, sum of this rank's rows], in the order of `outputs`.
+    stored: StoredRows
+    size: int  # outputs in all
+    mine: slice
+
+
+class Linear:
+    """Outputs of `projections`, one after the other, of the inputs `columns` (all: None) out of `num_inputs`.
+
+    Where inputs are split over the ranks, an output is the sum over them.
     """
 
     def __init__(
-        self, placement: Placement, in_features: int, outputs: list[tuple[str, int, slice]], *, bias: bool
+        self,
+        placement: Placement,
+        projections: Sequence[Projection],
+        num_inputs: int,
+        columns: slice | None = None,
+        *,
+        has_bias: bool = False,
     ) -> None:
-        self.sizes = [rows.stop - rows.start for _, _, rows in outputs]
-        self.weight = placement.empty(sum(self.sizes), in_features)
-        self.bias = placement.empty(sum(self.sizes)) if bias else None
+        inputs = columns or slice(0, num_inputs)
+        self.group = placement.group
+        self.operations = placement.operations
+        self.is_partial = columns is not None and placement.group.world_size > 1
+        self.sizes = [each.mine.stop - each.mine.start for each in projections]
+        outputs = sum(self.sizes)
+        formats = [placement.format_of(each.stored.name) for each in projections]
+        if any(type(each) is not type(formats[0]) for each in formats):
+            names = ", ".join(each.stored.name for each in projections)
+            raise unimplemented(f"different formats of {names}, which are one product here,")
+        format_ = formats[0]
+        tensors = {
+            piece.suffix: placement.empty(
+                *piece.shape(outputs, inputs.stop - inputs.start), dtype=piece.dtype or placement.dtype
+            )
+            for piece in format_.pieces
+        }
+        self.packed = format_.pack(tensors)
+        self.bias = placement.empty(outputs) if has_bias else None
         start = 0
-        for (name, stored, rows), size in zip(outputs, self.sizes, strict=True):
-            end = start + size
-            placement.want(f"{name}.weight", self.weight[start:end], (stored, in_features), rows)
+        for each, size in zip(projections, self.sizes, strict=True):
+            here, rows = slice(start, start + size), each.stored
+            stored = slice(rows.first + each.mine.start, rows.first + each.mine.stop)
+            of = rows.of or each.size
+            for piece in format_.pieces:
+                destination = tensors[piece.suffix][piece.index(here, slice(0, inputs.stop - inputs.start))]
+                whole = piece.shape(of, num_inputs)
+                placement.want(f"{rows.name}.{piece.suffix}", destination, whole, *piece.index(stored, inputs))
             if self.bias is not None:
-                placement.want(f"{name}.bias", self.bias[start:end], (stored,), rows)
-            start = end
+                placement.want(f"{rows.name}.bias", self.bias[here], (of,), stored)
+            start += size
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, in_features] -> [tokens, this rank's outputs]."""
-        return F.linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor | Normed) -> Product:
+        """x [tokens, inputs] -> [tokens, outputs], computed by whoever reads it."""
+        return Product(self, x)
 
-
-class RowParallelLinear:
-    """A projection whose input is split over the ranks; the output is summed over them, whole on each."""
-
-    def __init__(
-        self, placement: Placement, name: str, in_features: int, columns: slice, out_features: int, *, bias: bool
-    ) -> None:
-        self._group = placement.group
-        self.is_whole = placement.group.world_size == 1
-        self.weight = placement.empty(out_features, columns.stop - columns.start)
-        self.bias = placement.empty(out_features) if bias else None
-        placement.want(f"{name}.weight", self.weight, (out_features, in_features), slice(None), columns)
-        if self.bias is not None:
-            placement.want(f"{name}.bias", self.bias, (out_features,))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tokens, this rank's columns] -> [tokens, out_features], whole on every rank."""
-        if self.is_whole:
-            return F.linear(x, self.weight, self.bias)
-        total = self._group.all_reduce(F.linear(x, self.weight))
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [tokens, this rank's inputs] -> [tokens, outputs], whole on every rank: by torch."""
+        if not self.is_partial:
+            return self.packed.multiply(x, self.bias)
+        total = self.group.all_reduce(self.packed.multiply(x, None))
         return total if self.bias is None else total + self.bias
+
+    def scale_outputs(self, factor: float) -> None:
+        """Multiply what comes out by `factor`, once, when the weights are there."""
+        if factor != 1.0:
+            self.packed.scale_outputs(factor)
+            if self.bias is not None:
+                self.bias.mul_(factor)

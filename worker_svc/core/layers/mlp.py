@@ -1,36 +1,34 @@
 """The gated feed-forward block (SwiGLU; Shazeer, 2020)."""
 
+import math
+
 from torch import Tensor
 
-from worker_svc.core.config import ModelConfig
-from worker_svc.core.layers.linear import ColumnParallelLinear, RowParallelLinear
-from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.formats.interface import cut_unit
+from worker_svc.core.layers.fusion import Normed, Product, silu
+from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import GatedMLPSpec
 
 
 class GatedMLP:
-    """x + down(silu(gate(norm(x))) * up(norm(x))); gate and up are one product."""
+    """down(silu(gate) * up); gate and up are one product."""
 
-    def __init__(self, placement: Placement, name: str, norm_name: str, config: ModelConfig) -> None:
-        size = config.intermediate_size
-        part = placement.part(size, "intermediate_size")
-        self._operations = placement.operations
-        self._norm = RMSNorm(placement, norm_name, config.hidden_size, config.rms_norm_eps)
-        self._gate_up = ColumnParallelLinear(
-            placement,
-            config.hidden_size,
-            [(f"{name}.gate_proj", size, part), (f"{name}.up_proj", size, part)],
-            bias=config.mlp_bias,
-        )
-        self._down = RowParallelLinear(
-            placement, f"{name}.down_proj", size, part, config.hidden_size, bias=config.mlp_bias
-        )
+    def __init__(self, placement: Placement, spec: GatedMLPSpec, hidden_size: int) -> None:
+        part = gated_columns(placement, spec)
+        projections = [Projection(spec.gate, spec.size, part), Projection(spec.up, spec.size, part)]
+        self.input = Linear(placement, projections, hidden_size, has_bias=spec.has_bias)
+        output = Projection(spec.down, hidden_size, slice(0, hidden_size))
+        self.output = Linear(placement, [output], spec.size, part, has_bias=spec.has_bias)
 
-    def fold_norm(self) -> None:
-        """See `Operations.fold_norm`."""
-        self._operations.fold_norm(self._norm, self._gate_up)
+    def __call__(self, x: Tensor | Normed) -> Product:
+        """x [tokens, hidden_size] -> like x."""
+        gate, up = self.input(x)
+        return self.output(silu(gate) * up)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [tokens, hidden_size] -> like hidden, whole on every rank."""
-        gated = self._operations.norm_gated(hidden, self._norm, self._gate_up)
-        return self._operations.linear_add(gated, self._down, hidden)
+
+def gated_columns(placement: Placement, spec: GatedMLPSpec) -> slice:
+    """This rank's part of what is between the two products."""
+    outputs = (cut_unit(placement.format_of(each.name), "out") for each in (spec.gate, spec.up))
+    unit = math.lcm(*outputs, cut_unit(placement.format_of(spec.down.name), "in"))
+    return placement.columns(spec.size, unit)

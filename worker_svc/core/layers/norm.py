@@ -1,26 +1,59 @@
 """Root mean square normalisation (Zhang and Sennrich, 2019)."""
 
+from typing import overload
+
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.distributed import Group
+from worker_svc.core.layers.fusion import Normed, Product, Projected
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import NormSpec
 
 
 class RMSNorm:
     """x / rms(x) * weight over the last dimension; the mean is taken in fp32."""
 
-    def __init__(self, placement: Placement, name: str, size: int, eps: float) -> None:
-        self.weight = placement.empty(size)
-        self.eps = eps
+    def __init__(
+        self, placement: Placement, spec: NormSpec, size: int, *, part: slice | None = None, is_of_head: bool = False
+    ) -> None:
+        """`part`: x is split over the ranks, and this is what this one has. `is_of_head`: see the field."""
+        here = part or slice(0, size)
+        self.group = placement.group if part is not None else Group()
+        self.weight = placement.empty(here.stop - here.start)
+        self.eps = spec.eps
+        self.is_of_head = is_of_head  # of each head of queries or keys, not of a whole row
         self.is_folded = False
-        placement.want(f"{name}.weight", self.weight, (size,))
+        placement.want(f"{spec.name}.weight", self.weight, (size,), here)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., size] -> like x."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    @property
+    def is_whole(self) -> bool:
+        """Implement `Norm.is_whole`."""
+        return self.group.world_size == 1
+
+    @overload
+    def __call__(self, x: Tensor) -> Normed: ...
+    @overload
+    def __call__(self, x: Product) -> Product: ...
+    @overload
+    def __call__(self, x: Projected) -> Projected: ...
+    def __call__(self, x: Tensor | Product | Projected) -> Normed | Product | Projected:
+        """norm(x), computed by whoever reads it."""
+        if isinstance(x, Product):
+            return Product(x.linear, x.x, after=self)
+        if isinstance(x, Projected):
+            return Projected(x.product, x.number, norm=self)
+        return Normed(x, self)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """x [..., size] -> like x: by torch."""
+        if self.is_whole:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        mean = self.group.all_reduce(x.float().square().mean(-1, keepdim=True)) / self.group.world_size
+        return (x.float() * (mean + self.eps).rsqrt() * self.weight).to(x.dtype)
 
     def fold(self, weight: Tensor) -> None:
-        """See `Norm.fold`; each product is rounded once."""
+        """Implement `Norm.fold`; each product is rounded once."""
         weight.mul_(self.weight)
         self.weight.fill_(1)
         self.is_folded = True

@@ -1,14 +1,16 @@
 """Rotary position embedding (Su et al., 2021), with the linear and Llama 3 ways to stretch it over longer contexts."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from worker_svc.core.config import RopeConfig
+from worker_svc.core.layers.fusion import Projected
+from worker_svc.core.models.spec import RopeSpec
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int, device: torch.device) -> Tensor:
+def inverse_frequencies(rope: RopeSpec, head_dim: int, device: torch.device) -> Tensor:
     """Radians per position of each pair of dimensions, f32[head_dim / 2].
 
     `llama3` divides wavelengths beyond the original context by `factor`, keeps short ones, and blends between.
@@ -31,7 +33,7 @@ class RotaryEmbedding:
     table  f32[max_model_len, head_dim]: cosines of each position, then sines
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeSpec, head_dim: int, max_model_len: int, device: torch.device) -> None:
         if device.type == "meta":
             # Nothing is computed there, but by Python, for which torch would import its compiler.
             self.table = torch.empty(max_model_len, head_dim, device=device)
@@ -39,6 +41,10 @@ class RotaryEmbedding:
         positions = torch.arange(max_model_len, dtype=torch.float32, device=device)
         angles = torch.outer(positions, inverse_frequencies(rope, head_dim, device))
         self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def __call__(self, queries: Projected, keys: Projected) -> tuple[Projected, Projected]:
+        """Both, turned by whoever reads them."""
+        return replace(queries, rotary=self), replace(keys, rotary=self)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for `positions` i64[tokens], each f32[tokens, 1, head_dim / 2]."""

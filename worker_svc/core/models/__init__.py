@@ -1,18 +1,23 @@
-"""The model families: one short file each."""
+"""The model families, a file each: a function from a checkpoint's fields to what its decoder is made of."""
 
-from worker_svc.core.config import ModelConfig
-from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.llama import LlamaForCausalLM
-from worker_svc.core.models.qwen2 import Qwen2ForCausalLM
-from worker_svc.core.models.qwen3 import Qwen3ForCausalLM
+from collections.abc import Callable
 
-_CLASSES: dict[str, type[LlamaForCausalLM]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+from worker_svc.core.models.config_fields import ConfigFields
+from worker_svc.core.models.granite import granite
+from worker_svc.core.models.llama import llama
+from worker_svc.core.models.mistral import mistral
+from worker_svc.core.models.olmo2 import olmo2
+from worker_svc.core.models.phi3 import phi3
+from worker_svc.core.models.qwen2 import qwen2
+from worker_svc.core.models.qwen3 import qwen3
+from worker_svc.core.models.spec import DecoderSpec
+
+FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "GraniteForCausalLM": granite,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Olmo2ForCausalLM": olmo2,
+    "Phi3ForCausalLM": phi3,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
 }
-
-
-def build_model(config: ModelConfig, placement: Placement, max_model_len: int) -> LlamaForCausalLM:
-    """This rank's part of the model, weights not yet loaded: `placement.shards` then says which it wants."""
-    return _CLASSES[config.architecture](config, placement, max_model_len)

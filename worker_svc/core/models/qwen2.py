@@ -1,22 +1,15 @@
-"""Qwen2 and Qwen2.5 (Qwen team, 2024): Llama's structure with biases on queries, keys and values."""
+"""Qwen2 and Qwen2.5 (Qwen team, 2024): Llama with biases of queries, keys and values, in every checkpoint."""
 
-from worker_svc.core.config import ModelConfig
-from worker_svc.core.models.llama import LlamaAttention, LlamaForCausalLM
-
-
-class Qwen2Attention(LlamaAttention):
-    """Biases are part of the architecture, not of the configuration."""
-
-    def has_qkv_bias(self, config: ModelConfig) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def has_output_bias(self, config: ModelConfig) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
+from worker_svc.core.models.config_fields import ConfigFields
+from worker_svc.core.models.parts import attention, decoder, gated_mlp, pre_norm
+from worker_svc.core.models.spec import DecoderSpec, SublayerSpec
 
 
-class Qwen2ForCausalLM(LlamaForCausalLM):
-    """See `LlamaForCausalLM`."""
+def qwen2(fields: ConfigFields) -> DecoderSpec:
+    """Windows, where they are used, are those of the last layers."""
 
-    attention_class = Qwen2Attention
+    def layer(number: int) -> tuple[SublayerSpec, ...]:
+        attend = attention(fields, number, has_bias=True, window=fields.window_of_last_layers(number))
+        return pre_norm(fields, number, attend, gated_mlp(fields, number))
+
+    return decoder(fields, layer)

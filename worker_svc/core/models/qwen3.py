@@ -1,24 +1,26 @@
-"""Qwen3 (Qwen team, 2025): Llama's structure with each head's queries and keys normalised before rotation."""
+"""Qwen3 (Qwen team, 2025): Llama with each head's query and key normalised before it is rotated."""
 
-from worker_svc.core.attention.interface import HeadNorms
-from worker_svc.core.config import ModelConfig
-from worker_svc.core.layers.norm import RMSNorm
-from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.llama import LlamaAttention, LlamaForCausalLM
+from worker_svc.core.models.config_fields import ConfigFields
+from worker_svc.core.models.parts import attention, decoder, gated_mlp, head_norms, pre_norm
+from worker_svc.core.models.spec import DecoderSpec, SublayerSpec
+
+_HEAD_DIM = 128  # where the configuration leaves it out
 
 
-class Qwen3Attention(LlamaAttention):
-    """One norm weight of head_dim for all query heads, one for all key heads."""
+def qwen3(fields: ConfigFields) -> DecoderSpec:
+    """One norm weight of head_dim for all query heads of a layer, one for all key heads."""
+    has_bias = fields.flag("attention_bias")
 
-    def make_head_norms(self, config: ModelConfig, placement: Placement, name: str) -> HeadNorms:
-        """RMS norms over each head."""
-        return HeadNorms(
-            RMSNorm(placement, f"{name}.q_norm", config.head_dim, config.rms_norm_eps),
-            RMSNorm(placement, f"{name}.k_norm", config.head_dim, config.rms_norm_eps),
+    def layer(number: int) -> tuple[SublayerSpec, ...]:
+        attend = attention(
+            fields,
+            number,
+            head_dim=fields.count("head_dim", _HEAD_DIM),
+            has_bias=has_bias,
+            has_output_bias=has_bias,
+            window=fields.window_of_last_layers(number),
+            **head_norms(fields, number),
         )
+        return pre_norm(fields, number, attend, gated_mlp(fields, number))
 
-
-class Qwen3ForCausalLM(LlamaForCausalLM):
-    """See `LlamaForCausalLM`."""
-
-    attention_class = Qwen3Attention
+    return decoder(fields, layer)

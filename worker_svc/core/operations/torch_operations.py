@@ -3,28 +3,36 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.operations.interface import Norm, Projection, Reduction, Unscaled
+from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.operations.interface import LinearLayer, Norm
 
 
 class TorchOperations:
-    """See `Operations`."""
+    """Implement `Operations`."""
 
-    def norm_linear(self, hidden: Tensor, norm: Norm, linear: Projection) -> Tensor:
-        """See `Operations.norm_linear`."""
-        return linear(norm(hidden))
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Implement `Operations.norm`."""
+        return norm.normalize(x)
 
-    def fold_norm(self, norm: Norm, linear: Projection) -> None:
-        """See `Operations.fold_norm`: nothing is gained."""
+    def norm_linear(self, hidden: Tensor, norm: Norm | None, linear: LinearLayer) -> Tensor:
+        """Implement `Operations.norm_linear`."""
+        return linear.multiply(hidden if norm is None else self.norm(hidden, norm))
 
-    def norm_linear_unscaled(self, hidden: Tensor, norm: Norm, linear: Projection) -> tuple[Tensor, Unscaled | None]:
-        """See `Operations.norm_linear_unscaled`."""
+    def fold_norm(self, norm: Norm, linear: LinearLayer) -> None:
+        """Implement `Operations.fold_norm`: nothing is gained."""
+
+    def norm_linear_unscaled(
+        self, hidden: Tensor, norm: Norm | None, linear: LinearLayer
+    ) -> tuple[Tensor, Unscaled | None]:
+        """Implement `Operations.norm_linear_unscaled`."""
         return self.norm_linear(hidden, norm, linear), None
 
-    def linear_add(self, x: Tensor, linear: Reduction, residual: Tensor) -> Tensor:
-        """See `Operations.linear_add`."""
-        return residual + linear(x)
+    def linear_add(self, x: Tensor, linear: LinearLayer, residual: Tensor, after: Norm | None = None) -> Tensor:
+        """Implement `Operations.linear_add`."""
+        product = linear.multiply(x)
+        return residual + (product if after is None else self.norm(product, after))
 
-    def norm_gated(self, hidden: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        """See `Operations.norm_gated`."""
-        gate, up = gate_up(norm(hidden)).chunk(2, dim=-1)
+    def norm_gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer) -> Tensor:
+        """Implement `Operations.norm_gated`."""
+        gate, up = self.norm_linear(hidden, norm, gate_up).chunk(2, dim=-1)
         return F.silu(gate) * up

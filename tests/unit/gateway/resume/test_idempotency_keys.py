@@ -8,10 +8,11 @@ from returning_clients import BODY, KEY, Launch, begun, events, hear, silent, st
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import STOP
 
+from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.request import Request
+from gateway_svc.core.auth import KeyLimits
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.outbox import Submitted
-from penstock.domain.errors import ErrorCode, PenstockError
-from penstock.domain.request import Request
 from servicekit.bus.calls import Bounds
 
 
@@ -72,7 +73,7 @@ def test_another_body_with_the_same_key_is_a_conflict_and_disturbs_nobody(
 
 @pytest.mark.parametrize("prompts", [["x"], ["x", "y"]], ids=["nothing was taken", "one of two was taken"])
 def test_a_refused_call_can_be_sent_again(launch: Launch, prompts: list[str]) -> None:
-    gateway = launch(max_waiting=len(prompts))
+    gateway = launch(max_waiting_requests=len(prompts))
     gateway.pipeline.script = silent
     with gateway.post(BODY):
         gateway.pipeline.wait_for()
@@ -81,7 +82,7 @@ def test_a_refused_call_can_be_sent_again(launch: Launch, prompts: list[str]) ->
         for request in gateway.pipeline.wait_for(len(prompts))[1:]:  # it was taken before the other was refused
             request.afterwards.append(lambda request=request: request.say("a"))
         gateway.pipeline.script = lambda request: request.say("a")
-        gateway.service._delivery.outbox._bounds_of_nobody = Bounds()
+        gateway.service.pools.all[0].delivery.outbox._bounds_of_nobody = Bounds()
         with streaming(gateway, headers=KEY, prompt=prompts) as (heard, lines):
             hear(heard, lines)
     assert (heard.status, heard.texts, heard.is_done) == (200, ["a"] * len(prompts), True)
@@ -92,13 +93,13 @@ def test_a_refused_call_can_be_sent_again(launch: Launch, prompts: list[str]) ->
 def test_a_call_whose_submit_was_not_answered_can_be_sent_again(
     gateway: RunningGateway, second: RunningGateway, was_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = gateway.service._delivery.outbox
+    outbox = gateway.service.pools.all[0].delivery.outbox
     submit = outbox.submit
     gateway.pipeline.script = silent
 
-    async def unanswered(requests: Sequence[Request], form: ReplyForm) -> Submitted:
+    async def unanswered(requests: Sequence[Request], form: ReplyForm, limits: KeyLimits | None) -> Submitted:
         if was_taken:
-            await submit(requests, form)
+            await submit(requests, form, limits)
         monkeypatch.undo()
         raise PenstockError(ErrorCode.UNAVAILABLE, "no answer came")
 

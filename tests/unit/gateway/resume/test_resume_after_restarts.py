@@ -30,7 +30,7 @@ def lose(gateway: RunningGateway, request: Incoming) -> Submit:
     assert stored is not None
     assert isinstance(recalled, Recalled)
     gateway.bus.stop()
-    del gateway.bus._pool._requests[request.request_id]
+    assert gateway.bus.server.store.delete(gateway.bus.keys.request(request.request_id))
     gateway.bus.start()
     digest = hashlib.blake2b(b"1:" + stored.body, digest_size=16).digest()
     reply, tokens = recalled.reply, np.array(request.spoken[0].token_ids, "<u4").tobytes()

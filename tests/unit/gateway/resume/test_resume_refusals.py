@@ -10,9 +10,9 @@ from returning_clients import BODY, KEY, Launch, begun, events, hear, streaming
 from running_gateway import RunningGateway
 from scripted_pipeline import CANCELLED, STOP
 
-from penstock.domain import chain
-from penstock.domain.api_keys import hash_api_key
-from penstock.v1 import inference_pb2, inference_pb2_grpc
+from contract.domain import chain
+from contract.domain.api_keys import hash_api_key
+from contract.v1 import inference_pb2, inference_pb2_grpc
 from servicekit.bus.calls import Fetch
 
 

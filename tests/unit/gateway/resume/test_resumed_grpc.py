@@ -8,8 +8,8 @@ from returning_clients import RESUMABLE, Heard, events, hear, silent, streaming
 from running_gateway import RunningGateway, eventually
 from scripted_pipeline import LENGTH, STOP, Incoming
 
-from penstock.domain import chain
-from penstock.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
+from contract.domain import chain
+from contract.v1 import common_pb2, inference_pb2, inference_pb2_grpc, requests_pb2
 
 
 def generate(gateway: RunningGateway, **fields: Any) -> inference_pb2.GenerateCall:

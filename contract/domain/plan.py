@@ -1,0 +1,92 @@
+"""What a scheduler asks of a worker for one step, and what the worker answers. Columns are little-endian arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from contract.domain.params import Sampling
+
+U32 = npt.NDArray[np.uint32]
+F32 = npt.NDArray[np.float32]
+
+NO_TOKENS: U32 = np.empty(0, np.uint32)
+NO_FLOATS: F32 = np.empty(0, np.float32)
+NO_TOKENS.flags.writeable = False
+NO_FLOATS.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that enters a slot; everything else about it then lives on the worker's device."""
+
+    slot: int
+    token_ids: U32  # u32[num_tokens]: the prompt and, after a preemption, the output so far
+    num_prompt_tokens: int  # how many of `token_ids` are prompt: penalties tell them apart
+    num_computed_tokens: int  # how many tokens have their KV in `block_ids` already
+    block_ids: U32  # u32[num_blocks]: the block table so far
+    sampling: Sampling
+    seed: int  # unsigned 64-bit, of this sequence
+    min_output_tokens: int = 0  # `stop_token_ids` cannot be sampled before this many output tokens
+    stop_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop ids: masked until min_output_tokens
+    request_id: bytes = b""  # 16 bytes, for logs; nothing is decided by it
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step for one worker. Slots that a plan does not name keep their state on the device.
+
+    The worker carries it out in this order: release, admit, append blocks, copy blocks, compute. A slot whose
+    computed tokens reach the tokens it knows samples the next one; a slot that stays behind (a prefill chunk) does not.
+    The next input token of a decoding slot is already on the device: it is never sent.
+    """
+
+    step: int  # counts from 1 within an epoch; a plan with step 1 starts from empty slots
+    released_slots: U32 = field(default_factory=lambda: NO_TOKENS)
+    admissions: tuple[Admission, ...] = ()
+    append_slots: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[a]: slot that gets a block
+    append_blocks: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[a]: the block, after those the slot has
+    copy_sources: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[c]: whole blocks, copied before computing
+    copy_targets: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[c]
+    slots: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[s]: the slots that compute in this step
+    num_tokens: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[s]: how many tokens each advances
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of the raw logits, for the sampled tokens of a result or a row batch.
+
+    Token t has its own logprob `sampled[t]` (NaN where none was asked for), its rank `ranks[t]` and `top_counts[t]`
+    alternatives, most likely first, which stand one token after the other in `top_ids` and `top_logprobs`.
+    """
+
+    sampled: F32  # f32[tokens], natural log
+    ranks: U32  # u32[tokens]: tokens of the vocabulary that are more likely, and one; 0 where none was asked for
+    top_counts: U32  # u32[tokens]
+    top_ids: U32  # u32[sum(top_counts)]
+    top_logprobs: F32  # f32[sum(top_counts)], natural log
+
+    @staticmethod
+    def joined(parts: "Sequence[Logprobs]") -> "Logprobs":
+        """Those of several runs of tokens, at least one, as those of one."""
+        return Logprobs(
+            sampled=np.concatenate([each.sampled for each in parts]),
+            ranks=np.concatenate([each.ranks for each in parts]),
+            top_counts=np.concatenate([each.top_counts for each in parts]),
+            top_ids=np.concatenate([each.top_ids for each in parts]),
+            top_logprobs=np.concatenate([each.top_logprobs for each in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one plan produced: tokens of slot `slots[i]` are the next `counts[i]` of `token_ids`."""
+
+    step: int
+    slots: U32  # u32[m]: the slots that sampled
+    counts: U32  # u32[m]: tokens of each, 0 to k
+    token_ids: U32  # u32[sum(counts)]
+    logprobs: Logprobs | None = None  # None: no slot asked
+    step_ns: int = 0  # device time of the step, nanoseconds
+    idle_ns: int = 0  # device time between the end of the step before and the start of this one, nanoseconds

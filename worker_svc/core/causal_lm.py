@@ -1,0 +1,78 @@
+"""The decoder that a `DecoderSpec` describes, of any family: token ids to hidden states, and these to logits."""
+
+import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from worker_svc.core.attention.interface import StepAttention
+from worker_svc.core.layers.embedding import VocabParallelEmbedding
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.layers.sublayer import Sublayer
+from worker_svc.core.models.spec import DecoderSpec
+
+
+class CausalLM:
+    """This rank's part; the weights are not yet loaded: `placement.wanted` then says which it wants."""
+
+    def __init__(self, spec: DecoderSpec, placement: Placement, max_model_len: int) -> None:
+        self.spec = spec
+        attention = spec.attentions[0]
+        self.score_scale = attention.score_scale
+        self.rotary = RotaryEmbedding(attention.rope, attention.head_dim, max_model_len, placement.device)
+        self._embedding = VocabParallelEmbedding(placement, spec.embedding, spec.vocab_size, spec.hidden_size)
+        self._layers = [
+            [Sublayer(placement, sublayer, spec.hidden_size, number, self.rotary) for sublayer in layer]
+            for number, layer in enumerate(spec.layers)
+        ]
+        self._norm = RMSNorm(placement, spec.norm, spec.hidden_size)
+        self._head = self._embedding
+        if not spec.is_tied:
+            self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size)
+
+    def outline(self) -> Self:
+        """The same weights, of the first and the last layer alone: what they launch is all that any layer does."""
+        outline = copy.copy(self)
+        outline._layers = [self._layers[0], self._layers[-1]]
+        return outline
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Bring the weights into the form in which they are multiplied; once, when they are there."""
+        for layer in self._layers:
+            for sublayer in layer:
+                sublayer.prepare()
+        self._norm.weight.mul_(self.spec.logits_scale)
+
+    def forward(self, token_ids: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """token_ids i64[tokens] -> hidden states [tokens, hidden_size], not yet normalised; given `rows` i64[n], those
+        alone [n, hidden_size]: what the last layer does after its keys and values is done for them only.
+        """
+        return self.transform(self.embed(token_ids), attention, rows)
+
+    @property
+    def embedding_table(self) -> Tensor | None:
+        """[at least vocab_size, hidden_size], where this rank has all of it: `embed` is to look up its rows then."""
+        return self._embedding.table
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids i64[tokens] -> [tokens, hidden_size]."""
+        return self._embedding.embed(token_ids)
+
+    def transform(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
+        """As `forward`, of embedded tokens."""
+        if self.spec.embedding_scale != 1.0:
+            hidden = hidden * self.spec.embedding_scale
+        for layer in self._layers[:-1]:
+            for sublayer in layer:
+                hidden = sublayer(hidden, attention)
+        for sublayer in self._layers[-1]:
+            hidden = sublayer(hidden, attention, rows)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""
+        return self._head.logits(self._norm(hidden))

@@ -1,0 +1,43 @@
+"""Weights as floats."""
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
+from torch import Tensor
+
+from worker_svc.core.formats.interface import IN, OUT, Piece
+
+
+class Dense:
+    """Implement `Packed`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight  # [outputs, inputs]
+
+    @property
+    def outputs(self) -> int:
+        """Implement `Packed.outputs`."""
+        return self.weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Implement `Packed.inputs`."""
+        return self.weight.shape[1]
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Implement `Packed.multiply`."""
+        return F.linear(x, self.weight, bias)
+
+    def scale_outputs(self, factor: float) -> None:
+        """Implement `Packed.scale_outputs`."""
+        self.weight.mul_(factor)
+
+
+class DenseFormat:
+    """Implement `Format`: one tensor, in the dtype of the model."""
+
+    pieces = (Piece("weight", (OUT, IN)),)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Dense:
+        """Implement `Format.pack`."""
+        return Dense(tensors["weight"])

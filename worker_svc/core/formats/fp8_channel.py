@@ -1,0 +1,80 @@
+"""8-bit floats with a scale for each output, as compressed-tensors stores them (W8A8 with a scale for each token, or
+weights alone).
+
+The function is the same at every number of rows: each token is rounded by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
+from torch import Tensor
+
+from worker_svc.core.formats.interface import IN, ONE, OUT, Piece
+from worker_svc.core.models.quantization import Fp8ChannelSpec
+
+_FP8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(_FP8).max
+
+
+class Fp8Channel:
+    """Implement `Packed`."""
+
+    def __init__(self, weight: Tensor, scales: Tensor, *, rounds_inputs: bool) -> None:
+        self._weight = weight  # [outputs, inputs]
+        self._scales = scales  # f32[outputs, 1]
+        self._rounds_inputs = rounds_inputs
+
+    @property
+    def outputs(self) -> int:
+        """Implement `Packed.outputs`."""
+        return self._weight.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        """Implement `Packed.inputs`."""
+        return self._weight.shape[1]
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Implement `Packed.multiply`."""
+        if not self._rounds_inputs:
+            return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
+        rounded, scales = _round(x)
+        if x.dtype is torch.bfloat16 and _has_fp8_products(x.device):
+            return torch._scaled_mm(
+                rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
+            )
+        product = F.linear(rounded.float(), self._weight.float()) * scales * self._scales.t()
+        return (product if bias is None else product + bias).to(x.dtype)
+
+    def scale_outputs(self, factor: float) -> None:
+        """Implement `Packed.scale_outputs`."""
+        self._scales.mul_(factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8ChannelFormat:
+    """Implement `Format`."""
+
+    spec: Fp8ChannelSpec
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Implement `Format.pieces`."""
+        return Piece("weight", (OUT, IN), _FP8), Piece("weight_scale", (OUT, ONE), torch.float32)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Fp8Channel:
+        """Implement `Format.pack`."""
+        return Fp8Channel(tensors["weight"], tensors["weight_scale"], rounds_inputs=self.spec.rounds_inputs)
+
+
+def _round(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [tokens, inputs] -> the same in 8 bits, and what to multiply each token with, f32[tokens, 1]."""
+    largest = x.abs().amax(-1, keepdim=True).float()
+    scales = (largest / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
+    return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(_FP8), scales
+
+
+def _has_fp8_products(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -1,0 +1,58 @@
+"""Grouped-query attention (Ainslie et al., 2023) with rotary position embedding."""
+
+from torch import Tensor
+
+from worker_svc.core.attention.interface import StepAttention
+from worker_svc.core.layers.fusion import Normed, Product, attend
+from worker_svc.core.layers.linear import Linear, Projection
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.models.spec import AttentionSpec, NormSpec
+
+
+class Attention:
+    """o(attention(q, k, v)); q, k and v are one product, of this rank's heads."""
+
+    def __init__(
+        self, placement: Placement, spec: AttentionSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding
+    ) -> None:
+        heads = placement.part(spec.num_heads, "num_attention_heads")
+        kv_heads = placement.kv_heads(spec.num_kv_heads)
+        dim = spec.head_dim
+        num_queries, num_keys = spec.num_heads * dim, spec.num_kv_heads * dim
+        queries = slice(heads.start * dim, heads.stop * dim)
+        keys = slice(kv_heads.start * dim, kv_heads.stop * dim)
+
+        def make_norm(norm: NormSpec | None, size: int, part: slice) -> RMSNorm | None:
+            if norm is None:
+                return None
+            if spec.norms_all_heads:
+                return RMSNorm(placement, norm, size, part=part)
+            return RMSNorm(placement, norm, dim, is_of_head=True)
+
+        self._layer = layer
+        self._rotary = rotary
+        self.input = Linear(
+            placement,
+            [
+                Projection(spec.query, num_queries, queries),
+                Projection(spec.key, num_keys, keys),
+                Projection(spec.value, num_keys, keys),
+            ],
+            hidden_size,
+            has_bias=spec.has_bias,
+        )
+        self._query_norm = make_norm(spec.query_norm, num_queries, queries)
+        self._key_norm = make_norm(spec.key_norm, num_keys, keys)
+        output = Projection(spec.output, hidden_size, slice(0, hidden_size))
+        self.output = Linear(placement, [output], num_queries, queries, has_bias=spec.has_output_bias)
+
+    def __call__(self, x: Tensor | Normed, attention: StepAttention, rows: Tensor | None = None) -> Product:
+        """x [tokens, hidden_size] -> like x, or of `rows` i64[n] alone; keys and values are all written."""
+        q, k, v = self.input(x)
+        if self._query_norm is not None and self._key_norm is not None:
+            q, k = self._query_norm(q), self._key_norm(k)
+        q, k = self._rotary(q, k)
+        attended = attend(attention, self._layer, q, k, v)
+        return self.output(attended if rows is None else attended[rows])

@@ -1,0 +1,96 @@
+"""The paper's words as values that are not computed yet: what reads them decides in which kernel they are.
+
+`q, k, v = qkv(norm(x))`, `silu(gate) * up` and `hidden + down(x)` are written as in a paper. A norm waits for the
+product after it, a product for the norms and the rotation of its heads, for its gate, or for the sum that it goes
+into; then one of `Operations` does all of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from worker_svc.core.attention.interface import HeadNorms, StepAttention
+
+if TYPE_CHECKING:  # these make what is here
+    from worker_svc.core.layers.linear import Linear
+    from worker_svc.core.layers.norm import RMSNorm
+    from worker_svc.core.layers.rotary import RotaryEmbedding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """norm(hidden): hidden [tokens, size]."""
+
+    hidden: Tensor
+    norm: "RMSNorm"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """linear(x), then normalised if `after` says so."""
+
+    linear: "Linear"
+    x: Tensor | Normed  # [tokens, inputs]
+    after: "RMSNorm | None" = None
+
+    def __iter__(self) -> Iterator["Projected"]:
+        """Its projections, in the order of the linear layer's."""
+        return (Projected(self, number) for number in range(len(self.linear.sizes)))
+
+    def __radd__(self, residual: Tensor) -> Tensor:
+        """residual + this, like `residual`, which may be overwritten by it."""
+        assert isinstance(self.x, Tensor), "a product that is added reads no norm"
+        return self.linear.operations.linear_add(self.x, self.linear, residual, self.after)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projected:
+    """One projection of a product, and what is to become of it."""
+
+    product: Product
+    number: int
+    norm: "RMSNorm | None" = None
+    rotary: "RotaryEmbedding | None" = None
+    is_activated: bool = False
+
+    def __mul__(self, other: "Projected") -> Tensor:
+        """silu(gate) * up."""
+        product = self.product
+        assert self.is_activated, "a gate is activated"
+        assert (other.product, self.number, other.number) == (product, 0, 1), "gate and up are one product"
+        return product.linear.operations.norm_gated(*operand(product.x), product.linear)
+
+
+def operand(x: Tensor | Normed) -> tuple[Tensor, "RMSNorm | None"]:
+    """The input of a product and the norm that is taken of it first."""
+    return (x.hidden, x.norm) if isinstance(x, Normed) else (x, None)
+
+
+def silu(gate: Projected) -> Projected:
+    """x * sigmoid(x) (Hendrycks and Gimpel, 2016)."""
+    return replace(gate, is_activated=True)
+
+
+def attend(attention: StepAttention, layer: int, q: Projected, k: Projected, v: Projected) -> Tensor:
+    """softmax(q k^T) v over the context of each token, whose keys and values go to the cache of `layer`.
+
+    -> [tokens, num_heads * head_dim]
+    """
+    product = q.product
+    assert k.product is product, "queries, keys and values are one product"
+    assert (v.product, v.norm, v.rotary) == (product, None, None), "values are neither normalised nor rotated"
+    assert q.rotary is not None, "queries and keys are rotated"
+    assert q.rotary is k.rotary
+    linear, operations = product.linear, product.linear.operations
+    qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
+    if q.norm is None or k.norm is None:
+        return attention.attend(layer, qkv, None, unscaled)
+    if q.norm.is_of_head:
+        return attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), unscaled)
+    assert unscaled is None
+    queries, keys = qkv[:, : linear.sizes[0]], qkv[:, linear.sizes[0] : sum(linear.sizes[:2])]
+    queries.copy_(operations.norm(queries, q.norm))
+    keys.copy_(operations.norm(keys, k.norm))
+    return attention.attend(layer, qkv, None)

@@ -1,0 +1,136 @@
+"""The parts of a decoder, as values without tensors: a family describes itself, `CausalLM` computes them all.
+
+From a `DecoderSpec` follow the weights that are read, what each rank has of them, and the shapes of all products.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Outputs of a linear layer in a checkpoint: all rows of the tensors called `name`, or what one projection has of
+    rows that several share.
+    """
+
+    name: str  # without `.weight`
+    first: int = 0
+    of: int | None = None  # rows that are stored in all; None: only these
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """RMS norm (Zhang and Sennrich, 2019) with a stored weight."""
+
+    name: str
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding (Su et al., 2021): base and, for `linear` and `llama3`, how positions are stretched."""
+
+    theta: float = 10000.0
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0  # llama3 only, as the next two
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention (Ainslie et al., 2023)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    query: StoredRows
+    key: StoredRows
+    value: StoredRows
+    output: StoredRows
+    rope: RopeSpec
+    has_bias: bool = False  # of queries, keys and values
+    has_output_bias: bool = False
+    query_norm: NormSpec | None = None  # of each head before it is rotated, as the next
+    key_norm: NormSpec | None = None
+    norms_all_heads: bool = False  # these see all heads as one vector
+    scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    window: int | None = None  # tokens that a query sees, itself included; None: all before it
+
+    @property
+    def score_scale(self) -> float:
+        """Of scores, before their softmax."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def num_weights(self) -> int:
+        """For each number of the hidden states, that a token is multiplied with."""
+        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLPSpec:
+    """Gated feed-forward block (SwiGLU; Shazeer, 2020)."""
+
+    size: int
+    gate: StoredRows
+    up: StoredRows
+    down: StoredRows
+    has_bias: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """As `AttentionSpec.num_weights`."""
+        return 3 * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class SublayerSpec:
+    """hidden + scale * after(mixer(before(hidden))), without the norms that are None."""
+
+    mixer: AttentionSpec | GatedMLPSpec
+    before: NormSpec | None
+    after: NormSpec | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Embedding, layers, norm, head."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[tuple[SublayerSpec, ...], ...]
+    norm: NormSpec
+    is_tied: bool  # the head is the embedding
+    embedding: str = "model.embed_tokens"
+    head: str = "lm_head"
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of all layers, in order: those that have keys and values in the cache."""
+        mixers = (sublayer.mixer for layer in self.layers for sublayer in layer)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+
+    @property
+    def mlp(self) -> GatedMLPSpec:
+        """The feed-forward block of the first layer."""
+        return next(each.mixer for each in self.layers[0] if isinstance(each.mixer, GatedMLPSpec))
+
+    @property
+    def unused_tensors(self) -> frozenset[str]:
+        """Those that a checkpoint may have and that the model does not."""
+        return frozenset({f"{self.head}.weight"}) if self.is_tied else frozenset()
+
+    @property
+    def num_layer_weights(self) -> int:
+        """Numbers that all layers multiply a token with."""
+        return self.hidden_size * sum(each.mixer.num_weights for layer in self.layers for each in layer)
+
+    @property
+    def window(self) -> int | None:
+        """The shortest of any layer, in tokens; None: every token sees all before it."""
+        windows = [each.window for each in self.attentions if each.window is not None]
+        return min(windows, default=None)

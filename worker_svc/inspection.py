@@ -1,0 +1,58 @@
+"""`python -m worker_svc.inspection`: what a worker would load and where it would run it, as JSON, without doing so."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from contract.domain.errors import PenstockError
+from servicekit.settings import load
+from worker_svc.checkpoint import read_model_config, resolve_checkpoint
+from worker_svc.settings import WorkerSettings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Takes a worker's flags; the exit status is 0 whatever was found."""
+    settings = load(WorkerSettings, argv, os.environ)
+    try:
+        found = inspect(settings)
+    except PenstockError as error:
+        found = {"error": error.message}
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def inspect(settings: WorkerSettings) -> dict[str, Any]:
+    """The model and the devices.
+
+    Raises:
+        PenstockError: INTERNAL: the checkpoint cannot be used, or torch is not there.
+    """
+    if settings.runner == "simulated":
+        return {"runner": "simulated"}
+    try:
+        import torch  # noqa: PLC0415  (so that its absence can be told)
+    except ImportError as error:
+        return {"error": f"torch cannot be imported ({error}): install penstock[worker]"}
+    from worker_svc.weights import weight_files  # noqa: PLC0415  (needs torch)
+
+    assert settings.model is not None
+    directory = resolve_checkpoint(settings.model, settings.revision)
+    config = read_model_config(directory)
+    has_cuda = torch.cuda.is_available()
+    return {
+        "architecture": config.architecture,
+        "layers": len(config.decoder.layers),
+        "context": config.longest_context,
+        "weight_bytes": sum(path.stat().st_size for path in weight_files(directory)),
+        "torch": torch.__version__,
+        "gpus": [
+            {"name": torch.cuda.get_device_name(index), "bytes": torch.cuda.get_device_properties(index).total_memory}
+            for index in range(torch.cuda.device_count() if has_cuda else 0)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
