@@ -7,9 +7,9 @@
 # 1. Every server starts as a replica of nobody: it answers INFO, but no data (`replica-serve-stale-data no`), takes no
 #    writes, and gives no replica a copy, as it has no link to a primary itself (NOMASTERLINK).
 # 2. It becomes what a majority of the Sentinels has named in three looks in a row, a second apart, while none of them was
-#    promoting anybody: the primary, or a replica of the primary. So a former primary comes back as a replica of whoever
-#    was promoted, also one that was only suspended. (Whom a Sentinel has just promoted is named by it first, and by the
-#    others a moment later: to follow those at once would undo the promotion.)
+#    promoting anybody and its own role did not change: the primary, or a replica of the primary. So a former primary
+#    comes back as a replica of whoever was promoted, also one that was only suspended. (Whom a Sentinel has just promoted
+#    is named by it first, and by the others a moment later: to follow those at once would undo the promotion.)
 # 3. The disk knows whether it holds the pool's data: the file `holds-data` is written by a primary and by a replica
 #    whose copy is complete, and goes with the disk. Without it the replica's priority is 0, which Sentinels never
 #    promote, and a server that Sentinels still name stays away, until they count it as down and promote a replica that
@@ -121,6 +121,11 @@ step() {
   mine=$(replication "$SELF")
   role=$(field role "$mine")
   if [ -z "$role" ] || [ "$(field loading "$mine")" = 1 ]; then return; fi
+  # Whoever was promoted between two looks waits until the other Sentinels have heard of it.
+  if [ "$role" != "$last_role" ]; then
+    last_role=$role
+    looks=0
+  fi
   if [ "$role" = master ]; then
     mark
   elif [ "$(field master_link_status "$mine")" = up ] && [ "$(field master_sync_in_progress "$mine")" = 0 ]; then
@@ -163,6 +168,7 @@ supervise() {
   marked_s=0
   marked_role=""
   last_named=""
+  last_role=""
   looks=0
   while :; do
     step || true
