@@ -162,9 +162,7 @@ def report(stories: Sequence[Story], found: Sequence[F32], max_gap: float) -> bo
         "others, before the first death": [
             gap[: story.deaths[0]] for story, gap in zip(stories, found, strict=True) if story.deaths
         ],
-        "others, behind it": [
-            gap[story.deaths[0] :] for story, gap in zip(stories, found, strict=True) if story.deaths
-        ],
+        "others, after it": [gap[story.deaths[0] :] for story, gap in zip(stories, found, strict=True) if story.deaths],
     }
     print("\n                                 streams   tokens  not the likeliest  largest gap")
     for name, of_streams in parts.items():
@@ -173,11 +171,9 @@ def report(stories: Sequence[Story], found: Sequence[F32], max_gap: float) -> bo
         print(f"{name:32} {len(of_streams):7}  {len(gap):7}  {share:17.2%}  {largest:11.3f}")
     num_lost = sum(bool(story.error) for story in stories)
     num_changed = sum(not story.error and story.retold != story.token_ids for story in stories)
-    behind = np.concatenate([nothing, *parts["others, behind it"]])
-    num_off = int((behind > max_gap).sum())
-    print(
-        f"\nlost {num_lost}, changed {num_changed}, behind a death and off by more than {max_gap:g}: {num_off} tokens"
-    )
+    later = np.concatenate([nothing, *parts["others, after it"]])
+    num_off = int((later > max_gap).sum())
+    print(f"\nlost {num_lost}, changed {num_changed}, after a death and off by more than {max_gap:g}: {num_off} tokens")
     for story in [story for story in stories if story.error][:10]:
         print(f"  {story.request_id}: {story.error}")
     return not (num_lost or num_changed or num_off)
@@ -212,7 +208,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-gap", type=float, default=MAX_GAP, help="in log-probability")
     parser.add_argument("--log", type=Path, help="keeps what the services write, in this file")
-    parser.add_argument("flags", nargs="*", help="more flags of penstock serve, behind --")
+    parser.add_argument("flags", nargs="*", help="more flags of penstock serve, after --")
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     flags = [

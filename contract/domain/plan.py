@@ -37,9 +37,9 @@ class Admission:
 class StepPlan:
     """One step for one worker. Slots that a plan does not name keep their state on the device.
 
-    The worker carries it out in this order: release, admit, append blocks, copy blocks, compute. A slot whose
-    computed tokens reach the tokens it knows samples the next one; a slot that stays behind (a prefill chunk) does not.
-    The next input token of a decoding slot is already on the device: it is never sent.
+    The worker carries it out in this order: release, admit, append blocks, copy blocks, compute. A slot all of whose
+    tokens are computed by then samples the next one; a slot that does not get there (a prefill chunk) does not. The
+    next input token of a decoding slot is already on the device: it is never sent.
     """
 
     step: int  # counts from 1 within an epoch; a plan with step 1 starts from empty slots

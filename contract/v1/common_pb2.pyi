@@ -332,7 +332,7 @@ class LogprobColumns(_message.Message):
     top_logprobs: _builtins.bytes
     """f32 per alternative: its natural log-probability."""
     byte_counts: _builtins.bytes
-    """Filled by the detokenizer only (hop `text`, finished requests); empty elsewhere. u32 per sampled token, behind
+    """Filled by the detokenizer only (hop `text`, finished requests); empty elsewhere. u32 per sampled token, after
     them u32 per alternative: how many bytes it has in `token_bytes`; 0 where no logprob was asked for.
     """
     token_bytes: _builtins.bytes

@@ -215,7 +215,7 @@ class Delta(_message.Message):
     """Characters (code points) of the sample's text before this event."""
     chain_after: _builtins.int
     """Hash over the sample's output tokens, this event's included, for `Resume`; absent from all but the last part of
-    what is too large for one event: behind those nothing can be resumed.
+    what is too large for one event: after those nothing can be resumed.
     """
     system_fingerprint: _builtins.str
     """16 hexadecimal digits: digest of the model that computes the sample; told with its first and its last event."""

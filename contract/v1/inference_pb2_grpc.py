@@ -76,7 +76,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+        """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
         it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
         call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
         """

@@ -39,7 +39,7 @@ class InferenceStub:
     is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
     """
     Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]
-    """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+    """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
     it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
     call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
     """
@@ -60,7 +60,7 @@ class InferenceAsyncStub(InferenceStub):
     is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
     """
     Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]  # type: ignore[assignment]
-    """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+    """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
     it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
     call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
     """
@@ -90,7 +90,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ResumeCall,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateEvent], _abc.AsyncIterator[_inference_pb2.GenerateEvent]]:
-        """Goes on with a request of the caller's tenant behind what the caller has, through any gateway. A call that follows
+        """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
         it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
         call with several prompts, which HTTP has, leads to the whole call: its samples are counted prompt by prompt.
         """

@@ -443,7 +443,7 @@ class StoppingParameters(_message.Message):
     stop_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: ids that end the sequence."""
     ignore_eos: _builtins.bool
-    """Goes on behind EOS [false]."""
+    """Goes on after EOS [false]."""
     max_tokens_is_default: _builtins.bool
     """Nobody asked for max_tokens: what the model's defaults say goes before it, and what the context leaves bounds it
     [whether max_tokens is absent].

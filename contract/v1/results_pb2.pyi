@@ -118,7 +118,7 @@ class WorkerInfo(_message.Message):
     home_shard: _builtins.int
     """Shard of the log that the requests of this worker are written to."""
     world_size: _builtins.int
-    """Tensor-parallel ranks behind this worker."""
+    """Tensor-parallel ranks of this worker."""
     device: _builtins.str
     """What computes: cpu, cuda or simulated."""
     model_digest: _builtins.bytes

@@ -46,7 +46,7 @@ class StepPlan(_message.Message):
     append_slots: _builtins.bytes
     """Column: slots that get one more block, as often as they get one."""
     append_blocks: _builtins.bytes
-    """Column, beside append_slots: the block, behind those that the slot has."""
+    """Column, beside append_slots: the block, after those that the slot has."""
     copy_sources: _builtins.bytes
     """Column: blocks to copy whole before anything is computed."""
     copy_targets: _builtins.bytes
@@ -105,7 +105,7 @@ class Admission(_message.Message):
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
-    """Column: the prompt and, behind a preemption, the output so far."""
+    """Column: the prompt and, after a preemption, the output so far."""
     num_prompt_tokens: _builtins.int
     """How many of token_ids are prompt."""
     num_computed_tokens: _builtins.int

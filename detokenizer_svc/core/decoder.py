@@ -165,7 +165,7 @@ class TokenwiseDecoder:
         if (data := self._byte(name)) is not None:
             return self._step_byte(state or _Held(), token_id, data)
         if state is None:
-            text = self.pieces[token_id] = self._behind_anchor((token_id,))
+            text = self.pieces[token_id] = self._after_anchor((token_id,))
             return text, None
         text = self._text(first=state.first and not state.data, token_ids=(token_id,))
         return self.flush(state) + text, None
@@ -178,7 +178,7 @@ class TokenwiseDecoder:
         """What the token adds after others."""
         name = self._tokens.name(token_id)
         data = None if name is None else self._byte(name)
-        return self._behind_anchor((token_id,)).encode() if data is None else data
+        return self._after_anchor((token_id,)).encode() if data is None else data
 
     def _byte(self, name: str) -> bytes | None:
         """The byte that a token stands for; None if it is no byte token."""
@@ -200,9 +200,9 @@ class TokenwiseDecoder:
         return text, None
 
     def _text(self, *, first: bool, token_ids: tuple[int, ...]) -> str:
-        return self._tokens.decode([*token_ids]) if first else self._behind_anchor(token_ids)
+        return self._tokens.decode([*token_ids]) if first else self._after_anchor(token_ids)
 
-    def _behind_anchor(self, token_ids: tuple[int, ...]) -> str:
+    def _after_anchor(self, token_ids: tuple[int, ...]) -> str:
         return self._tokens.decode([self._anchor, *token_ids])[self._anchor_chars :]
 
 

@@ -303,7 +303,7 @@ class Detokenizer:
         """What a live request has after the given offsets, one row for each sequence that has anything."""
         request = self._live.get(request_id)
         rows = [
-            sequence.behind(offsets[sequence.index] if sequence.index < len(offsets) else Offset())
+            sequence.rest(offsets[sequence.index] if sequence.index < len(offsets) else Offset())
             for sequence in (request.sequences if request is not None else ())
         ]
         digest = request.model_digest if request is not None else b""

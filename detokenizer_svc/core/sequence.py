@@ -167,7 +167,7 @@ class Sequence:
         self._finish(end)
         return end
 
-    def behind(self, offset: Offset) -> NewRow | None:
+    def rest(self, offset: Offset) -> NewRow | None:
         """The row of everything that lies after what a client has; None if there is nothing.
 
         A client that has more tokens than are known here gets nothing until the log has caught up. One whose tokens are

@@ -120,7 +120,7 @@ class ClientStream:
         if row.token_offset != state.num_tokens or row.text_offset != state.num_chars or row.chain != state.chain:
             if state.is_claimed and _contradicts(row, state):
                 return Refusal.DIVERGED
-            trimmed = _behind(row, state)
+            trimmed = _rest(row, state)
             if isinstance(trimmed, Refusal):
                 return trimmed
             row = trimmed
@@ -135,7 +135,7 @@ class ClientStream:
         return row
 
 
-def _behind(row: TextRow, state: DeliveredSequence) -> TextRow | Refusal:
+def _rest(row: TextRow, state: DeliveredSequence) -> TextRow | Refusal:
     """The part of a row after what the client has, for a row that begins earlier."""
     known_tokens = state.num_tokens - row.token_offset
     known_chars = state.num_chars - row.text_offset

@@ -63,20 +63,21 @@ def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], wa
 
 def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
     size = worker.limits.block_size
-    known, computed, received = (int(column[slot]) for column in (worker.known, worker.computed, worker.received))
+    columns = worker.num_tokens, worker.num_computed_tokens, worker.num_received_tokens
+    num_tokens, num_computed, num_received = (int(column[slot]) for column in columns)
     name = f"slot {slot} of {worker.worker_id}"
-    assert received == sequence.num_tokens, f"{name} has received {received} tokens, not {sequence.num_tokens}"
+    assert num_received == sequence.num_tokens, f"{name} has received {num_received} tokens, not {sequence.num_tokens}"
     planned = sum(
         int(((step.slots == slot) & (step.generations == worker.generation[slot])).sum()) for step in worker.in_flight
     )
-    assert known == received + planned, f"{name} knows {known} of {received} and {planned} tokens in flight"
-    assert 0 <= computed < known, f"{name} has computed {computed} of {known} tokens"
+    assert num_tokens == num_received + planned, f"{name} has {num_tokens} of {num_received} and {planned} tokens"
+    assert 0 <= num_computed < num_tokens, f"{name} has computed {num_computed} of {num_tokens} tokens"
     assert worker.at_tip[slot] == (sequence not in worker.prefilling), f"{name} is and is not at its tip"
-    assert known - computed == 1 or not worker.at_tip[slot], f"{name} is not at its tip"
-    assert known <= int(worker.limit[slot]) <= worker.limits.capacity, f"{name} is planned beyond its end"
+    assert num_tokens - num_computed == 1 or not worker.at_tip[slot], f"{name} is not at its tip"
+    assert num_tokens <= int(worker.max_num_tokens[slot]) <= worker.limits.capacity, f"{name} is planned beyond its end"
     assert int(worker.capacity[slot]) == len(sequence.blocks) * size, f"{name} has lost count of its blocks"
-    assert computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
-    for index in range(computed // size, len(sequence.blocks)):
+    assert num_computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
+    for index in range(num_computed // size, len(sequence.blocks)):
         assert worker.blocks.ref_counts[sequence.blocks[index]] == 1, f"{name} writes into a shared block"
 
 

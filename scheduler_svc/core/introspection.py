@@ -61,7 +61,7 @@ def _describe(sequence: SequenceState, worker: WorkerState | None) -> SequenceIn
         worker_id=sequence.worker_id,
         slot=sequence.slot,
         num_tokens=sequence.num_tokens,
-        num_computed_tokens=int(worker.computed[sequence.slot]) if worker else 0,
+        num_computed_tokens=int(worker.num_computed_tokens[sequence.slot]) if worker else 0,
         block_ids=tuple(sequence.blocks),
         ref_counts=tuple(worker.blocks.ref_counts[block] for block in sequence.blocks) if worker else (),
     )

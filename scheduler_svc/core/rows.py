@@ -123,7 +123,7 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
     offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
     (rows,) = (valid & (result.counts > 0)).nonzero()
     slots, offsets = result.slots[rows].astype(np.int64), offsets[rows]
-    positions = worker.received[slots] - worker.num_prompt[slots]
+    positions = worker.num_received_tokens[slots] - worker.num_prompt_tokens[slots]
     chains = worker.chains[slots]
     counts, finishes = _extend(worker, slots, offsets, result.counts[rows], result.token_ids)
     token_ids, logprobs = result.token_ids, result.logprobs
@@ -133,8 +133,8 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
         taken = starts + np.arange(num_tokens)
         token_ids = token_ids[taken]
         logprobs = None if logprobs is None else take_logprobs(logprobs, taken)
-    cached = worker.cached[slots].astype(np.uint32)
-    worker.cached[slots] = 0
+    cached = worker.num_cached_tokens[slots].astype(np.uint32)
+    worker.num_cached_tokens[slots] = 0
     sequences = [worker.sequence_in(slot) for slot in slots.tolist()]
     made = TokenRows(
         request_ids=[sequence.request.request_id for sequence in sequences],
@@ -166,8 +166,8 @@ def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_id
             worker.sequence_in(slot).output.append(token_id)
         taken[active] += 1
         worker.chains[here] = chain.extend_columns(worker.chains[here], tokens)
-        received = worker.received[here] + 1
-        worker.received[here] = received
+        received = worker.num_received_tokens[here] + 1
+        worker.num_received_tokens[here] = received
         ends = _ends(worker, here, received, tokens)
         if ends is not None:
             finishes[active] = ends
@@ -182,11 +182,11 @@ def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_id
 
 def _ends(worker: WorkerState, slots: I64, received: I64, tokens: U32) -> U8 | None:
     """u8[slots] the ends that `tokens` have brought, the last of `received` in each slot; None: no slot's."""
-    full = received >= worker.limit[slots]
+    full = received >= worker.max_num_tokens[slots]
     stops = worker.stops[slots] == tokens[:, None]
     if not np.count_nonzero(full) and not np.count_nonzero(stops):
         return None
-    stopped = stops.any(axis=1) & (received - worker.num_prompt[slots] > worker.min_output[slots])
+    stopped = stops.any(axis=1) & (received - worker.num_prompt_tokens[slots] > worker.min_tokens[slots])
     return np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, _GOES_ON)).astype(np.uint8)
 
 

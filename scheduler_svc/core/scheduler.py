@@ -1,7 +1,8 @@
 """Continuous batching over paged KV blocks.
 
-One idea: a sequence has tokens that are known and tokens that are computed, and every step moves the second number
-towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute after a preemption are the same thing.
+One idea: a sequence has `num_tokens` tokens, of which the KV of `num_computed_tokens` is computed, and every step moves
+the second number towards the first. Prefill in chunks, decoding, prefix-cache hits and recompute after a preemption are
+the same thing.
 (Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
 """
 
@@ -224,9 +225,9 @@ class Scheduler:
         self._counters.num_discarded_tokens += len(result.token_ids) - len(rows.token_ids)
         if self.config.enable_prefix_caching:
             # The newest token's KV may not be planned yet, so a block counts as full one token late.
-            num_full = (worker.received[slots] - 1) // worker.limits.block_size
-            for slot in slots[num_full > worker.registered[slots]].tolist():
-                worker.register_blocks(worker.sequence_in(slot), int(worker.received[slot]) - 1)
+            num_full = (worker.num_received_tokens[slots] - 1) // worker.limits.block_size
+            for slot in slots[num_full > worker.num_registered_blocks[slots]].tolist():
+                worker.register_blocks(worker.sequence_in(slot), int(worker.num_received_tokens[slot]) - 1)
         for row in rows.finishes.nonzero()[0].tolist():
             sequence = worker.sequence_in(int(slots[row]))
             self._finish(SequenceEnd(sequence, FinishReason(rows.finishes[row])))
@@ -236,7 +237,7 @@ class Scheduler:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
         slots = worker.decoding()
         while True:
-            short = slots[worker.computed[slots] >= worker.capacity[slots]]
+            short = slots[worker.num_computed_tokens[slots] >= worker.capacity[slots]]
             if len(short) <= worker.blocks.num_free:
                 break
             self._preempt(worker, draft)
@@ -260,13 +261,13 @@ class Scheduler:
     def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: Draft) -> int:
         """Plan the sequence's next chunk, at most `budget` tokens; returns how many."""
         slot = sequence.slot
-        num_behind = int(worker.known[slot] - worker.computed[slot])
-        num_tokens = min(num_behind, budget)
+        num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
+        num_tokens = min(num_left, budget)
         if num_tokens == 0:
             return 0
-        worker.computed[slot] += num_tokens
-        if num_tokens == num_behind:
-            worker.known[slot] += 1
+        worker.num_computed_tokens[slot] += num_tokens
+        if num_tokens == num_left:
+            worker.num_tokens[slot] += 1
             worker.at_tip[slot] = True
             worker.prefilling.pop(sequence, None)
         else:
@@ -327,7 +328,7 @@ class Scheduler:
             self._pin(request, worker.model_digest)
         slot = worker.place(sequence, reused, now_ns)
         if is_first:
-            worker.cached[slot] = reused.num_tokens
+            worker.num_cached_tokens[slot] = reused.num_tokens
             self._counters.num_prompt_tokens += request.num_prompt_tokens
             self._counters.num_cached_tokens += reused.num_tokens
             self._counters.queue_time.observe(max(0, now_ns - request.added_ns) * 1e-9)
@@ -335,17 +336,17 @@ class Scheduler:
 
     def _issue(self, worker: WorkerState, decoding: I64, draft: Draft, now_ns: int) -> StepPlan:
         """Make the plan. From here on later plans may read what it computes."""
-        worker.computed[decoding] += 1
-        worker.known[decoding] += 1
+        worker.num_computed_tokens[decoding] += 1
+        worker.num_tokens[decoding] += 1
         plan = draft.plan(worker.last_step + 1, worker.released_slots, decoding)
         tips = [sequence.slot for sequence, _ in draft.chunks if sequence not in worker.prefilling]
         worker.issue(plan, np.concatenate((decoding, np.array(tips, np.int64))) if tips else decoding, now_ns)
         worker.num_plain_plans = 0 if draft.chunks else worker.num_plain_plans + 1
         for sequence, _ in draft.chunks:
             slot = sequence.slot
-            num_computed = int(worker.computed[slot])
+            num_computed = int(worker.num_computed_tokens[slot])
             if self.config.enable_prefix_caching:
-                worker.register_blocks(sequence, min(num_computed, int(worker.received[slot])))
+                worker.register_blocks(sequence, min(num_computed, int(worker.num_received_tokens[slot])))
             if num_computed >= sequence.request.num_prompt_tokens:
                 sequence.prompt_issued = True
                 self._wait_for_slots(sequence.request)

@@ -71,8 +71,9 @@ class Reused:
 class WorkerState:
     """One worker in one epoch.
 
-    `known` and `computed` are what the worker will have once all issued plans are done, at most; `received` is what
-    results have told. A sequence `at_tip` is one token behind what it knows: it samples in every step that it joins.
+    `num_tokens` and `num_computed_tokens` are what the worker will have once all issued plans are done, at most;
+    `num_received_tokens` are those that results have told. A sequence `at_tip` has one token that is not computed: it
+    samples in every step that it joins.
     """
 
     worker_id: str
@@ -83,15 +84,15 @@ class WorkerState:
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
     generation: I64 = field(init=False)  # counts the occupants of a slot
-    known: I64 = field(init=False)
-    computed: I64 = field(init=False)
-    received: I64 = field(init=False)
-    limit: I64 = field(init=False)  # tokens at which the sequence ends by count
+    num_tokens: I64 = field(init=False)
+    num_computed_tokens: I64 = field(init=False)
+    num_received_tokens: I64 = field(init=False)
+    max_num_tokens: I64 = field(init=False)  # tokens at which the sequence ends by count
     capacity: I64 = field(init=False)  # tokens that its block table holds
-    num_prompt: I64 = field(init=False)
-    min_output: I64 = field(init=False)
-    registered: I64 = field(init=False)  # leading blocks that were offered to the prefix cache
-    cached: I64 = field(init=False)  # prompt tokens found in the prefix cache, until a row has told
+    num_prompt_tokens: I64 = field(init=False)
+    min_tokens: I64 = field(init=False)
+    num_registered_blocks: I64 = field(init=False)  # leading blocks that were offered to the prefix cache
+    num_cached_tokens: I64 = field(init=False)  # prompt tokens found in the prefix cache, until a row has told
     placed_ns: I64 = field(init=False)  # when the occupant got the slot, Unix time, until a row has told; else 0
     num_untold: int = 0  # slots of which no row has
     chains: npt.NDArray[np.uint64] = field(init=False)
@@ -112,10 +113,14 @@ class WorkerState:
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
         self.at_tip = np.zeros(slots, np.bool_)
-        self.generation, self.known, self.computed, self.received = (np.zeros(slots, np.int64) for _ in range(4))
-        self.limit, self.capacity, self.num_prompt = (np.zeros(slots, np.int64) for _ in range(3))
-        self.min_output, self.registered, self.cached = (np.zeros(slots, np.int64) for _ in range(3))
-        self.placed_ns = np.zeros(slots, np.int64)
+        self.generation, self.capacity, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(3))
+        self.num_tokens, self.num_computed_tokens, self.num_received_tokens = (
+            np.zeros(slots, np.int64) for _ in range(3)
+        )
+        self.num_prompt_tokens, self.num_cached_tokens, self.num_registered_blocks = (
+            np.zeros(slots, np.int64) for _ in range(3)
+        )
+        self.min_tokens, self.max_num_tokens = (np.zeros(slots, np.int64) for _ in range(2))
         self.chains = np.zeros(slots, np.uint64)
         self.stops = np.full((slots, 1), _NO_TOKEN, np.int64)
         self.free_slots = list(range(slots - 1, -1, -1))
@@ -144,10 +149,10 @@ class WorkerState:
 
     def decoding(self) -> I64:
         """The slots that are at their tip and do not end there by count."""
-        return (self.at_tip & (self.known < self.limit)).nonzero()[0]
+        return (self.at_tip & (self.num_tokens < self.max_num_tokens)).nonzero()[0]
 
     def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
-        """Return whether all known tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is
+        """Return whether all tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is
         left to them, so that they do not preempt at once what was admitted."""
         num_new = self._num_blocks(sequence) - len(reused.blocks)
         spare = self.limits.num_blocks // 100 if self.num_running else 0
@@ -157,7 +162,7 @@ class WorkerState:
         return -(-sequence.num_tokens // self.limits.block_size)
 
     def place(self, sequence: SequenceState, reused: Reused, now_ns: int = 0) -> int:
-        """Put a sequence into a free slot, with a table for all its known tokens; returns the slot."""
+        """Put a sequence into a free slot, with a table for all its tokens; returns the slot."""
         self.blocks.share(reused.blocks)
         blocks = reused.blocks + self.blocks.allocate(self._num_blocks(sequence) - len(reused.blocks))
         slot = self.free_slots.pop()
@@ -165,14 +170,14 @@ class WorkerState:
         sequence.status, sequence.started = Status.RUNNING, True
         sequence.worker_id, sequence.slot, sequence.blocks = self.worker_id, slot, blocks
         self.sequences[slot] = sequence
-        self.known[slot] = self.received[slot] = sequence.num_tokens
-        self.computed[slot] = reused.num_tokens
-        self.limit[slot] = request.max_num_tokens(self.limits.capacity)
+        self.num_tokens[slot] = self.num_received_tokens[slot] = sequence.num_tokens
+        self.num_computed_tokens[slot] = reused.num_tokens
+        self.max_num_tokens[slot] = request.max_num_tokens(self.limits.capacity)
         self.capacity[slot] = len(blocks) * self.limits.block_size
-        self.num_prompt[slot] = request.num_prompt_tokens
-        self.min_output[slot] = request.queued.stopping.min_tokens
-        self.registered[slot] = reused.num_tokens // self.limits.block_size
-        self.cached[slot] = 0
+        self.num_prompt_tokens[slot] = request.num_prompt_tokens
+        self.min_tokens[slot] = request.queued.stopping.min_tokens
+        self.num_registered_blocks[slot] = reused.num_tokens // self.limits.block_size
+        self.num_cached_tokens[slot] = 0
         self.placed_ns[slot] = now_ns
         self.num_untold += now_ns > 0
         self.chains[slot] = sequence.chain
@@ -225,12 +230,12 @@ class WorkerState:
         return {row: Start(int(placed_ns[row]), reason) for row, reason in reasons.items()}
 
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Make the full blocks among the first `num_tokens` findable; their tokens are known, their KV is planned."""
+        """Make the full blocks among the first `num_tokens` findable; their tokens have come, their KV is planned."""
         full = num_tokens // self.limits.block_size
         hashes = sequence.hashes(self.limits.block_size)
-        for index in range(int(self.registered[sequence.slot]), full):
+        for index in range(int(self.num_registered_blocks[sequence.slot]), full):
             self.blocks.register(sequence.blocks[index], hashes[index])
-        self.registered[sequence.slot] = max(full, self.registered[sequence.slot])
+        self.num_registered_blocks[sequence.slot] = max(full, self.num_registered_blocks[sequence.slot])
 
     def issue(self, plan: StepPlan, tips: I64, now_ns: int) -> None:
         """Put a plan in flight; `tips` i64[sampling] are the slots that sample in it."""
@@ -242,7 +247,7 @@ class WorkerState:
     def settle(self, result: StepResult, now_ns: int) -> Mask | None:
         """Take a result's plan out of flight and correct the counts where a slot got fewer tokens than planned.
 
-        A slot that has reached its tip is one token behind what it knows, however many tokens it got, none included.
+        A slot that has reached its tip has one token that is not computed, however many tokens it got, none included.
         Returns bool[rows], the rows of the result whose slot still has the occupant that it was planned for; None for
         a step that was applied before.
 
@@ -276,8 +281,8 @@ class WorkerState:
         alive[planned.slots] = stays
         if num_tokens < len(planned.slots):
             short = np.where(alive, missing, 0)
-            self.known -= short
-            self.computed -= short
+            self.num_tokens -= short
+            self.num_computed_tokens -= short
         return alive[slots]
 
     def stats(self) -> WorkerStats:

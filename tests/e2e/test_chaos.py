@@ -81,4 +81,4 @@ def test_a_real_model_in_half_precision_goes_on_with_what_it_might_have_said() -
     load = ("--clients=2", "--tokens=40", "--kills=1", "--every-s=0.5", "--workers=2")
     table = bench("continuation", "--device=cpu", *load, "--", "--num-threads=1")
     assert "1 workers killed" in table
-    assert "lost 0, changed 0, behind a death and off by more than 0.75: 0 tokens" in table
+    assert "lost 0, changed 0, after a death and off by more than 0.75: 0 tokens" in table

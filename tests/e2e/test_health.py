@@ -60,7 +60,7 @@ def sticky(checkpoint: Path, tmp_path: Path) -> Iterator[Served]:
 def test_a_loop_that_is_stuck_is_found_in_each_service_though_its_health_port_answers(
     sticky: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All at once, so that nobody else can be the reason; a client's stream goes on behind what it has."""
+    """All at once, so that nobody else can be the reason; a client's stream goes on after what it has."""
     monkeypatch.setattr(resumption, "PATIENCE_S", 200.0)  # nothing comes until all are found and started again
     began = Event()
 

@@ -197,7 +197,7 @@ class AsyncMemoryConnection:
         """Nothing to give up: what is in this process always answers."""
 
     def _check(self, run: int) -> None:
-        """A loss is told once; behind that the connection belongs to the bus's present run."""
+        """A loss is told once; after that the connection belongs to the bus's present run."""
         if self._closed or run != self._run:
             self._run = run
             raise BusUnavailable("the connection to the bus in memory was closed")

@@ -123,7 +123,7 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
     all_got = (*client.got[: taken.sequence], got, *client.got[taken.sequence + 1 :])
     client = client._replace(got=all_got, phase=Phase.ENDED if all(each.finish for each in all_got) else Phase.OPEN)
     if before.finish:
-        return Reception(client, wrong="a client got more behind the end")
+        return Reception(client, wrong="a client got more after the end")
     if taken.chain != chain.extend(chain.CHAIN_START, before.token_ids):
         return Reception(client, wrong="a client got tokens of another history")
     return Reception(client, wrong=_what_is_wrong(asked, client, taken, got, samplers))
@@ -154,11 +154,11 @@ def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, sampler
     text, has_stop = expected_text(got.token_ids)
     has_stop &= bool(asked.request.params.stop)
     if not samplers.is_coherent(asked.index, row.sequence, got.token_ids):
-        return "a client got tokens that were not sampled behind each other"
+        return "a client got tokens that were not sampled one after another"
     if len(got.token_ids) > asked.max_tokens:
         return "a client got more tokens than it allowed"
     if any(kind_of(token_id) is Kind.EOS for token_id in got.token_ids[:-1]):
-        return "a client got tokens behind EOS"
+        return "a client got tokens after EOS"
     if got.text != text if got.finish else not text.startswith(got.text):
         return "a client got another text than its tokens have"
     return _what_is_wrong_at_the_end(asked, client, row, got, has_stop) if got.finish else ""
@@ -179,4 +179,4 @@ def _what_is_wrong_at_the_end(asked: Asked, client: Client, row: TextRow, got: G
         case FinishReason.ERROR if row.error is None or row.error.code is not ErrorCode.MODEL_REPLACED:
             return "a client got an error that nobody can explain"
         case _:
-            return "a client got tokens behind its stop string" if has_stop else ""
+            return "a client got tokens after its stop string" if has_stop else ""

@@ -96,12 +96,12 @@ class WorkerProcess(Process):
     def work(self, me: WorkerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         sid, keys = self.sid(me), self.pool.keys
         if me.is_over:
-            _, behind = self.pool.call(pool, Leave(sid))
-            yield Move(f"{self.name}: begins again", self.anew(WorkerState(me.hold)), behind)
+            _, changed = self.pool.call(pool, Leave(sid))
+            yield Move(f"{self.name}: begins again", self.anew(WorkerState(me.hold)), changed)
         elif me.position is None:
-            position, behind = self.pool.call(pool, RegisterWorker(sid, NAME, self.info, self.model_digest))
+            position, changed = self.pool.call(pool, RegisterWorker(sid, NAME, self.info, self.model_digest))
             registered = me._replace(position=position) if position else self.fenced(me)
-            yield Move(f"{self.name}: registers", registered, behind)
+            yield Move(f"{self.name}: registers", registered, changed)
         elif me.plan is not None:
             yield from self._publish(me, pool, me.plan)
         elif entry := next_entry(self.pool, pool, keys.steps(NAME), me.position):
@@ -133,9 +133,9 @@ class WorkerProcess(Process):
             one = np.ones(1, np.uint32)
             result = StepResult(step, one * sequence, one, one * token_id)
             payload = Fields({k.PAYLOAD: worker_wire.encode_result(result, me.session, sid, 0)})
-            _, behind = self.pool.call(pool, Append(self.pool.keys.results(NAME), payload, k.RESULTS_CAP))
+            _, changed = self.pool.call(pool, Append(self.pool.keys.results(NAME), payload, k.RESULTS_CAP))
             name = f"{self.name}: step {step}, token {token_id} of {index}/{sequence} ({kind.name.lower()})"
-            yield Move(name, me._replace(plan=None), behind)
+            yield Move(name, me._replace(plan=None), changed)
 
 
 class PlanningScheduler(SchedulerProcess):
@@ -157,8 +157,8 @@ class PlanningScheduler(SchedulerProcess):
     def generate(self, me: SchedulerState, pool: int) -> Iterator[Move]:
         yield from self._survey(me, pool)
         if me.epoch is None and me.held and self._serves_elsewhere(me, pool):
-            _, behind = self.pool.call(pool, Leave(self.sid(me)))
-            yield Move(f"{self.name}: hands its requests to others", self.anew(me), behind)
+            _, changed = self.pool.call(pool, Leave(self.sid(me)))
+            yield Move(f"{self.name}: hands its requests to others", self.anew(me), changed)
         epoch = me.epoch
         if epoch is not None:
             if entry := next_entry(self.pool, pool, self.pool.keys.results(NAME), epoch.position):
@@ -182,11 +182,11 @@ class PlanningScheduler(SchedulerProcess):
                 yield self._tell(me, pool, entry)
         sessions, _ = self.pool.call(pool, ListSessions())
         for name in pairings.to_pair(workers, sessions, sid, 0):
-            pairing, behind = self.pool.call(pool, Pair(sid, name))
+            pairing, changed = self.pool.call(pool, Pair(sid, name))
             if isinstance(pairing, Pairing):
                 model_digest = decode_worker_info(pairing.info).model_digest
                 epoch = Epoch(pairing.incarnation, pairing.results_after, model_digest=model_digest)
-                yield Move(f"{self.name}: pairs", me._replace(epoch=epoch), behind)
+                yield Move(f"{self.name}: pairs", me._replace(epoch=epoch), changed)
 
     def _pairings(self, me: SchedulerState) -> Pairings:
         """The service's own, with what this scheduler knows."""
@@ -202,9 +202,9 @@ class PlanningScheduler(SchedulerProcess):
 
     def _tell(self, me: SchedulerState, pool: int, entry: WorkerEntry) -> Move:
         plan = encode_plan(gap_plan(), self.sid(me), entry.incarnation, 0)
-        done, behind = self.pool.call(pool, Commit(self.sid(me), (), NAME, plan))
+        done, changed = self.pool.call(pool, Commit(self.sid(me), (), NAME, plan))
         told = me._replace(told=me.told | {entry.incarnation})
-        return Move(f"{self.name}: ends an epoch", told if done else self.fenced(me), behind)
+        return Move(f"{self.name}: ends an epoch", told if done else self.fenced(me), changed)
 
     def _plan(self, me: SchedulerState, pool: int, epoch: Epoch) -> Iterator[Move]:
         """The next token of the first sample that goes on."""
@@ -220,12 +220,12 @@ class PlanningScheduler(SchedulerProcess):
         step = epoch.step + 1
         plan = encode_plan(self._step_plan(step, request_id, samples, sequence), self.sid(me), epoch.incarnation, 0)
         rows = tuple((SHARD, row) for row in me.unsent)
-        done, behind = self.pool.call(pool, Commit(self.sid(me), rows, NAME, plan))
+        done, changed = self.pool.call(pool, Commit(self.sid(me), rows, NAME, plan))
         after = me._replace(epoch=epoch._replace(step=step, planned=(request_id, sequence)), unsent=())
         yield Move(
             f"{self.name}: plans step {step}" + ("" if done else ", is fenced"),
             after if done else self.fenced(me),
-            behind,
+            changed,
             if_lost=self.disconnected(me),  # the same plan is sent again
         )
 

@@ -33,11 +33,11 @@ from servicekit.bus.calls import (
 API_KEY = b"one key."  # that all requests come with
 
 
-def next_entry(pool: ExploredPool, state: int, stream: bytes, behind: bytes) -> Entry | None:
+def next_entry(pool: ExploredPool, state: int, stream: bytes, after: bytes) -> Entry | None:
     """The entry of a stream that a reader gets next."""
     if not pool.view(state).lengths.get(stream):
         return None
-    answer, _ = pool.call(state, Read(Fields({stream: behind}), 1))
+    answer, _ = pool.call(state, Read(Fields({stream: after}), 1))
     return answer[stream][0] if stream in answer else None
 
 
@@ -86,9 +86,9 @@ class Gateway(Process):
             yield from super().come_back(done, pool, clients)
             return
         call, *rest = restart_calls
-        _, behind = self.pool.call(pool, call)
+        _, changed = self.pool.call(pool, call)
         what = "submits again" if isinstance(call, Submit) else "cancels again"
-        yield Move(f"{self.name}: {what}", me._replace(restart_calls=tuple(rest)), behind)
+        yield Move(f"{self.name}: {what}", me._replace(restart_calls=tuple(rest)), changed)
 
     def restart_calls(self, me: GatewayState, clients: tuple[Client, ...]) -> tuple[Call[Any], ...]:
         """What it submitted and serves, or has served to the end; then its cancels."""
@@ -114,9 +114,9 @@ class Gateway(Process):
     def work(self, me: GatewayState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         stream = self.pool.keys.text(self.sid(me))
         if me.position is None:
-            position, behind = self.pool.call(pool, LastId(stream))
+            position, changed = self.pool.call(pool, LastId(stream))
             wanted = frozenset(asked.index for asked in self.asked if self._serves(clients[asked.index]))
-            yield Move(f"{self.name}: reads its text", me._replace(position=position, wanted=wanted), behind)
+            yield Move(f"{self.name}: reads its text", me._replace(position=position, wanted=wanted), changed)
             return
         for asked, client in zip(self.asked, clients, strict=True):
             yield from self._serve(me, pool, clients, asked, client)
@@ -151,13 +151,13 @@ class Gateway(Process):
                 yield self._cancel(me, pool, clients, asked)
 
     def _submit(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
-        outcome, behind = self.pool.call(pool, self.submission(me, asked))
+        outcome, changed = self.pool.call(pool, self.submission(me, asked))
         clients = with_client(clients, asked.index, clients[asked.index]._replace(phase=Phase.OPEN))
         me = me._replace(submitted=me.submitted | {asked.index})
         if outcome is SubmitOutcome.EXISTS:  # its route may be another gateway
             me = me._replace(wanted=me.wanted | {asked.index})
         wrong = "" if outcome in (SubmitOutcome.CREATED, SubmitOutcome.EXISTS) else f"a submit found {outcome.name}"
-        return Move(f"{self.name}: submits {asked.index}, {outcome.name}", me, behind, clients, wrong=wrong)
+        return Move(f"{self.name}: submits {asked.index}, {outcome.name}", me, changed, clients, wrong=wrong)
 
     def submission(self, me: GatewayState, asked: Asked) -> Submit:
         metered = Metered(API_KEY, asked.request_id)
@@ -166,7 +166,7 @@ class Gateway(Process):
     def _attach(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
         client = clients[asked.index]
         offsets = encode_offsets(stream_of(client).offsets())
-        answer, behind = self.pool.call(pool, Attach(asked.request_id, TENANT, self.sid(me), offsets))
+        answer, changed = self.pool.call(pool, Attach(asked.request_id, TENANT, self.sid(me), offsets))
         me = me._replace(wanted=me.wanted - {asked.index})
         wrong = ""
         if not answer.known:
@@ -176,24 +176,24 @@ class Gateway(Process):
             if client.phase is Phase.OPEN:
                 client = client._replace(phase=Phase.REFUSED, why="diverged")
         name = f"{self.name}: attaches {asked.index}, {answer.state.name if answer.state else 'unknown'}"
-        return Move(name, me, behind, with_client(clients, asked.index, client), wrong=wrong)
+        return Move(name, me, changed, with_client(clients, asked.index, client), wrong=wrong)
 
     def _cancel(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
-        _, behind = self.pool.call(pool, self._cancel_of(asked))
+        _, changed = self.pool.call(pool, self._cancel_of(asked))
         me = me._replace(cancelled=me.cancelled | {asked.index})
         client = clients[asked.index]._replace(wants_cancel=True)
-        return Move(f"{self.name}: cancels {asked.index}", me, behind, with_client(clients, asked.index, client))
+        return Move(f"{self.name}: cancels {asked.index}", me, changed, with_client(clients, asked.index, client))
 
     def _give_up(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
         """Nobody came back for a request here."""
         request = self.pool.view(pool).requests.get(asked.request_id)
         is_here = request is not None and request.route == self.sid(me)
-        _, behind = self.pool.call(pool, self.giving_up(me, asked))
+        _, changed = self.pool.call(pool, self.giving_up(me, asked))
         client = clients[asked.index]
         if is_here:  # what its client then gets, it was told in advance
             client = client._replace(wants_cancel=True)
         me = me._replace(lost=me.lost - {asked.index})
-        return Move(f"{self.name}: gives up {asked.index}", me, behind, with_client(clients, asked.index, client))
+        return Move(f"{self.name}: gives up {asked.index}", me, changed, with_client(clients, asked.index, client))
 
     def giving_up(self, me: GatewayState, asked: Asked) -> Cancel:
         return replace(self._cancel_of(asked), route=self.sid(me))
@@ -248,17 +248,17 @@ class TokenizerProcess(Process):
         consumer, prompts = self.sid(me), self.pool.keys.prompts
         for entry_id, request_id in me.jobs:
             call = Tokenized(request_id, entry_id, self.meta[request_id], 0)
-            done, behind = self.pool.call(pool, call)
+            done, changed = self.pool.call(pool, call)
             rest = tuple(job for job in me.jobs if job[0] != entry_id)
-            yield Move(f"{self.name}: tokenized {done}", me._replace(jobs=rest), behind)
+            yield Move(f"{self.name}: tokenized {done}", me._replace(jobs=rest), changed)
         if not self.pool.view(pool).lengths.get(prompts):
             return
         for what, call in (
             ("reads", ReadGroup(prompts, k.TOKENIZERS, consumer, 1)),
             ("reads what another left", Reclaim(prompts, k.TOKENIZERS, consumer, 0, 1)),
         ):
-            entries, behind = self.pool.call(pool, call)
+            entries, changed = self.pool.call(pool, call)
             known = {entry_id for entry_id, _ in me.jobs}
             jobs = tuple((entry.entry_id, entry.fields[k.REQUEST]) for entry in entries)
             if jobs and not known & {entry_id for entry_id, _ in jobs}:
-                yield Move(f"{self.name}: {what}", me._replace(jobs=me.jobs + jobs), behind)
+                yield Move(f"{self.name}: {what}", me._replace(jobs=me.jobs + jobs), changed)

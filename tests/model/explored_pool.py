@@ -110,7 +110,7 @@ class ExploredPool:
         return len(self._states)
 
     def call(self, state: int, call: Call[Any]) -> tuple[Any, int]:
-        """The answer to a call in a state, and the state behind it."""
+        """The answer to a call in a state, and the state after it."""
         if isinstance(call, Read):
             call = Read(Fields(call.streams), call.count)
         known = self._answers.get((state, call))

@@ -24,7 +24,7 @@ class Model(Protocol[S]):
         ...
 
     def steps(self, state: S) -> Iterable[tuple[str, S]]:
-        """All that can happen next: what it is called, and the state behind it."""
+        """All that can happen next: what it is called, and the state after it."""
         ...
 
     def wrong(self, state: S) -> str:

@@ -240,16 +240,16 @@ class SchedulerProcess(Process):
 
     def come_back(self, me: SchedulerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         if me.hold.stage is Stage.CONFIRM:
-            _, behind = self.pool.call(pool, Leave(self.sid(me)))
-            yield Move(f"{self.name}: leaves its old session", self.anew(me), behind)
+            _, changed = self.pool.call(pool, Leave(self.sid(me)))
+            yield Move(f"{self.name}: leaves its old session", self.anew(me), changed)
         else:
             yield from super().come_back(me, pool, clients)
 
     def work(self, me: SchedulerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         sid, view = self.sid(me), self.pool.view(pool)
         if me.asks_owned:
-            owned, behind = self.pool.call(pool, Owned(sid))
-            yield Move(f"{self.name}: what it owns", self._found(me, owned), behind)
+            owned, changed = self.pool.call(pool, Owned(sid))
+            yield Move(f"{self.name}: what it owns", self._found(me, owned), changed)
             return
         if me.to_load:
             yield from self.load(me, pool)
@@ -263,25 +263,25 @@ class SchedulerProcess(Process):
         yield from self.generate(me, pool)
 
     def take(self, me: SchedulerState, pool: int, dead: bytes) -> Iterator[Move]:
-        taken, behind = self.pool.call(pool, Take(self.sid(me), dead))
+        taken, changed = self.pool.call(pool, Take(self.sid(me), dead))
         if taken is not None and taken is not NOT_YET:
-            yield Move(f"{self.name}: takes over {dead.decode().strip()}", self._found(me, taken), behind)
+            yield Move(f"{self.name}: takes over {dead.decode().strip()}", self._found(me, taken), changed)
 
     def claim(self, me: SchedulerState, pool: int) -> Iterator[Move]:
-        claimed, behind = self.pool.call(pool, Claim(self.sid(me), 1, SHARD))
+        claimed, changed = self.pool.call(pool, Claim(self.sid(me), 1, SHARD))
         if claimed is None:
-            yield Move(f"{self.name}: may not claim, is fenced", self.fenced(me), behind)
+            yield Move(f"{self.name}: may not claim, is fenced", self.fenced(me), changed)
         elif claimed is not NOT_YET:
             after = self.added(me, [(each, ()) for each in claimed])
-            wrong = self._what_is_wrong(me, after, behind)
-            yield Move(f"{self.name}: claims {len(claimed)}", after, behind, wrong=wrong)
+            wrong = self._what_is_wrong(me, after, changed)
+            yield Move(f"{self.name}: claims {len(claimed)}", after, changed, wrong=wrong)
 
     def load(self, me: SchedulerState, pool: int) -> Iterator[Move]:
-        loaded, behind = self.pool.call(pool, Load(self.sid(me), me.to_load))
+        loaded, changed = self.pool.call(pool, Load(self.sid(me), me.to_load))
         if loaded is NOT_YET:
             return
         after = self.fenced(me) if loaded is None else self.loaded(me, loaded)
-        yield Move(f"{self.name}: loads", after, behind, wrong=self._what_is_wrong(me, after, behind))
+        yield Move(f"{self.name}: loads", after, changed, wrong=self._what_is_wrong(me, after, changed))
 
     def _what_is_wrong(self, before: SchedulerState, after: SchedulerState, pool: int) -> str:
         requests, known = self.pool.view(pool).requests, dict(before.held)
@@ -310,10 +310,10 @@ class SchedulerProcess(Process):
         return self._commit(me, pool, grown, (after.rows,), what)
 
     def _commit(self, me: SchedulerState, pool: int, after: SchedulerState, rows: tuple[bytes, ...], what: str) -> Move:
-        done, behind = self.pool.call(pool, self.commitment(me, rows))
+        done, changed = self.pool.call(pool, self.commitment(me, rows))
         sent = after._replace(unsent=()) if done else self.fenced(me)
         name = f"{self.name}: commits {what}" + ("" if done else ", is fenced")
-        return Move(name, sent, behind, if_lost=self.disconnected(after._replace(unsent=rows)))
+        return Move(name, sent, changed, if_lost=self.disconnected(after._replace(unsent=rows)))
 
     def commitment(self, me: SchedulerState, rows: tuple[bytes, ...]) -> Call[bool]:
         return Commit(self.sid(me), tuple((SHARD, row) for row in rows))
@@ -326,11 +326,11 @@ class SchedulerProcess(Process):
         return me._replace(to_load=tuple(sorted(unknown.union(me.to_load))), asks_owned=False)
 
     def loaded(self, me: SchedulerState, loaded: Loaded) -> SchedulerState:
-        """As the dispatcher does: behind what the log holds, unless that has ended."""
+        """As the dispatcher does: after what the log holds, unless that has ended."""
         return self.added(me._replace(to_load=()), read_loaded(loaded))
 
     def added(self, me: SchedulerState, found: Sequence[tuple[StoredRequest, Sequence[History]]]) -> SchedulerState:
-        """Requests that are its own now: behind what is known of them, by log and client."""
+        """Requests that are its own now: after what is known of them, by log and client."""
         for stored, known in found:
             if stored.request_id in dict(me.held):
                 continue

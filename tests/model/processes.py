@@ -94,15 +94,15 @@ class Process(ABC):
         """The steps of a greeting; it may break off anywhere and begin again."""
         hold: Hold = me.hold
         if hold.stage is Stage.HELLO:
-            greeting, behind = self.pool.call(pool, self.hello(me, create=not hold.is_known))
+            greeting, changed = self.pool.call(pool, self.hello(me, create=not hold.is_known))
             hold = hold._replace(is_known=True, new_run=hold.new_run or greeting.new_run or not greeting.active)
             if greeting.active:
-                yield Move(f"{self.name}: hello", self.up(me, hold), behind)
+                yield Move(f"{self.name}: hello", self.up(me, hold), changed)
             else:
-                yield Move(f"{self.name}: hello, not active", self.greeted(me, hold), behind)
+                yield Move(f"{self.name}: hello, not active", self.greeted(me, hold), changed)
         elif hold.stage is Stage.REVALIDATE:
-            is_active, behind = self.pool.call(pool, Revalidate(self.sid(me), TTL_MS))
-            yield Move(f"{self.name}: revalidate {is_active}", self.up(me) if is_active else self.anew(me), behind)
+            is_active, changed = self.pool.call(pool, Revalidate(self.sid(me), TTL_MS))
+            yield Move(f"{self.name}: revalidate {is_active}", self.up(me) if is_active else self.anew(me), changed)
 
     def greeted(self, me: Any, hold: Hold) -> Any:
         """A greeting has told that the session is not active."""
@@ -119,8 +119,8 @@ class Process(ABC):
 
     def renew(self, me: Any, pool: int) -> Move:
         """The lease has run out, which the process does not know."""
-        answer, behind = self.pool.call(pool, Renew(self.sid(me), TTL_MS))
-        return Move(f"{self.name}: renew {answer}", me if answer else self.fenced(me), behind)
+        answer, changed = self.pool.call(pool, Renew(self.sid(me), TTL_MS))
+        return Move(f"{self.name}: renew {answer}", me if answer else self.fenced(me), changed)
 
     def fenced(self, me: Any) -> Any:
         """An answer has told that the session is active no more."""

@@ -34,7 +34,7 @@ from servicekit.bus.calls import SessionKind
 from servicekit.bus.keys import Names
 from servicekit.bus.library import Library, read_library
 
-SPLICE = "a client got tokens that were not sampled behind each other"
+SPLICE = "a client got tokens that were not sampled one after another"
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class _ReadsTwice(SchedulerProcess):
     """Checkpoints first, and the log in a call of its own."""
 
     def load(self, me: SchedulerState, pool: int) -> Iterator[Move]:
-        loaded, behind = self.pool.call(pool, c.Load(self.sid(me), me.to_load))
+        loaded, changed = self.pool.call(pool, c.Load(self.sid(me), me.to_load))
         if me.aside is None:
             aside = Recorded(repr(loaded), loaded)
-            yield Move(f"{self.name}: loads checkpoints", me._replace(aside=aside), behind)
+            yield Move(f"{self.name}: loads checkpoints", me._replace(aside=aside), changed)
         else:
             before = me.aside.answer
             mixed = c.Loaded(before.requests, loaded.log, before.checkpoints)
-            yield Move(f"{self.name}: loads the log", self.loaded(me._replace(aside=None), mixed), behind)
+            yield Move(f"{self.name}: loads the log", self.loaded(me._replace(aside=None), mixed), changed)
 
 
 class _ReadsBeforeItTakes(SchedulerProcess):
@@ -154,10 +154,10 @@ class _ReadsBeforeItTakes(SchedulerProcess):
             loaded = c.Loaded(requests, {SHARD: log.get(keys.tokens(SHARD), [])}, {})
             yield Move(f"{self.name}: reads the log", me._replace(aside=Recorded(repr(loaded), loaded)), pool)
             return
-        taken, behind = self.pool.call(pool, c.Take(self.sid(me), dead))
+        taken, changed = self.pool.call(pool, c.Take(self.sid(me), dead))
         if taken is not None:
             after = self.loaded(me._replace(aside=None), me.aside.answer)
-            yield Move(f"{self.name}: takes over {dead.decode().strip()}", after, behind)
+            yield Move(f"{self.name}: takes over {dead.decode().strip()}", after, changed)
 
 
 class _TakesAnyResult(PlanningScheduler):
@@ -255,7 +255,7 @@ RULES = [
     Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
     Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),
     Rule(
-        "ends are derived behind a witness",
+        "ends are derived after a witness",
         replace(_RESTART, kinds=(Kind.PLAIN, Kind.EOS)),
         off=lambda: patch.object(core_rows, "finish_of", lambda *_: FinishReason.UNSPECIFIED),
     ),

@@ -1,4 +1,4 @@
-"""Tokens whose id says who sampled them and behind what: no two samplers ever agree, and no splice goes unnoticed."""
+"""Tokens whose id says who sampled them and after what: no two samplers ever agree, and no splice goes unnoticed."""
 
 from enum import IntEnum
 
@@ -13,7 +13,7 @@ class Kind(IntEnum):
 
     PLAIN = 0  # its text is "NUMBER.": the point is held back, as the stop string may begin with it
     EOS = 1
-    STOP = 2  # its text is "!NUMBER": behind a plain token it completes the stop string
+    STOP = 2  # its text is "!NUMBER": after a plain token it completes the stop string
 
 
 class Samplers:
@@ -25,7 +25,7 @@ class Samplers:
         self._counts = dict.fromkeys(Kind, 0)
 
     def sample(self, sampler: bytes, kind: Kind, request: int, sequence: int, before: tuple[int, ...]) -> int:
-        """The token that this sampler gives behind these tokens."""
+        """The token that this sampler gives after these tokens."""
         key = (sampler, kind, request, sequence, before)
         token_id = self._ids.get(key)
         if token_id is None:

@@ -168,14 +168,14 @@ class DetokenizerProcess(Process):
         if me.answers is not None:
             yield self._rebuild(me, pool, me.answers)
         elif me.shard is None:
-            granted, behind = self.pool.call(pool, LeaseShard(sid, SHARD))
+            granted, changed = self.pool.call(pool, LeaseShard(sid, SHARD))
             if granted:
-                yield Move(f"{self.name}: leases the shard", me._replace(answers=()), behind)
+                yield Move(f"{self.name}: leases the shard", me._replace(answers=()), changed)
         else:
             if me.doubts or self.pool.view(pool).leases.get(SHARD) != sid:
-                held, behind = self.pool.call(pool, self.confirmation(me))
+                held, changed = self.pool.call(pool, self.confirmation(me))
                 kept = me._replace(doubts=False) if held else DetokenizerState(me.hold)
-                yield Move(f"{self.name}: confirms its lease, {held}", kept, behind)
+                yield Move(f"{self.name}: confirms its lease, {held}", kept, changed)
             yield from self._serve(me, pool, me.shard)
 
     def confirmation(self, me: DetokenizerState) -> LeaseShard:
@@ -185,9 +185,9 @@ class DetokenizerProcess(Process):
         """The next call of a rebuild, or its end."""
         rebuilding = self.shards.rebuild(self.sid(me), answers)
         if rebuilding.call is not None:
-            answer, behind = self.pool.call(pool, rebuilding.call)
+            answer, changed = self.pool.call(pool, rebuilding.call)
             asked = me._replace(answers=(*answers, Recorded(repr(answer), answer)))
-            return Move(f"{self.name}: rebuilds, {type(rebuilding.call).__name__}", asked, behind)
+            return Move(f"{self.name}: rebuilds, {type(rebuilding.call).__name__}", asked, changed)
         if rebuilding.shard is None:
             return Move(f"{self.name}: lost the shard", self.disconnected(DetokenizerState(me.hold)), pool)
         out: tuple[Call[Any], ...] = ()
@@ -218,17 +218,17 @@ class DetokenizerProcess(Process):
 
     def _send(self, me: DetokenizerState, pool: int) -> Move:
         call, *rest = me.out
-        answer, behind = self.pool.call(pool, call)
+        answer, changed = self.pool.call(pool, call)
         if not isinstance(call, Retire):
             # Text that a full server refuses is let go: gateways ask for it again.
             texts_gone = tuple(each for each in me.out if not isinstance(each, Append))
             if_full = me._replace(out=texts_gone) if isinstance(call, Append) else None
-            return Move(f"{self.name}: {type(call).__name__}", me._replace(out=tuple(rest)), behind, if_full=if_full)
+            return Move(f"{self.name}: {type(call).__name__}", me._replace(out=tuple(rest)), changed, if_full=if_full)
         request = self.pool.view(pool).requests.get(call.request_id)
         has_ended = request is not None and request.state is RequestState.ENDED
         wrong = "a request was ended twice" if answer and has_ended else ""
         after = me._replace(out=tuple(rest), doubts=me.doubts or not answer)
-        return Move(f"{self.name}: retires, {answer}", after, behind, wrong=wrong)
+        return Move(f"{self.name}: retires, {answer}", after, changed, wrong=wrong)
 
     def _compact(self, me: DetokenizerState, pool: int, shard: Shard) -> Iterator[Move]:
         """As the service does when it has sent all effects."""
@@ -237,11 +237,11 @@ class DetokenizerProcess(Process):
         if compaction is None:
             return
         (call,) = shard.compact(compaction, self.sid(me), 0)
-        done, behind = self.pool.call(pool, call)
+        done, changed = self.pool.call(pool, call)
         num_bytes = sum(len(payload) for _, payload in call.checkpoints)
         number = self.shards.compacted(me.shard, compaction, num_bytes) if done else me.shard
         name = f"{self.name}: compacts, {len(call.checkpoints)} checkpoints" + ("" if done else ", refused")
-        yield Move(name, me._replace(shard=number, doubts=me.doubts or not done), behind)
+        yield Move(name, me._replace(shard=number, doubts=me.doubts or not done), changed)
 
     def _effects(self, me: DetokenizerState, taken: Taken, *, is_rebuilding: bool = False) -> tuple[Call[Any], ...]:
         """As the service puts them into its next write, before the requests that it has yet to retire."""

@@ -93,7 +93,7 @@ class BatchTokens:
 
     slots: I64
     positions: I64  # index of each token in its sequence
-    cells: I64  # block * block_size + offset, where each token's KV goes
+    slot_mapping: I64  # block * block_size + offset, where each token's KV goes
 
 
 def tokens_of(batch: Batch, state: HostSlots) -> BatchTokens:
@@ -105,8 +105,8 @@ def tokens_of(batch: Batch, state: HostSlots) -> BatchTokens:
         slots = np.repeat(batch.slots, batch.query_lens)
         positions = np.arange(len(slots)) + np.repeat(batch.context_lens - batch.query_starts[1:], batch.query_lens)
     indices = positions // block_size
-    cells = (state.block_tables[slots, indices] - indices) * block_size + positions
-    return BatchTokens(slots, positions, cells)
+    slot_mapping = (state.block_tables[slots, indices] - indices) * block_size + positions
+    return BatchTokens(slots, positions, slot_mapping)
 
 
 def advance(batch: Batch, state: HostSlots) -> None:

@@ -173,7 +173,7 @@ class ChunkStep:
             columns.num_decodes,
             columns.work,
             positions=inputs.positions,
-            slot_mapping=inputs.cells,
+            slot_mapping=inputs.slot_mapping,
             block_tables=state.block_tables,
         )
         hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)

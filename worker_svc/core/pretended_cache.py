@@ -1,9 +1,9 @@
 """The simulated runner's KV cache: token ids in blocks, and a hash of any context that is read through a block table.
 
 The hash of tokens t0, t1, ... is the polynomial sum of mix(ti + 1) * BASE**i modulo 2**64. A block's own sum is kept up
-to date as cells are written, so that a long context costs one addition a block; where a block stands in the table
-decides the power of BASE that its sum is multiplied with. The last block of a context may have cells after its end,
-which belong to others: its cells are read one by one.
+to date as KV slots are written, so that a long context costs one addition a block; where a block stands in the table
+decides the power of BASE that its sum is multiplied with. The last block of a context may have slots after its end,
+which belong to others: its slots are read one by one.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def _terms(token_ids: U32) -> U64:
 
 
 class PretendedCache:
-    """What each cell's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
+    """What each KV slot's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
     u64[num_blocks].
     """
 
@@ -65,7 +65,7 @@ class PretendedCache:
             self._sums[targets] = self._sums[sources]
 
     def write(self, slot_mapping: I64, token_ids: U32) -> None:
-        """Put token i of `token_ids` into cell `slot_mapping[i]` (block * block_size + offset)."""
+        """Put token i of `token_ids` into KV slot `slot_mapping[i]` (block * block_size + offset)."""
         blocks = slot_mapping // self._block_size
         offsets = slot_mapping - blocks * self._block_size
         terms = _terms(token_ids)

@@ -197,11 +197,11 @@ class ModelRunner:
     def _compute(self, batch: Batch) -> DecodeOutput | None:
         """Operation by operation; nobody has chosen tokens then. None: there are none to choose."""
         tokens = tokens_of(batch, self._host)
-        token_slots, positions, cells, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
+        token_slots, positions, slot_mapping, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
             self._device,
             tokens.slots,
             tokens.positions,
-            tokens.cells,
+            tokens.slot_mapping,
             batch.slots,
             batch.context_lens,
             batch.query_starts[batch.samples + 1] - 1,
@@ -209,7 +209,7 @@ class ModelRunner:
             batch.sample_positions,
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
-        attention = self._attention.prepare(batch, positions, cells, self._slots.block_tables)
+        attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
         hidden = self._model.forward(token_ids, attention, last_tokens)
         self._slots.advance(slots, contexts)
         if len(batch.samples) == 0:

@@ -121,8 +121,8 @@ def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
         _penalise(adjusted, asked.penalties)
     if asked.entries is not None:
         # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
-        cells = asked.entries.rows * adjusted.shape[1] + asked.entries.token_ids
-        adjusted.view(-1).scatter_add_(0, cells, asked.entries.values)
+        places = asked.entries.rows * adjusted.shape[1] + asked.entries.token_ids
+        adjusted.view(-1).scatter_add_(0, places, asked.entries.values)
     return adjusted
 
 

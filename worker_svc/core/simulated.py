@@ -149,7 +149,7 @@ class SimulatedRunner:
 
     def _write(self, batch: Batch) -> None:
         tokens = tokens_of(batch, self._slots)
-        self._cache.write(tokens.cells, self._tokens[tokens.slots, tokens.positions])
+        self._cache.write(tokens.slot_mapping, self._tokens[tokens.slots, tokens.positions])
         self._slots.num_computed[batch.slots] = batch.context_lens
 
     def _counts(self, step: int, slots: I64, room: I64) -> I64:

@@ -192,7 +192,7 @@ local function reject(keys, args)
 end
 
 -- What waits for tokens or a scheduler and is cancelled or past its time: for `reject`. Who has tokens already needs an
--- end behind them, which only a scheduler can write.
+-- end after them, which only a scheduler can write.
 local function overdue(keys, args)
   local prefix, count = keys[1], args[1]
   local found = {}

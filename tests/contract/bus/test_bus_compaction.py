@@ -23,7 +23,7 @@ from servicekit.bus.keys import PAYLOAD
 ROWS = b"rows" + AWKWARD
 
 
-def test_a_compaction_keeps_checkpoints_and_drops_the_log_behind_them(flow: Flow) -> None:
+def test_a_compaction_keeps_checkpoints_and_drops_the_log_that_they_cover(flow: Flow) -> None:
     scheduler, holder = flow.session(), flow.session()
     first, second = flow.running(scheduler, 3), flow.running(scheduler, 3)
     log = flow.bus.keys.tokens(3)

@@ -65,7 +65,7 @@ def test_two_schedulers_never_claim_the_same_request(flow: Flow) -> None:
     assert ids(one) + ids(two) == request_ids
 
 
-def test_claim_tells_how_many_are_behind_what_it_took(flow: Flow) -> None:
+def test_claim_tells_how_many_come_after_what_it_took(flow: Flow) -> None:
     scheduler = flow.session()
     for _ in range(3):
         flow.ready()

@@ -38,7 +38,7 @@ def test_entries_come_back_whole_and_in_order(flow: Flow) -> None:
     assert flow.connection.call(Length(stream)) == 20
 
 
-def test_read_goes_on_behind_an_id_and_leaves_out_empty_streams(flow: Flow) -> None:
+def test_read_goes_on_after_an_id_and_leaves_out_empty_streams(flow: Flow) -> None:
     keys = flow.bus.keys
     first, second = keys.key("one"), keys.key("two")
     entry_ids = flow.connection.execute([Append(first, {b"n": b"%d" % number}) for number in range(5)])

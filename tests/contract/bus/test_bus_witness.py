@@ -241,7 +241,7 @@ def test_a_request_that_is_not_there_may_yet_come_while_a_pool_settles(pool_of: 
 # --- witnesses --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_request_is_made_again_behind_what_its_client_has(pool_of: Restartable) -> None:
+def test_a_lost_request_is_made_again_after_what_its_client_has(pool_of: Restartable) -> None:
     flow = pool_of.flow
     request_id = id_of(77)
     assert pool_of.confirm(request_id, A + B, b"") is SubmitOutcome.CREATED

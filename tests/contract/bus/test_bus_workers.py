@@ -39,7 +39,7 @@ def test_a_registered_worker_is_listed_with_its_state(flow: Flow) -> None:
     assert (listed.alive, listed.owner) == (False, None)
 
 
-def test_a_pairing_reads_behind_what_came_before(flow: Flow) -> None:
+def test_a_pairing_reads_after_what_came_before(flow: Flow) -> None:
     worker, scheduler = flow.session(SessionKind.WORKER), flow.session()
     keys = flow.bus.keys
     flow.connection.call(Commit(scheduler, (), "w", b"plan of an earlier epoch"))

@@ -345,7 +345,7 @@ def test_a_history_is_the_one_coherent_chain_in_the_log() -> None:
         b"\xff\xff",
         row(one, 3, after, [9]),  # a gap
         row(one, 2, after, [6], FinishReason.LENGTH),
-        row(one, 3, chain.extend(after, [6]), [7]),  # behind the end
+        row(one, 3, chain.extend(after, [6]), [7]),  # after the end
     ]
     histories = read_histories(payloads, {one: 2, b"3" * 16: 1})
     assert histories[one][0].token_ids == [4, 5, 6]

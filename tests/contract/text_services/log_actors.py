@@ -64,7 +64,7 @@ class Order:
     expected: FinishedRequest = field(init=False)
 
     def check(self, histories: list[History]) -> None:
-        """A load has lost nothing, or only what stands behind a stop string."""
+        """A load has lost nothing, or only what stands after a stop string."""
         for history, fate, num_tokens, sequence in zip(
             histories, self.fates, self.num_committed, self.expected.sequences, strict=True
         ):
@@ -142,7 +142,7 @@ def _mixed(choice: int) -> int:
 
 
 def _next_row(order: Order, index: int, history: History, size: int) -> TokenRows:
-    """One row behind a history, which has it from now on."""
+    """One row after a history, which has it from now on."""
     fate, position, before = order.fates[index], len(history.token_ids), history.chain
     tokens = fate.token_ids[position : position + size]
     is_last = position + len(tokens) == len(fate.token_ids) and (fate.with_last or not tokens)

@@ -129,7 +129,7 @@ def test_a_shard_that_another_held_meanwhile_is_rebuilt(pool: Pool) -> None:
         assert text_of(pool.result(request_id)) == ANSWER
 
 
-def test_the_log_is_trimmed_behind_what_live_requests_need(pool: Pool) -> None:
+def test_the_log_is_trimmed_up_to_what_live_requests_need(pool: Pool) -> None:
     log = pool.bus.keys.tokens(0)
     with running(pool.detokenizer_service(session_ttl_s=0.5)):
         ended, live = pool.open(1), pool.open(2)

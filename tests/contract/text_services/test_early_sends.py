@@ -62,7 +62,7 @@ class EarlyConnection(MemoryConnection):
     def receive(self) -> list[object]:
         """The answers, unless they are lost."""
         if self._early_bus.num_lost >= 0:
-            raise BusUnavailable("lost behind")
+            raise BusUnavailable("lost after")
         return super().receive()
 
 

@@ -167,7 +167,7 @@ class Pool:
         end: int = 0,
         logprob: float | None = None,
     ) -> bytes:
-        """A TokenBatch of one row, behind the tokens `before`."""
+        """A TokenBatch of one row, after the tokens `before`."""
         known = before or []
         columns = tokens_pb2.TokenColumns(
             sequences=np.array([sequence], "<u4").tobytes(),

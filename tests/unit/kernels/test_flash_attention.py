@@ -64,8 +64,8 @@ def attend(
     backend = TritonAttention(cache, NUM_HEADS, rotary, len(past), SCALE)
     backend.flash = flash
     batch, tokens = make_batch(past, contexts, given.tables.cpu().numpy())
-    positions, cells = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.cells))
-    step = backend.prepare(batch, positions, cells, given.tables)
+    positions, slot_mapping = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.slot_mapping))
+    step = backend.prepare(batch, positions, slot_mapping, given.tables)
     qkv = randn(batch.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim, seed=1)
     unscaled = Unscaled(randn(batch.num_tokens, hidden_size, seed=2, scale=3.0), 1e-5) if hidden_size else None
     if unscaled is not None and scales_before:

@@ -17,7 +17,7 @@ VOCAB = 11
 
 
 def next_token(kv: int, seed: int, position: int, masked: Collection[int]) -> int:
-    """What is sampled behind a sequence of `position` tokens whose last KV is `kv`."""
+    """What is sampled after a sequence of `position` tokens whose last KV is `kv`."""
     draw = chain.mix(kv ^ chain.mix(seed ^ position))
     return [token for token in range(VOCAB) if token not in masked][draw % (VOCAB - len(masked))]
 

@@ -35,7 +35,7 @@ def test_a_mixed_batch_has_each_token_at_its_place() -> None:
     tokens = tokens_of(batch, state)
     assert tokens.slots.tolist() == [2] * 3 + [0] * 6
     assert tokens.positions.tolist() == [4, 5, 6, 0, 1, 2, 3, 4, 5]
-    assert tokens.cells.tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
+    assert tokens.slot_mapping.tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
     assert batch.samples.tolist() == [1]
     assert batch.sample_positions.tolist() == [6]
     advance(batch, state)
@@ -70,7 +70,7 @@ def test_chunks_cover_every_token_once_whatever_their_size(lengths: list[int], c
         num = [min(chunk, int(state.num_tokens[slot] - state.num_computed[slot])) for slot in slots]
         batch = build_batch(np.array(slots), np.array(num), state)
         tokens = tokens_of(batch, state)
-        for slot, position, cell in zip(tokens.slots, tokens.positions, tokens.cells, strict=True):
+        for slot, position, cell in zip(tokens.slots, tokens.positions, tokens.slot_mapping, strict=True):
             assert position == len(cells[int(slot)])
             cells[int(slot)].append(int(cell))
         for row, position in zip(batch.samples, batch.sample_positions, strict=True):

@@ -29,7 +29,7 @@ class _Group:
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
     blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
     mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
-    unseen: Tensor  # i64[cells]: those of num_seqs * blocks * block_size that are after their sequence's context
+    unseen: Tensor  # i64[kv slots]: those of num_seqs * blocks * block_size that are after their sequence's context
 
 
 class TorchAttention:
@@ -138,15 +138,15 @@ class TorchStepAttention:
             .permute(0, 2, 3, 1, 4)
             .reshape(seqs, self._num_kv_heads, per_head * query_len, head_dim)
         )
-        # Whole blocks are gathered: far fewer and longer pieces than single cells. Behind a context is what others have
-        # left there, and a mask does not hide all of it: 0 times NaN is NaN.
+        # Whole blocks are gathered: far fewer and longer pieces than single KV slots. After a context is what others
+        # have left there, and a mask does not hide all of it: 0 times NaN is NaN.
         gathered_keys, gathered_values = (
-            cells.index_select(0, group.blocks)
+            cached.index_select(0, group.blocks)
             .flatten(0, 1)
             .index_fill_(0, group.unseen, 0.0)
             .view(seqs, -1, self._num_kv_heads, head_dim)
             .transpose(1, 2)
-            for cells in (keys, values)
+            for cached in (keys, values)
         )
         attended = F.scaled_dot_product_attention(
             folded, gathered_keys, gathered_values, attn_mask=group.mask, scale=self._scale

@@ -20,8 +20,8 @@ def _gated(y):
 
 
 @gluon.jit
-def _cells(like, first_row, first_output, M, STRIDE):
-    """Where a tile's cells are, from its first row and output on, and which of its rows there are."""
+def _offsets(like, first_row, first_output, M, STRIDE):
+    """The offsets of a tile's values, from its first row and output on, and which of its rows there are."""
     LAYOUT: gl.constexpr = like.type.layout
     rows = first_row + gl.arange(0, like.shape[0], gl.SliceLayout(1, LAYOUT))
     outputs = first_output + gl.arange(0, like.shape[1], gl.SliceLayout(0, LAYOUT))
@@ -30,16 +30,16 @@ def _cells(like, first_row, first_output, M, STRIDE):
 
 @gluon.jit
 def _write(y, out_ptr, residual_ptr, first_row, first_output, M, N, RESIDUAL: gl.constexpr):
-    cells, is_cell = _cells(y, first_row, first_output, M, N)
+    offsets, is_inside = _offsets(y, first_row, first_output, M, N)
     if RESIDUAL:
-        y += gl.load(residual_ptr + cells, mask=is_cell, other=0.0).to(gl.float32)
-    gl.store(out_ptr + cells, y.to(out_ptr.dtype.element_ty), mask=is_cell)
+        y += gl.load(residual_ptr + offsets, mask=is_inside, other=0.0).to(gl.float32)
+    gl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 @gluon.jit
 def _keep(y, part_ptr, M):
-    cells, is_cell = _cells(y, 0, 0, M, y.shape[1])
-    gl.store(part_ptr + cells, y, mask=is_cell)
+    offsets, is_inside = _offsets(y, 0, 0, M, y.shape[1])
+    gl.store(part_ptr + offsets, y, mask=is_inside)
 
 
 @gluon.jit
@@ -57,9 +57,9 @@ def _total(
     LANES: gl.constexpr = 32 if OUTPUTS >= 128 else OUTPUTS // 4
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     total = gl.zeros([ROWS, OUTPUTS], gl.float32, LAYOUT)
-    cells, is_cell = _cells(total, first_row, 0, M, OUTPUTS)
+    offsets, is_inside = _offsets(total, first_row, 0, M, OUTPUTS)
     for part in gl.static_range(SPLITS):
-        total += gl.load(parts_ptr + part * SIZE + cells, mask=is_cell, other=0.0, cache_modifier=".cg")
+        total += gl.load(parts_ptr + part * SIZE + offsets, mask=is_inside, other=0.0, cache_modifier=".cg")
     return total
 
 

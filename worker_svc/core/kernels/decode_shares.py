@@ -84,7 +84,7 @@ def finish_heads(
     block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
     cos = load(rotary_ptr + position * D + half, half, HALF)
     sin = load(rotary_ptr + position * D + HALF + half, half, HALF)
-    cell = block * block_stride + position % BLOCK_SIZE * token_stride + kv_head * head_stride
+    offset = block * block_stride + position % BLOCK_SIZE * token_stride + kv_head * head_stride
     queries = qkv_ptr + row * ((H + 2 * HK) * D) + head * D + half
     keys = qkv_ptr + row * ((H + 2 * HK) * D) + (H + kv_head) * D + half
     values = qkv_ptr + row * ((H + 2 * HK) * D) + (H + HK + kv_head) * D + dims
@@ -101,9 +101,9 @@ def finish_heads(
     dtype = qkv_ptr.dtype.element_ty
     store(queries, (q1 * scale).to(dtype), half, HALF, head < H)
     store(queries + HALF, (q2 * scale).to(dtype), half, HALF, head < H)
-    store(keys_ptr + cell + half, k1.to(dtype), half, HALF)
-    store(keys_ptr + cell + HALF + half, k2.to(dtype), half, HALF)
-    store(values_ptr + cell + dims, (v * from_hidden).to(dtype), dims, D)
+    store(keys_ptr + offset + half, k1.to(dtype), half, HALF)
+    store(keys_ptr + offset + HALF + half, k2.to(dtype), half, HALF)
+    store(values_ptr + offset + dims, (v * from_hidden).to(dtype), dims, D)
 
 
 @triton.jit
@@ -170,8 +170,8 @@ def _part(partial_ptr, weight_ptr, place, is_part, H: tl.constexpr, D: tl.conste
     is_head = is_part & (head < H)
     # Rows after H would be -inf - -inf, which is NaN; they are never stored.
     weight = tl.load(weight_ptr + place * H + head, mask=is_head, other=0.0, cache_modifier=".cg")
-    cells = partial_ptr + (place * H + head[:, None]) * D + dims[None, :]
-    partial = load(cells, dims[None, :], D, is_head[:, None], OF_OTHERS=True)
+    pointers = partial_ptr + (place * H + head[:, None]) * D + dims[None, :]
+    partial = load(pointers, dims[None, :], D, is_head[:, None], OF_OTHERS=True)
     return tl.where(is_part, weight, float("-inf")), partial
 
 
@@ -272,10 +272,10 @@ def attend_shares(
         for number in tl.range(0, count, num_stages=STAGES):
             positions = start + tile
             is_token = positions < end
-            cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-            k = load(head_keys + cells[None, None, :], dims[None, :, None], D, is_token[None, None, :])
-            v_1 = load(head_values + cells[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
-            v_2 = load(head_values + HALF + cells[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
+            offsets = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+            k = load(head_keys + offsets[None, None, :], dims[None, :, None], D, is_token[None, None, :])
+            v_1 = load(head_values + offsets[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
+            v_2 = load(head_values + HALF + offsets[None, :, None], half[None, None, :], HALF, is_token[None, :, None])
             # Blocks are looked up a round ahead, sequences one ahead, so that nothing waits for that.
             following, following_start, following_end, following_table = sequence, start + BLOCK_T, end, table
             following_row = row

@@ -89,10 +89,10 @@ def attend_splits(
             for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
                 positions = start + tile
                 is_past = positions < last
-                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_past[None, :])
-                keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_past[None, :])
-                v = load(head_values + cells[:, None], dims[None, :], D, is_past[:, None])
+                offsets = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
                 following = positions + BLOCK_T
                 blocks = tl.load(table + following // BLOCK_SIZE, mask=following < last, other=0)
                 if start == first:
@@ -139,10 +139,10 @@ def attend_splits(
             if AHEAD == 1:
                 is_early = first + tile < last
                 blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=is_early, other=0)
-                cells = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
-                early_keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_early[None, :])
-                early_keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_early[None, :])
-                early_values = load(head_values + cells[:, None], dims[None, :], D, is_early[:, None])
+                offsets = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
+                early_keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_early[None, :])
+                early_keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_early[None, :])
+                early_values = load(head_values + offsets[:, None], dims[None, :], D, is_early[:, None])
             wait(DEPENDENT)
             release(DEPENDENT)
             a1, a2, most, total, acc = begin(
@@ -184,10 +184,10 @@ def attend_splits(
                 positions = start + tile
                 is_past = positions < last
                 blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0)
-                cells = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
-                keys_1 = load(head_keys + cells[None, :], half[:, None], HALF, is_past[None, :])
-                keys_2 = load(head_keys + HALF + cells[None, :], half[:, None], HALF, is_past[None, :])
-                v = load(head_values + cells[:, None], dims[None, :], D, is_past[:, None])
+                offsets = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
                 most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]

@@ -104,7 +104,7 @@ def _attend(
     dims = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, RIGHT)))[None, :, None]
     group = gl.arange(0, _QUERIES, gl.SliceLayout(0, gl.SliceLayout(1, RIGHT)))[None, None, :]
     queries = qkv_ptr + (kv_head * G + group) * D + dims
-    is_cell = (group < G) & (kv_head >= 0) & (dims >= 0)
+    is_inside = (group < G) & (kv_head >= 0) & (dims >= 0)
     tile = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
     is_query = gl.arange(0, _QUERIES, gl.SliceLayout(0, gl.SliceLayout(1, MMA)))[None, None, :] < G
     share = gl.program_id(0)
@@ -121,7 +121,7 @@ def _attend(
     place = share * 2
     gdc_wait()
     gdc_launch_dependents()
-    q = gl.load(queries + row * ((H + 2 * HK) * D), mask=is_cell & (left > 0), other=0.0)
+    q = gl.load(queries + row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
     count = 0
     while left > 0:
         number = gl.minimum(left, (end - start + TOKENS - 1) // TOKENS)
@@ -130,7 +130,7 @@ def _attend(
         # Looked up ahead, so that nothing waits for that.
         next_end = gl.load(contexts_ptr + sequence, mask=left > 0, other=0).to(gl.int32)
         next_row = gl.load(rows_ptr + sequence, mask=left > 0, other=0)
-        next_q = gl.load(queries + next_row * ((H + 2 * HK) * D), mask=is_cell & (left > 0), other=0.0)
+        next_q = gl.load(queries + next_row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
         is_whole = (start == 0) & (number * TOKENS >= end)
         most = gl.full([HK, _QUERIES], float("-inf"), gl.float32, FLAT)
         sums = gl.zeros([HK, _QUERIES], gl.float32, FLAT)

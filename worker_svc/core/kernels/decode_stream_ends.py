@@ -25,13 +25,13 @@ def end_context(
     kv_head = gl.arange(0, HK, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None, None]
     dims = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :, None]
     group = gl.arange(0, acc.shape[2], gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
-    cells = (kv_head * G + group) * D + dims
-    is_cell = (group < G) & (kv_head >= 0) & (dims >= 0)
+    offsets = (kv_head * G + group) * D + dims
+    is_inside = (group < G) & (kv_head >= 0) & (dims >= 0)
     attended = acc / gl.expand_dims(sums, 1)
     if is_whole:
-        gl.store(out_ptr + row * (H * D) + cells, attended.to(out_ptr.dtype.element_ty), mask=is_cell)
+        gl.store(out_ptr + row * (H * D) + offsets, attended.to(out_ptr.dtype.element_ty), mask=is_inside)
     else:
-        gl.store(partial_ptr + place * (H * D) + cells, attended, mask=is_cell)
+        gl.store(partial_ptr + place * (H * D) + offsets, attended, mask=is_inside)
         FLAT: gl.constexpr = sums.type.layout
         heads = gl.arange(0, HK, gl.SliceLayout(1, FLAT))[:, None]
         queries = gl.arange(0, acc.shape[2], gl.SliceLayout(0, FLAT))[None, :]
@@ -48,8 +48,8 @@ def _part(outs, place, is_part, H: gl.constexpr, D: gl.constexpr, HEADS: gl.cons
     is_head = is_part & (head < H)
     # Rows after H would be -inf - -inf, which is NaN; they are never stored.
     weight = gl.load(weight_ptr + place * H + head, mask=is_head, other=0.0, cache_modifier=".cg")
-    cells = partial_ptr + (place * H + head[:, None]) * D + dims
-    partial = gl.load(cells, mask=is_head[:, None] & (dims >= 0), other=0.0, cache_modifier=".cg")
+    pointers = partial_ptr + (place * H + head[:, None]) * D + dims
+    partial = gl.load(pointers, mask=is_head[:, None] & (dims >= 0), other=0.0, cache_modifier=".cg")
     return gl.where(is_part & (head >= 0), weight, float("-inf")), partial
 
 
@@ -86,6 +86,6 @@ def add_up(
             top = higher
         head = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))[:, None]
         dims = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))[None, :]
-        cells = out_ptr + row * (H * D) + head * D + dims
-        gl.store(cells, (attended / mass[:, None]).to(out_ptr.dtype.element_ty), mask=(head < H) & (dims >= 0))
+        pointers = out_ptr + row * (H * D) + head * D + dims
+        gl.store(pointers, (attended / mass[:, None]).to(out_ptr.dtype.element_ty), mask=(head < H) & (dims >= 0))
         gl.store(done_ptr + sequence, 0)

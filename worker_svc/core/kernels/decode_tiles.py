@@ -107,10 +107,10 @@ def begin(
         b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
         b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
         block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
-        cell = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
-        store(keys_ptr + cell + half, b1, half, HALF)
-        store(keys_ptr + cell + HALF + half, b2, half, HALF)
-        store(values_ptr + cell + dims, v, dims, D)
+        offset = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
+        store(keys_ptr + offset + half, b1, half, HALF)
+        store(keys_ptr + offset + HALF + half, b2, half, HALF)
+        store(values_ptr + offset + dims, v, dims, D)
         most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
         total = tl.full((GP,), 1.0, tl.float32)
         acc += v.to(tl.float32)[None, :]

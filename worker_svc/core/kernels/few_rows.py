@@ -15,7 +15,7 @@ _TILE_INPUTS = 128
 _MANY_INPUTS = 4096
 _FEW_ROWS = 32
 _MIN_WIDE_PROGRAMS = 60
-_MOST_CELLS = 1 << 23  # of a weight that more than `_FEW_ROWS` rows are multiplied with
+_MOST_WEIGHTS = 1 << 23  # of a weight that more than `_FEW_ROWS` rows are multiplied with
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
@@ -53,23 +53,23 @@ def _few_rows(
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in tl.range(0, LENGTH, BLOCK_K, num_stages=STAGES):
         acc = tl.dot(tl.load(weights + k), tl.load(xs + k, mask=is_row, other=0.0), acc)
-    cells = rows[None, :] * N + outputs[:, None]
+    offsets = rows[None, :] * N + outputs[:, None]
     if SPLITS == 1:
         if RESIDUAL:
-            acc += tl.load(residual_ptr + cells, mask=is_row, other=0.0).to(tl.float32)
-        tl.store(out_ptr + cells, acc.to(out_ptr.dtype.element_ty), mask=is_row)
+            acc += tl.load(residual_ptr + offsets, mask=is_row, other=0.0).to(tl.float32)
+        tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=is_row)
     else:
         # The split that ends last adds the parts up, always in the same order.
-        tl.store(partial_ptr + split * M * N + cells, acc, mask=is_row)
+        tl.store(partial_ptr + split * M * N + offsets, acc, mask=is_row)
         tl.debug_barrier()
         ended = tl.atomic_add(done_ptr + tile, 1, sem="acq_rel")
         if ended == SPLITS - 1:
             total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for part in range(SPLITS):
-                total += tl.load(partial_ptr + part * M * N + cells, mask=is_row, other=0.0, cache_modifier=".cg")
+                total += tl.load(partial_ptr + part * M * N + offsets, mask=is_row, other=0.0, cache_modifier=".cg")
             if RESIDUAL:
-                total += tl.load(residual_ptr + cells, mask=is_row, other=0.0).to(tl.float32)
-            tl.store(out_ptr + cells, total.to(out_ptr.dtype.element_ty), mask=is_row)
+                total += tl.load(residual_ptr + offsets, mask=is_row, other=0.0).to(tl.float32)
+            tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=is_row)
             tl.store(done_ptr + tile, 0)
 
 
@@ -90,7 +90,7 @@ def tiling(outputs: int, inputs: int, rows: int) -> Tiling | None:
     for up to 64 rows, whose tiles are the tensor cores' own, wide ones always; large weights are cuBLAS's there.
     """
     is_few = rows <= _FEW_ROWS
-    if not is_few and outputs * inputs > _MOST_CELLS:
+    if not is_few and outputs * inputs > _MOST_WEIGHTS:
         return None
     fewest = _MIN_PROGRAMS if is_few else _MIN_WIDE_PROGRAMS
     for width in (32, 64) if is_few and inputs < _MANY_INPUTS else (64, 32) if is_few else (64,):

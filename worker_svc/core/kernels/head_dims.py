@@ -10,29 +10,29 @@ tile_dims = triton.next_power_of_2
 
 
 @triton.jit
-def load(cells, dims, D: tl.constexpr, mask=None, OF_OTHERS: tl.constexpr = False):
+def load(pointers, dims, D: tl.constexpr, mask=None, OF_OTHERS: tl.constexpr = False):
     """A tile of a head's `dims`, of which there are D: zeros after these, and where a `mask` is false. What other
     programs wrote is not looked for in the first-level cache.
     """
     CACHE: tl.constexpr = ".cg" if OF_OTHERS else ""
     if dims.numel != D:
         inside = (dims < D) if mask is None else (mask & (dims < D))
-        tile = tl.load(cells, mask=inside, other=0.0, cache_modifier=CACHE)
+        tile = tl.load(pointers, mask=inside, other=0.0, cache_modifier=CACHE)
     elif mask is None:
-        tile = tl.load(cells, cache_modifier=CACHE)
+        tile = tl.load(pointers, cache_modifier=CACHE)
     else:
-        tile = tl.load(cells, mask=mask, other=0.0, cache_modifier=CACHE)
+        tile = tl.load(pointers, mask=mask, other=0.0, cache_modifier=CACHE)
     return tile
 
 
 @triton.jit
-def store(cells, tile, dims, D: tl.constexpr, mask=None):
+def store(pointers, tile, dims, D: tl.constexpr, mask=None):
     """Write a tile of a head's `dims`, of which there are D, where `mask`, if there is one, says so."""
     if dims.numel != D:
         inside = (dims < D) if mask is None else (mask & (dims < D))
-        tl.store(cells, tile, mask=inside)
+        tl.store(pointers, tile, mask=inside)
     else:
-        tl.store(cells, tile, mask=mask)
+        tl.store(pointers, tile, mask=mask)
 
 
 @triton.jit

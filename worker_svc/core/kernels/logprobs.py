@@ -91,10 +91,10 @@ def _rank(
     above = tl.load(above_ptr + places, mask=is_part, other=0)
     tl.store(ranks_out_ptr + index, tl.sum(above, 0).to(tl.int64) + 1)
     ranks = tl.arange(0, ROOM)
-    cells = places[:, None] * ROOM + ranks[None, :]
-    is_cell = is_part[:, None] & (ranks[None, :] < num_top)
-    x = tl.reshape(tl.load(top_ptr + cells, mask=is_cell, other=float("-inf")), (PARTS * ROOM,))
-    token_ids = tl.reshape(tl.load(top_ids_ptr + cells, mask=is_cell, other=_NO_TOKEN), (PARTS * ROOM,))
+    offsets = places[:, None] * ROOM + ranks[None, :]
+    is_inside = is_part[:, None] & (ranks[None, :] < num_top)
+    x = tl.reshape(tl.load(top_ptr + offsets, mask=is_inside, other=float("-inf")), (PARTS * ROOM,))
+    token_ids = tl.reshape(tl.load(top_ids_ptr + offsets, mask=is_inside, other=_NO_TOKEN), (PARTS * ROOM,))
     is_left = token_ids != _NO_TOKEN
     for rank in range(num_top):
         likeliest, token_id, is_left = _take_likeliest(x, token_ids, is_left)

@@ -14,7 +14,7 @@ from worker_svc.core.kernels.norm import row_scales
 from worker_svc.core.kernels.unscaled import Unscaled
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
-_MOST_SPLIT_TILES, _MOST_SPLIT_CELLS = 1024, 1 << 20
+_MOST_SPLIT_TILES, _MOST_SPLIT_VALUES = 1024, 1 << 20
 VERSION = 1  # of `many_ahead`: kernels on disk are named after it
 
 
@@ -27,7 +27,7 @@ class ManyRows:
         self._ends = ends
         # Of splits: which have ended, which they reset, and their sum so far.
         self._ended = torch.zeros(_MOST_SPLIT_TILES, dtype=torch.int32, device=device)
-        self._parts = torch.empty(_MOST_SPLIT_CELLS, device=device)
+        self._parts = torch.empty(_MOST_SPLIT_VALUES, device=device)
 
     def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T: x [rows, inputs], weight [outputs, inputs] -> [rows, outputs]; added to `residual`, in place,
@@ -70,8 +70,8 @@ class ManyRows:
         )
         tiles = (1, by_outputs, by_rows) if tile.is_swapped else (1, by_rows, by_outputs)
         ended = self._ended[: by_rows * by_outputs].view(tiles)
-        cells = tile.rows * tile.outputs
-        return ended, self._parts[: by_rows * by_outputs * cells].view(*tiles, cells)
+        size = tile.rows * tile.outputs
+        return ended, self._parts[: by_rows * by_outputs * size].view(*tiles, size)
 
     def makes_product(self, tile: Tile, device: torch.device) -> bool:
         """Return whether a small one is what it should be: of some tiles that the package takes they are not."""

@@ -13,7 +13,7 @@ from worker_svc.core.kernels.unscaled import Unscaled
 _PART = tl.constexpr(2048)  # of a row that is read at once
 
 _MANY_ROWS = 1024
-_CELLS = 4096  # of a program where there are many rows
+_VALUES = 4096  # of a program where there are many rows
 
 
 @triton.jit
@@ -48,12 +48,12 @@ def whole_row_scale(x_ptr, eps, SIZE: tl.constexpr):
 def _scale_rows(x_ptr, hidden_ptr, eps, size, hidden_size, DEPENDENT: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * _PART + tl.arange(0, _PART)
-    cells = x_ptr + row * size + columns
+    pointers = x_ptr + row * size + columns
     wait(DEPENDENT)
     release(DEPENDENT)
-    x = tl.load(cells, mask=columns < size, other=0.0).to(tl.float32)
+    x = tl.load(pointers, mask=columns < size, other=0.0).to(tl.float32)
     x *= row_scale(hidden_ptr + row * hidden_size, eps, hidden_size)
-    tl.store(cells, x.to(x_ptr.dtype.element_ty), mask=columns < size)
+    tl.store(pointers, x.to(x_ptr.dtype.element_ty), mask=columns < size)
 
 
 def scale_rows(x: Tensor, unscaled: Unscaled) -> None:
@@ -86,10 +86,10 @@ def _row_scales(
 ):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
-    is_cell = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
     wait(DEPENDENT)
     release(DEPENDENT)
-    x = tl.load(x_ptr + rows[:, None] * SIZE + columns[None, :], mask=is_cell, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + rows[:, None] * SIZE + columns[None, :], mask=is_inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps), mask=rows < num_rows)
 
 
@@ -114,14 +114,14 @@ def _rms_norm(
 ):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
-    is_cell = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
-    cells = rows[:, None] * SIZE + columns[None, :]
+    is_inside = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    offsets = rows[:, None] * SIZE + columns[None, :]
     weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
-    x = tl.load(x_ptr + cells, mask=is_cell, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + offsets, mask=is_inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 1) / SIZE + eps)
-    tl.store(out_ptr + cells, (x * scale[:, None] * weight[None, :]).to(out_ptr.dtype.element_ty), mask=is_cell)
+    tl.store(out_ptr + offsets, (x * scale[:, None] * weight[None, :]).to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -135,7 +135,7 @@ def _launch(kernel: Any, x: Tensor, *others: Tensor, eps: float) -> None:
     """A kernel whose programs do whole rows of x [rows, size], several where there are many."""
     num_rows, size = x.shape
     block = triton.next_power_of_2(size)
-    rows = max(1, _CELLS // block) if num_rows >= _MANY_ROWS else 1
+    rows = max(1, _VALUES // block) if num_rows >= _MANY_ROWS else 1
     dependent = has_dependent_launch(x.device)
     kernel[(triton.cdiv(num_rows, rows),)](
         x,

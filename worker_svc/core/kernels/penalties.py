@@ -59,9 +59,9 @@ def _count_tokens(
         places = start + tl.arange(0, BLOCK)
         is_known, is_prompt = places < length, places < num_prompt
         token_ids = tl.load(histories_ptr + slot * histories_stride + places, mask=is_known, other=0)
-        cells = counts_ptr + row * counts_stride + token_ids
-        tl.atomic_or(cells, _IN_PROMPT, mask=is_known & is_prompt)
-        tl.atomic_add(cells, 1, mask=is_known & (places >= num_prompt))
+        pointers = counts_ptr + row * counts_stride + token_ids
+        tl.atomic_or(pointers, _IN_PROMPT, mask=is_known & is_prompt)
+        tl.atomic_add(pointers, 1, mask=is_known & (places >= num_prompt))
 
 
 @triton.jit

@@ -70,28 +70,28 @@ def _prefill_attention(
     for start in tl.range(0, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
-        cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, load(keys + cells[None, :], dims[:, None], D)) * scale
+        offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
+        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D)) * scale
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
         total = total * alpha + tl.sum(p, 1)
-        v = load(values + cells[:, None], dims[None, :], D)
+        v = load(values + offsets[:, None], dims[None, :], D)
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
     for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
         positions = start + tl.arange(0, BLOCK_T)
         is_known = positions < last
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
-        cells = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, load(keys + cells[None, :], dims[:, None], D, is_known[None, :])) * scale
+        offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
+        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])) * scale
         # Rows after the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
         scores = tl.where((positions[None, :] <= first + m[:, None]) & is_known[None, :], scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
         total = total * alpha + tl.sum(p, 1)
-        v = load(values + cells[:, None], dims[None, :], D, is_known[:, None])
+        v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
     attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)

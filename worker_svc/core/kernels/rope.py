@@ -42,7 +42,7 @@ def _rope_write(
     key_norm_ptr,  # [D]
     rotary_ptr,  # f32[positions, D]: cosines, then sines
     positions_ptr,  # i64[tokens]
-    cells_ptr,  # i64[tokens]: block * BLOCK_SIZE + offset
+    slot_mapping_ptr,  # i64[tokens]: block * BLOCK_SIZE + offset
     keys_ptr,
     values_ptr,
     hidden_ptr,  # [tokens, hidden_size]: rows of qkv are multiplied by 1 / rms of these
@@ -77,8 +77,8 @@ def _rope_write(
     keys = qkv_ptr + row * ((H + 2 * HK) * D) + (H + kv_head) * D + half
     values = qkv_ptr + row * ((H + 2 * HK) * D) + (H + HK + kv_head) * D + dims
     position = tl.load(positions_ptr + row)
-    cell = tl.load(cells_ptr + row)
-    cell = cell // BLOCK_SIZE * block_stride + cell % BLOCK_SIZE * token_stride + kv_head * head_stride
+    kv_slot = tl.load(slot_mapping_ptr + row)
+    offset = kv_slot // BLOCK_SIZE * block_stride + kv_slot % BLOCK_SIZE * token_stride + kv_head * head_stride
     cos = load(rotary_ptr + position * D + half, half, HALF)
     sin = load(rotary_ptr + position * D + HALF + half, half, HALF)
     wait(DEPENDENT)
@@ -97,9 +97,9 @@ def _rope_write(
     dtype = qkv_ptr.dtype.element_ty
     store(queries, (q1 * of_query).to(dtype), half, HALF, head < H)
     store(queries + HALF, (q2 * of_query).to(dtype), half, HALF, head < H)
-    store(keys_ptr + cell + half, k1.to(dtype), half, HALF, kv_head < HK)
-    store(keys_ptr + cell + HALF + half, k2.to(dtype), half, HALF, kv_head < HK)
-    store(values_ptr + cell + dims, (v * from_hidden).to(dtype), dims, D, kv_head < HK)
+    store(keys_ptr + offset + half, k1.to(dtype), half, HALF, kv_head < HK)
+    store(keys_ptr + offset + HALF + half, k2.to(dtype), half, HALF, kv_head < HK)
+    store(values_ptr + offset + dims, (v * from_hidden).to(dtype), dims, D, kv_head < HK)
 
 
 def rope_write(

@@ -61,7 +61,7 @@ def _chunk_inputs(
     table_ptr,  # [vocabulary, size]
     token_ids_ptr,  # i64[rows]
     positions_ptr,  # i64[rows]
-    cells_ptr,  # i64[rows]
+    slot_mapping_ptr,  # i64[rows]
     hidden_ptr,  # [rows, size], as above
     tokens_stride,
     blocks_stride,
@@ -88,7 +88,7 @@ def _chunk_inputs(
         block = tl.load(blocks_ptr + slot * blocks_stride + position // block_size).to(tl.int64)
         tl.store(token_ids_ptr + row, token_id)
         tl.store(positions_ptr + row, position)
-        tl.store(cells_ptr + row, block * block_size + position % block_size)
+        tl.store(slot_mapping_ptr + row, block * block_size + position % block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ChunkInputs:
 
     token_ids: Tensor  # i64
     positions: Tensor  # i64, of each token in its sequence
-    cells: Tensor  # i64: block * block_size + offset, where its KV goes
+    slot_mapping: Tensor  # i64: block * block_size + offset, where its KV goes
     hidden: Tensor | None  # as above
 
 
@@ -179,7 +179,7 @@ def chunk_inputs(
         table if table is not None else state.tokens,
         inputs.token_ids,
         inputs.positions,
-        inputs.cells,
+        inputs.slot_mapping,
         inputs.hidden if inputs.hidden is not None else state.tokens,
         state.tokens.stride(0),
         state.block_tables.stride(0),
