@@ -1,4 +1,4 @@
-"""What one client asked for, what it has of it, and where the rest goes."""
+"""One client's call: its requests, what the client has of them, and where the rest goes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PROBE_S = 2.0  # a request that is silent for so long asks again for its text, t
 
 
 class Sink(Protocol):
-    """Where the text of a call goes. Nothing here waits, and nothing is called after `fail` or the last row."""
+    """The receiver of a call's text. Nothing here waits, and nothing is called after `fail` or the last row."""
 
     @property
     def has_room(self) -> bool:
@@ -103,7 +103,7 @@ class Served:
 
 
 class ClientCall:
-    """What one client asked for: one request, or one for each of its prompts."""
+    """The call of one client: one request, or one for each of its prompts."""
 
     __slots__ = (
         *(

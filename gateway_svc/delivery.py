@@ -292,7 +292,7 @@ class Delivery:
             self._diverge(served)
 
     def _diverge(self, served: Served) -> None:
-        """What goes on does not extend what the client has. Who has the beginning that belongs to it may come yet."""
+        """End a stream that does not extend what the client has; who has its beginning may come yet."""
         error = PenstockError(
             ErrorCode.STREAM_DIVERGED,
             "what goes on does not extend what you have: it was given wrongly, or the server lost writes; begin anew",

@@ -93,10 +93,10 @@ _EXPOSED = (
 
 
 class GatewayHealth(Protocol):
-    """What the service says of itself."""
+    """The status that the service tells."""
 
     def trouble(self) -> str:
-        """Why the gateway makes no progress; empty: it does."""
+        """The reason why the gateway makes no progress; empty: it does."""
         ...
 
     def is_ready(self) -> bool:

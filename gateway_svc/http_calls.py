@@ -110,7 +110,7 @@ def id_headers(form: ReplyForm, client_id: str) -> Headers:
 
 
 def _told(scope: Scope, send: Send) -> Send:
-    """Where a client gave its call an id, it is told with the reply."""
+    """Tell the id that a client gave its call with the reply."""
     given = next((value for name, value in scope.get("headers", ()) if name == _CLIENT_ID_HEADER), None)
     if given is None:
         return send

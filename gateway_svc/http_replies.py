@@ -88,6 +88,6 @@ def model_fields(model: ListedModel, defaults: GenerationDefaults | None) -> dic
 
 
 def ignored_fields_header(names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Which fields of a body nobody knows; whatever a header cannot have is escaped as in URLs."""
+    """The fields of a body that nobody knows; whatever a header cannot have is escaped as in URLs."""
     told = ", ".join(quote(name[:MAX_CHARS], safe="!#$&'*+-.^_`|~:/[]{}()@") for name in names[:MAX_NAMES])
     return IGNORED_FIELDS_HEADER, told.encode()

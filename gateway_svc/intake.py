@@ -135,5 +135,5 @@ def parse_client_id(text: str | None) -> str:
 
 
 def too_large_error(max_bytes: int) -> PenstockError:
-    """What is said of a body beyond the bound, HTTP's or gRPC's."""
+    """The error for a body beyond the bound, HTTP's or gRPC's."""
     return PenstockError(ErrorCode.REQUEST_TOO_LARGE, f"the body may have at most {max_bytes} bytes; send less at once")

@@ -1,4 +1,4 @@
-"""What a gateway tells the bus: submits and wanted cancels at once, all else once the server is there."""
+"""Messages of a gateway to the bus: submits and wanted cancels at once, all else once the server is there."""
 
 import asyncio
 import hashlib
@@ -52,7 +52,7 @@ _logger = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a call's requests; indices are those of its prompts."""
+    """The outcome of a call's requests; indices are those of its prompts."""
 
     created: list[int]
     existing: list[int]  # submitted before, by the same idempotency key
@@ -173,7 +173,7 @@ class RequestOutbox:
         return [0 if stored is None else wire.count_prompt_tokens(stored.meta) for stored in found]
 
     async def recall(self, request_ids: Sequence[bytes], tenant: str) -> list[Recalled | None]:
-        """What the pool keeps of requests; None: not known, or another tenant's.
+        """Ask what the pool keeps of requests; None: not known, or another tenant's.
 
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer, or was restarted and does not know so far.
@@ -304,7 +304,7 @@ def _digest(form: ReplyForm, body: bytes) -> bytes:
 
 
 def _submitted(served: Served, stored: StoredRequest) -> Submit:
-    """How a request was submitted that came here by an attachment, so that it can be told to a restarted server."""
+    """The submission of a request that came here by an attachment, so that a restarted server can be told of it."""
     form = served.call.form
     return Submit(
         served.request_id,

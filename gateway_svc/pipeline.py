@@ -12,7 +12,7 @@ Execute = Callable[[Sequence[Call[Any]]], Awaitable[list[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineReading:
-    """What the bus says of a pool."""
+    """The state of a pool as the bus tells it."""
 
     pool: str
     sessions: list[SessionInfo]

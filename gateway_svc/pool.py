@@ -134,7 +134,7 @@ class Pool:
         self._renew_catalogue()
 
     def trouble(self) -> str:
-        """Why it makes no progress; empty: it does."""
+        """The reason why it makes no progress; empty: it does."""
         idle_s = (time.monotonic_ns() - self.progress_ns) * 1e-9
         if self.progress_ns and idle_s > STALLED_AFTER_S:
             return f"the text reader has not turned for {idle_s:.0f} s"
@@ -256,7 +256,7 @@ class Pool:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def _survey(self) -> None:
-        """Which workers live, and how schedulers serve, if that has changed."""
+        """Look which workers live, and how schedulers serve, if that has changed."""
         roster, now_s = self.link.roster, asyncio.get_running_loop().time()
         began_s = time.perf_counter()
         while True:

@@ -1,4 +1,4 @@
-"""How calls begin: by submitting requests, or by going on with requests that were submitted before."""
+"""The beginning of calls: requests are submitted, or gone on with if they were submitted before."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ class Recollection:
 
 
 class Reception:
-    """Where calls come in. Lives in the loop of its `Delivery`."""
+    """The entrance of calls. Lives in the loop of its `Delivery`."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Reception:
         return call
 
     async def form_of(self, request_id: bytes, tenant: str) -> ReplyForm:
-        """How the call of a request is answered.
+        """Find the form in which the call of a request is answered.
 
         Raises:
             PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
@@ -166,7 +166,7 @@ class Reception:
         return replace(form, arrival_ns=first.arrival_ns, deadline_ns=first.deadline_ns)
 
     async def recall(self, request_id: bytes, tenant: str) -> Recollection:
-        """What the pool knows of the call of a request.
+        """Ask what the pool knows of the call of a request.
 
         Raises:
             PenstockError: NOT_FOUND: there is none of this tenant; UNAVAILABLE: the server does not answer.
@@ -253,7 +253,7 @@ class Reception:
             call.deadline = asyncio.get_running_loop().call_later(left_s, self._delivery.expire, call)
 
     def _withdraw(self, call: ClientCall, *, is_idempotent: bool) -> None:
-        """What may have been submitted of a call that is not accepted: a lost answer may be a yes."""
+        """Cancel what may have been submitted of a call that is not accepted: a lost answer may be a yes."""
         registered = [each for each in call.served if self._delivery.find(each.request_id) is each]
         if is_idempotent and registered:
             self._delivery.detach(call)

@@ -69,7 +69,7 @@ class GatewayService:
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The name by which people call this process."""
         return self._settings.name
 
     def is_ready(self) -> bool:
@@ -81,11 +81,11 @@ class GatewayService:
         return min(filter(None, (pool.progress_ns for pool in self.pools.all)), default=0)
 
     def trouble(self) -> str:
-        """Why the gateway makes no progress; empty: it does."""
+        """The reason why the gateway makes no progress; empty: it does."""
         return next(filter(None, (pool.trouble() for pool in self.pools.all)), "")
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         return self._status(self.pools.all, is_ready=self.is_ready(), is_draining=self._draining)
 
     def _status_in(self, pool: Pool) -> bytes:
@@ -203,7 +203,7 @@ class GatewayService:
 
 
 def _first_refusal(group: BaseExceptionGroup[BaseException]) -> PenstockError | None:
-    """What the operator is to be told, if that is why the group failed."""
+    """The sentence for the operator, if that is why the group failed."""
     for error in group.exceptions:
         if isinstance(error, PenstockError):
             return error

@@ -185,7 +185,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 def _metadata(context: Context) -> dict[str, str]:
-    """What came with a call; several values of one name as the list that they would be in HTTP."""
+    """The metadata of a call; several values of one name as the list that they would be in HTTP."""
     found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
         if isinstance(value, str):

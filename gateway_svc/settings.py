@@ -1,4 +1,4 @@
-"""What a gateway can be told."""
+"""Settings of a gateway."""
 
 import resource
 from dataclasses import dataclass, field
@@ -162,7 +162,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def bounds(self) -> Bounds:
-        """How much may wait in the pool."""
+        """The bounds on what waits in the pool."""
         return Bounds(
             requests=self.max_waiting_requests,
             tokens=self.max_waiting_tokens,

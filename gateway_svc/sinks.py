@@ -1,4 +1,4 @@
-"""Where text goes: an event stream, a plain reply, or a gRPC stream."""
+"""Receivers of text: an event stream, a plain reply, or a gRPC stream."""
 
 import asyncio
 import math

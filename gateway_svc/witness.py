@@ -1,4 +1,4 @@
-"""What a gateway tells a server that was restarted: which requests it serves, and which tokens their clients have."""
+"""A gateway's report to a server that was restarted: the requests that it serves, and the tokens of their clients."""
 
 import time
 from collections import deque
@@ -47,7 +47,7 @@ class Witness:
                 remembered.popleft()
 
     def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | Cancel]:
-        """What makes the pool know again what it may have forgotten.
+        """Make the pool know again what it may have forgotten.
 
         A request whose client has all of it is among that: it may have risen again without its end, and must end in the
         same way. So is one that was cancelled, with its cancel; it would otherwise go on for nobody.

@@ -1,4 +1,4 @@
-"""Which detokenizers are so far behind that nothing more is planned for them."""
+"""Detokenizers that are so far behind that nothing more is planned for them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ ASK_AGAIN_NS = 50_000_000  # while one is behind
 
 
 class Backlogs:
-    """How many entries of each shard's log are not read yet, and which shards have more than `max_backlog`."""
+    """The number of entries of each shard's log that are not read yet, and the shards with more than `max_backlog`."""
 
     def __init__(self, max_backlog: int) -> None:
         self._max_backlog = max_backlog

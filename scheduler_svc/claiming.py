@@ -1,4 +1,4 @@
-"""When the pool of requests is asked for more, and since when they could be had."""
+"""The times at which the pool of requests is asked for more, and since when they could be had."""
 
 from servicekit.bus import keys
 from servicekit.bus.calls import Entry
@@ -25,7 +25,7 @@ class Claiming:
         self._hints[entry.fields.get(keys.REQUEST, b"")] = number(entry, keys.SENT_NS)
 
     def take_hint(self, request_id: bytes, now_ns: int) -> int:
-        """When the request's hint was sent; `now_ns` if there was none. Unix nanoseconds."""
+        """The time at which the request's hint was sent; `now_ns` if there was none. Unix nanoseconds."""
         return self._hints.pop(request_id, now_ns)
 
     def sweeps(self, now_ns: int) -> bool:

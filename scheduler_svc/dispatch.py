@@ -168,7 +168,7 @@ class Dispatcher:
         self.outbox += map(Pending, self._shards.commits(plans, started))
 
     def look_around(self, *, is_draining: bool) -> None:
-        """What is due now and then: a survey of the pool, a claim."""
+        """Do what is due now and then: a survey of the pool, a claim."""
         sid, now_ns = self.sid, time.monotonic_ns()
         self._is_draining = is_draining
         if now_ns >= self._survey_ns:
@@ -192,7 +192,7 @@ class Dispatcher:
                 self.outbox.append(Pending(Claim(sid, CLAIM_COUNT, shard), self.claimed))
 
     def receive(self, entries: Mapping[bytes, list[Entry]]) -> None:
-        """What a read has brought, by stream."""
+        """Take in what a read has brought, by stream."""
         for link in list(self.pairings.links.values()):
             for entry in entries.get(self._keys.results(link.worker), ()):
                 link.position = entry.entry_id
@@ -256,7 +256,7 @@ class Dispatcher:
         self._survey_ns = 0
 
     def _strike(self, link: PairedWorker) -> None:
-        """What the worker was computing may be the reason why it is lost."""
+        """Give strikes: what the worker was computing may be the reason why it is lost."""
         struck, rows = self.scheduler.strike(link.worker)
         self._meters.recoveries.lose("worker", link.heard_ns, [each.request_id for each in struck])
         self._shards.log(rows)
@@ -267,7 +267,7 @@ class Dispatcher:
     # Requests.
 
     def claimed(self, claimed: Claimed | Settling) -> None:
-        """What a claim has brought."""
+        """Take in what a claim has brought."""
         if claimed is NOT_YET:
             self._claiming.settles(time.monotonic_ns())
             return

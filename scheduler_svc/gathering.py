@@ -14,7 +14,7 @@ PAUSE_NS = 1_500_000  # in which nothing came: what is to come takes longer, for
 
 
 class Gathering:
-    """What came since the last plan; times are monotonic nanoseconds."""
+    """Arrivals since the last plan; times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self._num_coming = 0
@@ -30,7 +30,7 @@ class Gathering:
             self._came_ns = now_ns
 
     def has_planned(self, worker_id: str) -> None:
-        """What had come is in a plan, or waits for want of room."""
+        """Forget what had come: it is in a plan, or waits for want of room."""
         self._num_tokens = 0
         self._since_ns.pop(worker_id, None)
 

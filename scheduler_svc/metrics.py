@@ -66,7 +66,7 @@ FAMILIES: tuple[Family, ...] = (
 
 @dataclass(slots=True)
 class Meters:
-    """What the loop counts beside the core's stats."""
+    """Counts of the loop beside the core's stats."""
 
     results: Hop = field(default_factory=lambda: Hop("results"))
     requests: Hop = field(default_factory=lambda: Hop("requests"))

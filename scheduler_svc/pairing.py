@@ -1,4 +1,4 @@
-"""Which workers this scheduler is paired with, and when an epoch is over.
+"""The workers that this scheduler is paired with, and the ends of epochs.
 
 An epoch is a pair (scheduler session, worker incarnation). It is never begun twice: a worker whose epoch this side has
 ended is sent a plan that leaves a gap, draws a new incarnation and registers again.

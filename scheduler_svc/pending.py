@@ -1,4 +1,4 @@
-"""What the dispatcher asks of the bus."""
+"""Questions of the dispatcher to the bus."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

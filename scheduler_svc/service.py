@@ -58,7 +58,7 @@ class SchedulerService:
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The name by which people call this process."""
         return self._settings.name
 
     @property
@@ -112,7 +112,7 @@ class SchedulerService:
             return self._dispatcher.scheduler.list_requests()
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         stats = self.stats()
         workers = stats.workers.values()
         return service_status(

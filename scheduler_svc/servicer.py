@@ -21,7 +21,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GetStatus(  # noqa: N802
         self, _request: scheduler_pb2.GetSchedulerStatusCall, _context: Any
     ) -> scheduler_pb2.SchedulerStatus:
-        """What the scheduler does right now."""
+        """The state of the scheduler at the moment."""
         stats, incarnations = self._service.stats(), self._service.incarnations()
         books = [
             scheduler_pb2.WorkerBooks(

@@ -1,4 +1,4 @@
-"""What a scheduler can be told."""
+"""Settings of a scheduler."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

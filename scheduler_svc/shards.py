@@ -1,4 +1,4 @@
-"""What one scheduler commits: rows of the log, each in its request's shard, plans, and which requests have started."""
+"""The commits of one scheduler: rows of the log, each in its request's shard, plans, and requests that have started."""
 
 import time
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -70,7 +70,7 @@ class Shards:
             self._rows.append((shard, encode_rows(part, self._sid, computed._replace(sent_ns=time.time_ns()))))
 
     def commits(self, plans: Sequence[tuple[str, bytes]], started: Sequence[bytes]) -> list[Commit]:
-        """What carries all rows and these plans, each (worker, penstock.v1.StepPlan), in which `started` have slots.
+        """The call with all rows and these plans, each (worker, penstock.v1.StepPlan), in which `started` have slots.
 
         No worker waits until starts are counted: they are told with what follows, their first rows at the latest.
         """

@@ -59,7 +59,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
 
 
 def num_samples(body: bytes) -> int:
-    """How many sequences a request has whose other parts may be unreadable; 1 if this part cannot be right either."""
+    """The number of sequences of a request whose other parts may be unreadable; 1 if this part is wrong, too."""
     try:
         generate = requests_pb2.GenerateRequest.FromString(body)
     except DecodeError:
@@ -78,7 +78,7 @@ def _checked_samples(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """What a worker says of itself when it registers."""
+    """The facts that a worker tells when it registers."""
 
     model: str
     limits: WorkerLimits

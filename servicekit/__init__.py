@@ -1,1 +1,1 @@
-"""How a service runs: the bus, its session, lifecycle, settings, logs, metrics and the gRPC server."""
+"""The frame of a service: the bus, its session, lifecycle, settings, logs, metrics and the gRPC server."""

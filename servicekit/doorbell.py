@@ -45,7 +45,7 @@ class Doorbell:
         self._until_s = 0.0
 
     def ring(self) -> Append | None:
-        """What to send when a request comes, so that everybody wakes at once."""
+        """The calls to send when a request comes, so that everybody wakes at once."""
         if not self._awake_s:
             return None
         self._rang_until_s = self._clock_s() + self._awake_s
@@ -56,7 +56,7 @@ class Doorbell:
         return {self._stream: self._position} if is_idle and self._awake_s else {}
 
     def hear(self, entries: Mapping[bytes, list[Entry]]) -> None:
-        """What a read has brought."""
+        """Take in what a read has brought."""
         if rings := entries.get(self._stream):
             self._position = rings[-1].entry_id
             now_s = self._clock_s()

@@ -1,4 +1,4 @@
-"""What one hop costs: how long messages waited between sender and receiver, and how long they were handled."""
+"""The cost of one hop: how long messages waited between sender and receiver, and how long they were handled."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

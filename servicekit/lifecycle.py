@@ -47,7 +47,7 @@ _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Stop:
-    """How a service is told to end: first `draining`, later `now`. Any thread may ask and be asked."""
+    """The order to end: first `draining`, later `now`. Any thread may ask and be asked."""
 
     def __init__(self) -> None:
         self.draining = threading.Event()  # finish what is in flight, take nothing new, then return
@@ -93,16 +93,16 @@ class Stop:
 
 
 class Service(Protocol):
-    """What the shell of a service implements. All but `run` may be called from any thread at any time."""
+    """The protocol that the shell of a service implements. All but `run` may be called from any thread at any time."""
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The name by which people call this process."""
         ...
 
     @property
     def kind(self) -> SessionKind:
-        """Which service it is."""
+        """The kind of service."""
         ...
 
     def run(self, stop: Stop) -> Awaitable[None] | None:
@@ -123,7 +123,7 @@ class Service(Protocol):
         ...
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         ...
 
 

@@ -23,7 +23,7 @@ CONNECTION_S = 10.0  # for which a connection may be silent
 
 
 class ProcessHealth(Protocol):
-    """How a process is at the moment."""
+    """The state of a process at the moment."""
 
     @property
     def is_ready(self) -> bool:

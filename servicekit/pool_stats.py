@@ -13,7 +13,7 @@ from servicekit.metric_families import CounterFamily, Family, GaugeFamily, Histo
 
 
 class Loss(Enum):
-    """Why a process had to come back to its pool."""
+    """The reason why a process had to come back to its pool."""
 
     UNREACHABLE = "unreachable"  # the server was gone or silent
     SUSPENDED = "suspended"  # the server was restarted; the session goes on

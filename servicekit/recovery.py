@@ -1,4 +1,4 @@
-"""How long what a process held stood still when that process was lost."""
+"""The time for which work stood still because its process was lost."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Recoveries(Collector):
         self._losses: list[_Loss] = []
 
     def observe(self, lost: str, seconds: float) -> None:
-        """What was lost goes on, so long after its process was last heard of."""
+        """Note that lost work goes on, so long after its process was last heard of."""
         self._histograms[lost].observe(seconds)
 
     def lose(self, lost: str, since_ns: int, request_ids: Iterable[bytes]) -> None:

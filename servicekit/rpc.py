@@ -108,7 +108,7 @@ class RpcServer:
         return port
 
     async def set_health(self, *, ready: bool, alive: bool) -> None:
-        """What the health service answers from now on."""
+        """Set the answer of the health service from now on."""
         for name in ("", *self._names):
             await self._health.set(name, _serving(ready))
         await self._health.set(LIVENESS, _serving(alive))

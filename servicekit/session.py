@@ -34,7 +34,7 @@ class Stopped(Exception):  # noqa: N818  (not a mistake: the service was asked t
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a session came back."""
+    """The way in which a session came back."""
 
     lost: bool  # fenced: the session id is new, whatever the old one owned belongs to others now
     new_run: bool  # the server was restarted: it may have lost its last writes

@@ -55,7 +55,7 @@ def num_cores() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """What every service can be told; a service's own settings are a subclass with further fields."""
+    """Settings of every service; a service's own are a subclass with further fields."""
 
     redis_url: str = field(
         default="redis://127.0.0.1:6379/0",
@@ -209,7 +209,7 @@ class Option:
         return _choices(self.type)
 
     def explain(self, error: Exception) -> str:
-        """Why a value was not taken, for who gave it."""
+        """The reason why a value was not taken, for who gave it."""
         return f"choose one of {', '.join(self.choices)}" if self.choices else str(error)
 
     def convert(self, text: str) -> Any:

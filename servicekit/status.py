@@ -1,4 +1,4 @@
-"""What a process says of itself: in its session, for the other processes and `penstock status`, and over gRPC."""
+"""The status of a process: in its session, for the other processes and `penstock status`, and over gRPC."""
 
 import time
 from collections.abc import Iterable, Mapping

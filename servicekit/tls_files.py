@@ -1,4 +1,4 @@
-"""Where a server's certificate is, and who signs those of its clients."""
+"""The certificate of a server, and the authority that signs those of its clients."""
 
 from dataclasses import dataclass
 from pathlib import Path

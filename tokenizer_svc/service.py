@@ -75,7 +75,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What came of a job."""
+    """The outcome of a job."""
 
     call: Call[Any]
     num_tokens: int  # 0: rejected
@@ -124,7 +124,7 @@ class TokenizerService:
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The name by which people call this process."""
         return self._settings.name
 
     @property
@@ -142,7 +142,7 @@ class TokenizerService:
         return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         status = service_status(
             ready=self.is_ready(),
             draining=self._draining,
@@ -257,7 +257,7 @@ class TokenizerService:
             self._survey_at_s = 0.0
 
     def _reads(self) -> list[Call[Any]]:
-        """What others left, and last, waited for, what is new."""
+        """Read what others left, and last, waited for, what is new."""
         prompts, consumer = self._bus.keys.prompts, self.name.encode()
         names, self._leftover_names = self._leftover_names, []
         reads: list[Call[Any]] = [
@@ -281,7 +281,7 @@ class TokenizerService:
         return reads
 
     def _hear(self, entries: dict[bytes, list[Entry]]) -> None:
-        """What there is while idle: a prompt that the group is asked for next, or a ring."""
+        """Read what comes while idle: a prompt that the group is asked for next, or a ring."""
         for entry in entries.get(self._bus.keys.prompts, ()):
             self._peeked, self._must_ask = entry.entry_id, True
         self._bell.hear(entries)
@@ -295,7 +295,7 @@ class TokenizerService:
         return session.tick(now_s, self.status().SerializeToString())
 
     def _jobs(self, session: Session, entries: Sequence[Entry]) -> list[_Job]:
-        """What hints ask for. They bring a copy of the request; one that does not is looked up."""
+        """The jobs that hints ask for. They bring a copy of the request; one that does not is looked up."""
         received_ns = time.time_ns()
         jobs: list[_Job] = []
         bare: list[Entry] = []

@@ -1,4 +1,4 @@
-"""What a tokenizer can be told."""
+"""Settings of a tokenizer."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

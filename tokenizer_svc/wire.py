@@ -139,5 +139,5 @@ def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
 
 
 def unreadable(why: str) -> PenstockError:
-    """What the client of a request that cannot be read gets."""
+    """The error for the client of a request that cannot be read."""
     return PenstockError(ErrorCode.INTERNAL, f"the request was damaged on its way: {why}; send it again")

@@ -1,11 +1,11 @@
-"""What can go wrong, who must act, and how each edge says so."""
+"""Errors: their codes, who must act, and how each edge says so."""
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 
 class Fault(Enum):
-    """Who must act for the error to go away."""
+    """The party that must act for the error to go away."""
 
     CALLER = "caller"  # the request is wrong: do not send it again as it is
     OPERATOR = "operator"  # the installation is wrong: a person must look
@@ -38,7 +38,7 @@ class ErrorCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """How the edges express one code: HTTP status, gRPC status name, OpenAI error type, and who must act."""
+    """One code at the edges: HTTP status, gRPC status name, OpenAI error type, and who must act."""
 
     http_status: int
     grpc_status: str
@@ -93,12 +93,12 @@ class PenstockError(Exception):
 
     @property
     def kind(self) -> ErrorKind:
-        """How the edges express this error."""
+        """This error at the edges."""
         return ERROR_KINDS[self.code]
 
     @property
     def fault(self) -> Fault:
-        """Who must act."""
+        """The party that must act."""
         return self.kind.fault
 
 

@@ -1,4 +1,4 @@
-"""Why a sequence ended, and what it used."""
+"""Reasons for the end of a sequence, and its usage."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,7 +17,7 @@ class FinishReason(IntEnum):
 
 
 class CancelReason(IntEnum):
-    """Why a request or a sequence is to end; the numbers are those of `penstock.v1.CancelReason`."""
+    """The reason why a request or a sequence is to end; numbers are those of `penstock.v1.CancelReason`."""
 
     UNSPECIFIED = 0
     CLIENT = 1  # asked for, or the connection broke

@@ -60,7 +60,7 @@ def unpack_records(packed: bytes) -> Logprobs:
 
 
 def _starts(words: np.ndarray, num_tokens: int | None = None) -> list[int]:
-    """Where the records of all tokens, or of the first few, begin, and after the last one where it ends."""
+    """The offsets at which the records of all tokens, or of the first few, begin, and the end of the last."""
     starts = [0]
     while starts[-1] < len(words) and (num_tokens is None or len(starts) <= num_tokens):
         starts.append(starts[-1] + _WORDS + 2 * int(words[starts[-1]]))

@@ -1,4 +1,4 @@
-"""What a scheduler asks of a worker for one step, and what the worker answers. Columns are little-endian arrays."""
+"""The step that a scheduler asks of a worker, and the answer. Columns are little-endian arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one plan produced: tokens of slot `slots[i]` are the next `counts[i]` of `token_ids`."""
+    """The result of one plan: tokens of slot `slots[i]` are the next `counts[i]` of `token_ids`."""
 
     step: int
     slots: U32  # u32[m]: the slots that sampled

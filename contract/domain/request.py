@@ -14,7 +14,7 @@ _DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every message of a request carries, made by the gateway."""
+    """The header of every message of a request, made by the gateway."""
 
     request_id: bytes  # 16 bytes
     tenant: str

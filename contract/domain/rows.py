@@ -1,4 +1,4 @@
-"""What travels after the scheduler: token rows (the log of what was generated) and text rows (what clients get)."""
+"""Rows after the scheduler: of tokens (the log of what was generated) and of text (what clients get)."""
 
 from dataclasses import dataclass, field
 
@@ -57,7 +57,7 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class TextRow:
-    """What one step adds to one sequence as its client sees it. It extends `token_offset` and `text_offset`.
+    """The part of one step that one sequence's client sees. It extends `token_offset` and `text_offset`.
 
     Not to be changed, though not frozen: there is one for each token, and to make a frozen one takes thrice as long.
     """

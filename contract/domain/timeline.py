@@ -1,4 +1,4 @@
-"""When what happened to one request: told by the log, kept with the result."""
+"""The times of one request: told by the log, kept with the result."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -8,7 +8,7 @@ MAX_RUNS = 64  # that are kept of one request
 
 
 class StartReason(IntEnum):
-    """Why a sequence got a slot; values as in the contract."""
+    """The reason why a sequence got a slot; values as in the contract."""
 
     FIRST = 0
     PREEMPTED = 1  # its blocks went to others, or it was to run alone
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Where and when a batch of rows was made."""
+    """The place and time at which a batch of rows was made."""
 
     worker: str = ""  # its name; told where a sequence starts
     incarnation: bytes = b""  # of the worker; empty: nobody computed it
@@ -62,10 +62,10 @@ class Timeline:
 
     @property
     def admitted_ns(self) -> int:
-        """When it got its first slot."""
+        """The time of its first slot."""
         return min((run.start.at_ns for run in self.runs), default=0)
 
     @property
     def first_token_ns(self) -> int:
-        """When its first token was sent."""
+        """The time at which its first token was sent."""
         return min((run.computed.sent_ns for run in self.runs), default=0)

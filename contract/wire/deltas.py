@@ -1,4 +1,4 @@
-"""What gRPC clients are told of a step."""
+"""Deltas: a step as gRPC clients are told of it."""
 
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow, TokenLogprob

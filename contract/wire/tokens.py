@@ -53,7 +53,7 @@ def encode_rows(rows: TokenRows, session: bytes, computed: Computed) -> bytes:
 
 
 def decode_rows(payload: bytes) -> tuple[Computed, TokenRows]:
-    """Where and when a TokenBatch was made, and its rows.
+    """The place and time at which a TokenBatch was made, and its rows.
 
     Raises:
         PoisonMessageError: its columns cannot be read or do not fit together: it names the requests whose they are; or
@@ -156,7 +156,7 @@ def decode_logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> Logp
 
 
 def encode_error(error: RequestError) -> common_pb2.Error:
-    """Why a request failed."""
+    """The error of a request that failed."""
     return common_pb2.Error(code=common_pb2.ErrorCode.ValueType(error.code), message=error.message, param=error.param)
 
 

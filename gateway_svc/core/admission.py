@@ -45,7 +45,7 @@ class Crowd:
 
 
 def retry_after_s(expected_s: float) -> float:
-    """What a client is told that is turned away, if it is expected to have its turn in so long; 0: not known."""
+    """The error for a client that is turned away and is expected to have its turn in so long; 0: not known."""
     return min(max(expected_s, RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 

@@ -1,4 +1,4 @@
-"""Who calls, and what that caller may."""
+"""Callers, and what each may do."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls."""
+    """A caller."""
 
     tenant: str = ""
     min_priority: int | None = None  # none: any
@@ -50,7 +50,7 @@ class Authenticator(Protocol):
     """Lets callers in."""
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
-        """Who calls with these headers, whose names are in lower case.
+        """Find the caller by these headers, whose names are in lower case.
 
         Raises:
             PenstockError: UNAUTHENTICATED, INVALID_ARGUMENT; it says nothing of what was sent.

@@ -42,7 +42,7 @@ class EventIds:
 
 
 def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[DeliveredSequence]:
-    """What the client claims to have of each choice.
+    """Read what the client claims to have of each choice.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: not an id of an event of this request.

@@ -1,4 +1,4 @@
-"""Which model names are answered to."""
+"""The model names that are answered to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -27,14 +27,14 @@ DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by th
 
 
 class Form(Enum):
-    """Which of the two replies a call gets."""
+    """The two kinds of reply."""
 
     COMPLETION = "completion"
     CHAT = "chat"
 
     @property
     def id_prefix(self) -> str:
-        """What OpenAI puts before the ids of such replies."""
+        """The prefix of the ids of such replies."""
         return "cmpl-" if self is Form.COMPLETION else "chatcmpl-"
 
 
@@ -68,7 +68,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both calls have. Null means the default, as OpenAI's clients send it."""
+    """The fields of both calls. Null means the default, as OpenAI's clients send it."""
 
     model: str | None = None
     n: int | None = None

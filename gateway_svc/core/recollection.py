@@ -1,4 +1,4 @@
-"""What is told of a call that is asked about and not followed."""
+"""The answer to a question about a call that is not followed."""
 
 from collections.abc import Sequence
 from typing import Any

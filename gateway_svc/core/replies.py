@@ -20,7 +20,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What every chunk and reply of one call begins with."""
+    """The beginning of every chunk and reply of one call."""
 
     form: Form
     call_id: str  # with OpenAI's prefix

@@ -1,4 +1,4 @@
-"""How a call is answered: what any gateway must know to go on with it."""
+"""The form of a call's answer: all that a gateway must know to go on with it."""
 
 from dataclasses import dataclass, replace
 
@@ -39,12 +39,12 @@ class ReplyForm:
 
     @property
     def of_another(self) -> "ReplyForm":
-        """What is kept beside the call's other requests: which the first is. All ids beside each were too much."""
+        """The form that is kept beside the call's other requests: with the id of the first alone."""
         return replace(self, request_ids=self.request_ids[:1])
 
     @property
     def head(self) -> ReplyHead:
-        """What its chunks begin with."""
+        """The beginning of its chunks."""
         return ReplyHead(
             form=self.form,
             call_id=self.form.id_prefix + self.shown_id,

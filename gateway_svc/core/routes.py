@@ -1,4 +1,4 @@
-"""Which pool answers to which model name."""
+"""The pool that answers to each model name."""
 
 from dataclasses import dataclass, field
 

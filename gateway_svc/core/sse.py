@@ -92,7 +92,7 @@ class SseFormat:
         return self._opening(choice) + event
 
     def end(self, usages: Sequence[Usage]) -> bytes:
-        """What stands after the last chunk: the usage if it was asked for, and the end mark."""
+        """The bytes after the last chunk: the usage if it was asked for, and the end mark."""
         if not self._head.include_usage:
             return DONE
         distinct = set(self._fingerprints)
@@ -144,5 +144,5 @@ def _fingerprint(model_digest: bytes) -> bytes:
 
 
 def error_event(error: PenstockError) -> bytes:
-    """What ends a stream that fails after its first chunk."""
+    """The end of a stream that fails after its first chunk."""
     return b"data: " + encode(error_fields(error)) + b"\n\n" + DONE

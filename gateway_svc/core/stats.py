@@ -1,4 +1,4 @@
-"""What a gateway counts: plain numbers that the shell turns into metrics."""
+"""Counts of a gateway: plain numbers that the shell turns into metrics."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ BOUNDS_S = (
 
 
 class Outcome(Enum):
-    """How a request ended, as its client sees it."""
+    """The end of a request as its client sees it."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -1,4 +1,4 @@
-"""What the client of one request has, and which text rows extend exactly that."""
+"""The text that the client of one request has, and the rows that extend exactly that."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from contract.domain.rows import TextRow, TokenLogprob
 
 
 class Refusal(Enum):
-    """Why a row is not taken."""
+    """The reason why a row is not taken."""
 
     KNOWN = "known"  # it brings nothing that the client does not have
     BEHIND = "behind"  # something is missing before it, or it is of another history: re-attach
@@ -24,7 +24,7 @@ class Refusal(Enum):
 
 @dataclass(slots=True)
 class DeliveredSequence:
-    """What the client has of one sample."""
+    """The part of one sample that the client has."""
 
     num_tokens: int = 0
     num_chars: int = 0
@@ -160,7 +160,7 @@ def _rest(row: TextRow, state: DeliveredSequence) -> TextRow | Refusal:
 
 
 def error_of(row: TextRow) -> PenstockError | None:
-    """Why a sequence ended without a result; None: it did not."""
+    """The error with which a sequence ended; None: it did not."""
     if row.error is not None:
         return row.error.raised()
     if row.finish is FinishReason.CANCELLED:

@@ -1,4 +1,4 @@
-"""What gRPC clients send and see."""
+"""Messages of gRPC clients, and those for them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,7 @@ def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lam
 
 
 def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[DeliveredSequence]:
-    """What a gRPC client says it has of each choice of a call.
+    """Read what a gRPC client says it has of each choice of a call.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: it cannot be.

@@ -1,4 +1,4 @@
-"""What workers and sessions say of themselves."""
+"""The status that workers and sessions tell."""
 
 from collections import Counter
 from collections.abc import Iterable

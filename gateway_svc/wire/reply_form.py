@@ -1,4 +1,4 @@
-"""How a call is answered, as it is kept beside its requests."""
+"""The form of a call's answer, as it is kept beside its requests."""
 
 from google.protobuf.message import DecodeError
 

@@ -19,7 +19,7 @@ _REASONS = tuple(FinishReason)
 
 
 def decode_text(payload: bytes) -> tuple[int, list[TextRow]]:
-    """When a TextBatch was sent (Unix nanoseconds), and its rows.
+    """The time at which a TextBatch was sent (Unix nanoseconds), and its rows.
 
     Raises:
         PoisonMessageError: not a TextBatch, or its columns do not fit together.

@@ -36,7 +36,7 @@ def extend_hashes(hashes: list[bytes], root: bytes, token_ids: U32, block_size: 
 
 
 class BlockManager:
-    """Who holds which block.
+    """The holders of each block.
 
     A block is held by `ref_counts[block]` sequences, or free. A free block that still has a hash waits in LRU order
     and may be held again; one without is handed out first.
@@ -106,7 +106,7 @@ class BlockManager:
         return blocks
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are free: holding them takes them out of `num_free`."""
+        """The number of `blocks` that are free: holding them takes them out of `num_free`."""
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def register(self, block: int, block_hash: bytes) -> None:

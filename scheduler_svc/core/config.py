@@ -1,4 +1,4 @@
-"""How to schedule."""
+"""Settings of the scheduling."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from scheduler_svc.core.policy import POLICIES
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How to schedule; what a worker can hold is in its `WorkerLimits`."""
+    """Settings of the scheduling; what a worker can hold is in its `WorkerLimits`."""
 
     scheduling_policy: str = "fcfs"  # a name in `POLICIES`
     plans_in_flight: int = 2  # of a worker: steps that are planned before their results come

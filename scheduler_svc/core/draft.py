@@ -11,7 +11,7 @@ from scheduler_svc.core.worker import I64, Reused
 
 @dataclass(slots=True)
 class Draft:
-    """What a plan does beside decoding."""
+    """The part of a plan that is not decoding."""
 
     admissions: list[Admission] = field(default_factory=list)
     appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)

@@ -1,4 +1,4 @@
-"""What is known of a sequence that another scheduler began: what the log holds, and what its client has."""
+"""The history of a sequence that another scheduler began: what the log holds, and what its client has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

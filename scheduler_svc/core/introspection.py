@@ -1,4 +1,4 @@
-"""What an operator asks about single requests."""
+"""Answers to an operator's questions about single requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ from scheduler_svc.core.worker import WorkerState
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How many workers may die while they compute a request."""
+    """The number of workers that may die while they compute a request."""
 
     num_strikes: int = 2  # together with others; then it runs alone
     num_strikes_alone: int = 2  # while it runs alone; then it ends with an error

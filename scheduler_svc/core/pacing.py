@@ -1,4 +1,4 @@
-"""When the next plan of a worker is made: as late as its device allows.
+"""The time at which the next plan of a worker is made: as late as its device allows.
 
 A request that comes after a plan was made waits for that whole step. So the next plan is made when what is in flight is
 about to end: at its predicted end, less the time that a plan needs to reach the device. Both are learned from results:
@@ -114,7 +114,7 @@ class Pacing:
             self._leads[answered.is_plain].observe(answered.expected_ns - answered.issued_ns - slack_ns)
 
     def due_ns(self, now_ns: int) -> int:
-        """When the next plan is to be made; `now_ns` or earlier: now."""
+        """The time at which the next plan is to be made; `now_ns` or earlier: now."""
         if self._is_short:
             return now_ns
         lead_ns, expected_ns = self._leads[self._only_decodes()].ns, self._expected_ns()

@@ -1,4 +1,4 @@
-"""Who is served first. The smallest key is admitted first, the largest is preempted first."""
+"""The order of service. The smallest key is admitted first, the largest is preempted first."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What of a sequence's KV is on a worker already, and whether to wait for the worker that has more of it."""
+"""The KV of a sequence that is on a worker already, and the choice to wait for the worker that has more of it."""
 
 from collections.abc import Iterable
 

@@ -44,7 +44,7 @@ def cancelled(sequence: SequenceState, reason: CancelReason) -> SequenceEnd:
 
 
 def cancel_error(reason: CancelReason) -> RequestError | None:
-    """What a client is told whom a cancel comes as a surprise; None: it is one of its own."""
+    """The error for a client that did not ask for the cancel; None: it is one of its own."""
     match reason:
         case CancelReason.DEADLINE:
             return RequestError(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed before it ended")

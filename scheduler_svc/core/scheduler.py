@@ -367,7 +367,7 @@ class Scheduler:
                 self._wait(sequence)
 
     def _sentence(self, request: ScheduledRequest) -> list[SequenceEnd]:
-        """What a strike leads to: nothing yet, that the request runs alone, or its end."""
+        """The result of a strike: nothing yet, that the request runs alone, or its end."""
         tolerance = self.config.tolerance
         if tolerance.is_at_fault(request):
             return [ended_by_strikes(sequence, tolerance.num_strikes_alone) for sequence in request.sequences]
@@ -432,7 +432,7 @@ class Scheduler:
         )
 
     def block_table(self, request_id: bytes) -> tuple[SequenceInfo, ...] | None:
-        """Where the sequences of a request are and which blocks they hold; None for a request that is not here."""
+        """The places of a request's sequences and the blocks that they hold; None for a request that is not here."""
         request = self.requests.get(request_id)
         return None if request is None else describe_sequences(request, self.workers)
 

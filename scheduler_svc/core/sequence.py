@@ -44,7 +44,7 @@ class QueuedRequest:
 
 
 class Status(Enum):
-    """Where a sequence is."""
+    """The place of a sequence."""
 
     HELD = auto()  # a further sample, until the prompt's last chunk has been planned
     WAITING = auto()

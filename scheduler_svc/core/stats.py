@@ -1,4 +1,4 @@
-"""What the scheduler tells about itself."""
+"""Figures that the scheduler tells of itself."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of one worker: its slots as columns, its blocks, and the plans in flight.
+"""A worker as the scheduler sees it: its slots as columns, its blocks, and the plans in flight.
 
 **Why blocks and slots are reused at once.** A worker carries out plans strictly in order. What a sequence holds when it
 ends or is preempted has been touched by issued plans only; whoever gets its block or slot next is first named in a plan
@@ -27,7 +27,7 @@ _NO_TOKEN = -1  # fills the rows of `stops`
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker can hold."""
+    """The capacity of a worker."""
 
     num_blocks: int  # KV blocks
     block_size: int  # tokens of a block

@@ -9,7 +9,7 @@ Calls = list[Call[Any]]
 
 
 class Settled(NamedTuple):
-    """What has become of calls that went ahead."""
+    """The outcome of calls that went ahead."""
 
     calls: Calls  # that have been carried out
     answers: list[Any]  # to them
@@ -17,7 +17,7 @@ class Settled(NamedTuple):
 
 
 class Ahead:
-    """What was sent on one connection and not answered yet. Only what may be sent again: whoever has carried it out
+    """Calls that were sent on one connection and not answered yet. Only what may be sent twice: whoever has carried it out
     already must do nothing then.
     """
 
@@ -44,6 +44,6 @@ class Ahead:
         return Settled(self.take_back(), answers, [])
 
     def take_back(self) -> Calls:
-        """What was sent and not taken yet; nothing is waited for any more."""
+        """The calls that were sent and not taken yet; nothing is waited for any more."""
         calls, self._calls = self._calls, []
         return calls

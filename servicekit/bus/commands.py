@@ -1,4 +1,4 @@
-"""What a call is on the wire: the command it is sent as, and its answer made from the reply (RESP2)."""
+"""Calls on the wire: the command that each is sent as, and its answer made from the reply (RESP2)."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -208,7 +208,7 @@ def _reclaimed(reply: Reply) -> list[c.Entry]:
 
 
 def block_s(call: c.Call[Any]) -> float:
-    """How long a call may wait on the server."""
+    """The time that a call may wait on the server."""
     return call.block_ms / 1000 if isinstance(call, c.Read | c.ReadGroup) else 0.0
 
 
@@ -242,7 +242,7 @@ class Commands:
         return pack(self._encoders[type(call)](call))
 
     def repair(self, call: c.Call[Any], error: Exception) -> list[bytes] | None:
-        """What is to be sent after an error so that the last reply is the call's, packed; None: nothing helps."""
+        """The commands to send after an error so that the last reply is the call's, packed; None: nothing helps."""
         if isinstance(call, c.ReadGroup | c.Reclaim) and str(error).startswith("NOGROUP"):
             return [pack((b"XGROUP", b"CREATE", call.stream, call.group, b"0", b"MKSTREAM")), self.encode(call)]
         if isinstance(call, c.Append) and call.cap and str(error).startswith("OOM"):

@@ -1,4 +1,4 @@
-"""What nobody can read is kept for the operator."""
+"""Messages that nobody can read, kept for the operator."""
 
 from collections.abc import Mapping
 

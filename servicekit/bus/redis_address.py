@@ -1,4 +1,4 @@
-"""Where a server is and how to get in: bus URLs, and the first commands of a connection."""
+"""The address of a server and how to get in: bus URLs, and the first commands of a connection."""
 
 import socket
 import ssl

@@ -246,7 +246,7 @@ class RedisConnection:
         return BusUnavailable(f"the connection to the bus at {self._address} was lost: {error}")
 
     def _poll(self, sock: socket.socket, busy_poll_s: float) -> bytes:
-        """What comes within `busy_poll_s`, without going to sleep; nothing: see `recv`."""
+        """The bytes that come within `busy_poll_s`, without going to sleep; nothing: see `recv`."""
         if not busy_poll_s or isinstance(sock, ssl.SSLSocket):
             return b""
         until_s = time.perf_counter() + busy_poll_s

@@ -1,4 +1,4 @@
-"""Which server to connect to: asked before each connection, for the answer changes when a primary fails or moves.
+"""The server to connect to: asked before each connection, for the answer changes when a primary fails or moves.
 
 The cold path, and the only place where redis-py works: it asks sentinels and clusters. It is imported when it is
 needed, as it takes a fifth of a second and most pools have one server at one address (docs/adr/0001).
@@ -26,7 +26,7 @@ class AddressFinder:
         self._candidates = deque([address])
 
     def find(self) -> RedisAddress:
-        """Where to connect now."""
+        """The address to connect to now."""
         return self._candidates[0]
 
     def give_up(self) -> None:
@@ -119,7 +119,7 @@ class Directory:
 
 
 def read_directory(url: str) -> Directory:
-    """Where the server of a bus URL is, or who knows.
+    """Read the address of the server from a bus URL, or who knows it.
 
     As `parse_address`, and `sentinel://[[user]:password@]host[:port][,host[:port]…]/NAME`, over TLS `sentinels://`: the
     primary that sentinels know by that name. User and password are the server's; `sentinel_username` and

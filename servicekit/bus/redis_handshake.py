@@ -1,4 +1,4 @@
-"""How a connection begins, and what error replies mean: the same for both kinds of connection."""
+"""The beginning of a connection, and the meaning of error replies: the same for both kinds of connection."""
 
 from collections.abc import Iterable
 

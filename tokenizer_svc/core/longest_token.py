@@ -1,4 +1,4 @@
-"""How much text one token can stand for: what is longer than that for every token of a context cannot fit."""
+"""The most text that one token can stand for: what is longer than that for every token of a context cannot fit."""
 
 from typing import Any
 

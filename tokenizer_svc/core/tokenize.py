@@ -14,7 +14,7 @@ from tokenizer_svc.core.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """What the rest of the pipeline needs to know of a prompt."""
+    """The part of a prompt that the rest of the pipeline needs."""
 
     token_ids: U32  # u32[num_prompt_tokens], at least one
     eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them

@@ -1,4 +1,4 @@
-"""What can be asked of the bus: each call is a value, with the type of its answer.
+"""The operations of the bus: each call is a value, with the type of its answer.
 
 A connection carries out any number of calls in one write (`Connection.execute`), in order. Every call that changes
 state is one atomic server-side function (docs/recovery.md says why) and may be sent again: it says what it

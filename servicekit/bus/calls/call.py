@@ -1,4 +1,4 @@
-"""What a call is."""
+"""The base of all calls."""
 
 from enum import Enum
 from typing import Final, Generic, TypeVar

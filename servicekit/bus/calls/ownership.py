@@ -1,4 +1,4 @@
-"""What a scheduler does with the requests that it owns."""
+"""Calls of a scheduler about the requests that it owns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class Owned(Call[list[bytes] | None]):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a new owner needs, in one atomic read: its requests, their checkpoints, all entries of their shards' logs.
+    """All that a new owner needs, in one atomic read: its requests, their checkpoints, the logs of their shards.
 
     A request's rows are those of its checkpoint, if it has one, and then those of the log; some may be in both.
     """

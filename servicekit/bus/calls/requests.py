@@ -9,7 +9,7 @@ from servicekit.bus.calls.waiting import NO_BOUNDS, Bounds, Overload
 
 
 class RequestState(Enum):
-    """Where a request is; it only moves downwards."""
+    """The state of a request; it only moves downwards."""
 
     PROMPT = "PROMPT"  # submitted, has no tokens yet
     READY = "READY"  # has tokens, waits for a scheduler
@@ -38,7 +38,7 @@ class StoredRequest:
 
 
 class SubmitOutcome(IntEnum):
-    """What `submit` found."""
+    """The answer of `submit`."""
 
     CREATED = 0
     EXISTS = 1  # the same id with the same digest: this is a retry
@@ -143,7 +143,7 @@ class Retire(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What a gateway can tell of a request that it did not submit."""
+    """A request that the gateway did not submit, as far as it may be told of it."""
 
     state: RequestState
     reply: bytes  # penstock.v1.ReplyForm
@@ -164,7 +164,7 @@ class Recall(Call[Recalled | Settling | None]):
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What `attach` found. Neither `known` nor a `result`: the request never was, or its result expired."""
+    """The answer of `attach`. Neither `known` nor a `result`: the request never was, or its result expired."""
 
     known: bool
     state: RequestState | None = None

@@ -7,7 +7,7 @@ from servicekit.bus.calls.call import Call
 
 
 class SessionKind(Enum):
-    """What a session is."""
+    """The kind of a session."""
 
     GATEWAY = "gateway"
     TOKENIZER = "tokenizer"

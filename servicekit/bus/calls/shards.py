@@ -30,7 +30,7 @@ class ReleaseShard(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class LogBacklogs(Call[list[int]]):
-    """How many entries of each shard's log its detokenizer has not read, as far as it has told."""
+    """The number of entries of each shard's log that its detokenizer has not read, as far as it has told."""
 
     shards: tuple[int, ...]
 
@@ -53,7 +53,7 @@ class Compact(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a compaction has kept of a running request: it, which has all that its opening had, and its rows."""
+    """The part of a running request that a compaction has kept: all that its opening had, and its rows."""
 
     request: StoredRequest
     rows: bytes  # penstock.v1.TokenBatch

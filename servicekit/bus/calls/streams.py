@@ -88,7 +88,7 @@ class LastId(Call[bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Length(Call[int]):
-    """How many entries a stream has."""
+    """The number of entries of a stream."""
 
     stream: bytes
 

@@ -1,4 +1,4 @@
-"""What waits for its first slot, and how much may."""
+"""Requests that wait for their first slot, and the bounds on them."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -8,7 +8,7 @@ from servicekit.bus.calls.call import Call
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much may wait for its first slot; 0: no bound. A request beyond a bound on tokens may still wait alone."""
+    """Bounds on what waits for its first slot; 0: none. A request beyond a bound on tokens may still wait alone."""
 
     requests: int = 0
     tokens: int = 0  # of prompts
@@ -30,7 +30,7 @@ class Overload:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for its first slot."""
+    """Requests that wait for their first slot."""
 
     num_requests: int
     num_tokens: int  # of prompts; those of text are estimated until it is tokenized
@@ -43,6 +43,6 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class CountWaiting(Call[Waiting]):
-    """What waits in the pool, and of it what is a tenant's."""
+    """All that waits in the pool, and of it a tenant's part."""
 
     tenant: str = ""
