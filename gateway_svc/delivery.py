@@ -54,7 +54,7 @@ class Delivery:
         self._detached: set[ClientCall] = set()
         self._served: dict[bytes, Served] = {}
         self._crowd = crowd
-        self._witness = Witness()
+        self._witness = Witness(lambda: link.heard_s)
         self.outbox = RequestOutbox(link, bounds, self._attached, self._witness, outage_patience_s)
         link.restart_calls = lambda: self._witness.restart_calls(self._served.values(), link.sid)
         self._idle = asyncio.Event()

@@ -1,6 +1,7 @@
 """HTTP connections within bounds: of bytes before anybody knows who calls, of time, and of how many there are."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -13,6 +14,7 @@ from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_replies import HttpError, error_response
 
+HELD_UP_S = 1.0  # by which a timer is late only if this process was suspended or held up
 LINGER_S = 1.0  # in which a client that is refused may read why; what it sends meanwhile is thrown away
 MAX_LINGERING = 64  # connections for which that is done at once
 _LINE_BYTES = 4  # of a header beside its name and value: colon, space, end of the line
@@ -43,6 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounded = cast(BoundedConfig, config)
         self._limits = self._bounded.limits
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # when it is to ring
         self._num_fed = 0  # bytes since the parser last gave something complete or a part of a body
         self._num_header_bytes = 0  # of this request, trailers included
         self._num_headers = 0
@@ -108,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._num_fed = 0
         self._stop_waiting()
-        self._timer = self.loop.call_later(self._limits.body_timeout_s, self._on_body_late)
+        self._wait_for_body()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -133,7 +136,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         """Take bytes; they do not begin the time anew: only a head that is complete ends it."""
         if self._timer is None:
-            self._timer = self.loop.call_later(self._limits.head_timeout_s, self._on_head_late)
+            self._ring_after(self._limits.head_timeout_s, self._on_head_late)
+
+    def _wait_for_body(self) -> None:
+        self._ring_after(self._limits.body_timeout_s, self._on_body_late)
+
+    def _ring_after(self, seconds: float, ring: Callable[[], None]) -> None:
+        self._due_s = self.loop.time() + seconds
+        self._timer = self.loop.call_later(seconds, ring)
+
+    def _was_held_up(self) -> bool:
+        """Return whether this process could not read in time what came: then the client gets its time anew."""
+        return self.loop.time() > self._due_s + HELD_UP_S
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -142,8 +156,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_head_late(self) -> None:
         self._timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            # Of the request after the one that is being answered, for which this connection stays.
+        if self._was_held_up() or (self.cycle is not None and not self.cycle.response_complete):
+            # The latter: of the request after the one that is being answered, for which this connection stays.
             self._wait_for_head()
         elif self._in_head:
             self._refuse(_late("head", self._limits.head_timeout_s))
@@ -152,8 +166,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _on_body_late(self) -> None:
         self._timer = None
-        if self.pipeline:  # it is not read while the request before it is answered
-            self._timer = self.loop.call_later(self._limits.body_timeout_s, self._on_body_late)
+        if self.pipeline or self._was_held_up():  # a body is not read while the request before it is answered
+            self._wait_for_body()
         else:
             self._refuse(_late("body", self._limits.body_timeout_s))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -55,6 +56,7 @@ class Link:
         self._num_losses = 0
         self._term = 0  # of the pool, the latest that was heard of
         self._back_s = float("-inf")  # when the server last came back
+        self.heard_s = float("-inf")  # when it last answered while the session was active, monotonic
         self._relapses = 0  # losses in a row, each soon after the server had come back
         self._reminder = Reminder()
         self._calls: AsyncConnection | None = None
@@ -105,7 +107,7 @@ class Link:
         known_losses = self._num_losses
         try:
             async with asyncio.timeout(patience_s):
-                return await connection.execute(calls)
+                answers = await connection.execute(calls)
         except TimeoutError as error:
             reason = BusUnavailable(f"the server has not answered for {patience_s:g} s")
             self._lose(reason, known_losses)
@@ -113,6 +115,10 @@ class Link:
         except BusUnavailable as error:
             self._lose(error, known_losses)
             raise
+        # A server that came back without its last writes answers before it has been told of them.
+        if self.connected and known_losses == self._num_losses:
+            self.heard_s = time.monotonic()
+        return answers
 
     def _lose(self, reason: BusUnavailable, known_losses: int) -> None:
         """A call found the server gone: nothing is sent until it said hello again, on connections made anew.

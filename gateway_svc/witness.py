@@ -2,19 +2,21 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gateway_svc.call import Served
 from servicekit.bus.calls import Cancel, Submit
 
-REMEMBERED_S = 5.0  # after the end of a request: whatever is older has reached the server's disk
+REMEMBERED_S = 5.0  # what was older when the server last answered has reached its disk
 
 
 class Witness:
     """Remembers what was told to clients or to the server so lately that the server may have lost it."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard_s: Callable[[], float]) -> None:
+        """`heard_s` tells when the server last answered, in monotonic seconds: later nothing reaches its disk."""
+        self._heard_s = heard_s
         self._ended: deque[tuple[float, Submit]] = deque()
         self._cancelled: deque[tuple[float, Cancel]] = deque()
 
@@ -40,8 +42,8 @@ class Witness:
         self._cancelled.extend((now_s, each) for each in cancels)
 
     def forget(self) -> None:
-        """Lets go of what is old."""
-        oldest_s = time.monotonic() - REMEMBERED_S
+        """Lets go of what the server has on its disk."""
+        oldest_s = self._heard_s() - REMEMBERED_S
         for remembered in (self._ended, self._cancelled):
             while remembered and remembered[0][0] < oldest_s:
                 remembered.popleft()

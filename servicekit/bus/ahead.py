@@ -17,8 +17,8 @@ class Settled(NamedTuple):
 
 
 class Ahead:
-    """Calls that were sent on one connection and not answered yet. Only what may be sent twice: whoever has carried it out
-    already must do nothing then.
+    """Calls that were sent on one connection and not answered yet. Only what may be sent twice: whoever has carried it
+    out already must do nothing then.
     """
 
     def __init__(self) -> None:

@@ -34,6 +34,7 @@ class RunningGateway:
     stop: Stop = field(default_factory=Stop)
     grpc_port: int = 0
     thread: threading.Thread | None = None
+    loop: asyncio.AbstractEventLoop | None = None
     failure: BaseException | None = None
 
     @property
@@ -58,6 +59,7 @@ class RunningGateway:
         started = threading.Event()
 
         async def serve() -> None:
+            self.loop = asyncio.get_running_loop()
             add = inference_pb2_grpc.add_InferenceServicer_to_server
             server = RpcServer([RpcService("penstock.v1.Inference", add, self.service.servicer())])
             self.grpc_port = await server.start("127.0.0.1:0")

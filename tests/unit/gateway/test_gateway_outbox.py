@@ -38,7 +38,7 @@ class SlowLink:
 def recall_all(link: SlowLink, number: int) -> list[list[Recalled | None]]:
     async def run() -> list[list[Recalled | None]]:
         outbox = RequestOutbox(
-            cast(Link, link), Bounds(), lambda _served, _attachment: None, Witness(), patience_s=60.0
+            cast(Link, link), Bounds(), lambda _served, _attachment: None, Witness(lambda: 0.0), patience_s=60.0
         )
         return await asyncio.gather(*(outbox.recall([bytes([each])], "tenant") for each in range(number)))
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -247,7 +248,7 @@ def row(token_ids: list[int], before: list[int], finish: FinishReason = FinishRe
 
 
 def test_a_restarted_server_is_told_the_tokens_of_now_and_the_route_of_now() -> None:
-    witness, stream = Witness(), ClientStream(1)
+    witness, stream = Witness(time.monotonic), ClientStream(1)
     call = call_of(stream)
     stream.accept(row([5, 6], []))
     assert [each.witness for each in witness.restart_calls(call.served, b"new") if isinstance(each, Submit)] == [
@@ -262,7 +263,7 @@ def test_a_restarted_server_is_told_the_tokens_of_now_and_the_route_of_now() -> 
 
 
 def test_what_is_not_submitted_yet_or_was_submitted_elsewhere_is_no_part_of_it() -> None:
-    witness = Witness()
+    witness = Witness(time.monotonic)
     early, foreign = call_of(ClientStream(1)), call_of(ClientStream(1))
     early.is_submitted, foreign.served[0].submission = False, None
     assert witness.restart_calls([*early.served, *foreign.served], b"new") == []
@@ -279,23 +280,28 @@ def test_what_is_not_submitted_yet_or_was_submitted_elsewhere_is_no_part_of_it()
     ],
 )
 def test_only_what_has_ended_well_is_remembered(finish: FinishReason, is_remembered: bool) -> None:
-    witness, stream = Witness(), ClientStream(1)
+    witness, stream = Witness(time.monotonic), ClientStream(1)
     stream.accept(row([5], [], finish))
     (served,) = call_of(stream).served
     witness.end(served)
     assert bool(witness.restart_calls([], b"new")) == is_remembered
 
 
-def test_it_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
+def test_it_is_forgotten_after_a_while_of_a_server_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = heard_s = 100.0
     monkeypatch.setattr("gateway_svc.witness.time.monotonic", lambda: now_s)
-    witness, stream = Witness(), ClientStream(1)
+    witness, stream = Witness(lambda: heard_s), ClientStream(1)
     stream.accept(row([5], [], FinishReason.STOP))
     witness.end(call_of(stream).served[0])
     witness.cancel([Cancel(ID, 1, 1)])
-    now_s += REMEMBERED_S
-    assert len(witness.restart_calls([], b"new")) == 2
-    now_s += 0.1
+    now_s += 60.0  # the server is away
+    witness.cancel([Cancel(ID, 1, 1)])
+    assert len(witness.restart_calls([], b"new")) == 3
+    heard_s += REMEMBERED_S
+    assert len(witness.restart_calls([], b"new")) == 3
+    heard_s += 0.1
+    assert len(witness.restart_calls([], b"new")) == 1
+    heard_s += 60.0
     assert witness.restart_calls([], b"new") == []
 
 

@@ -13,6 +13,8 @@ import pytest
 from running_gateway import RunningGateway
 from scripted_pipeline import STOP
 
+from gateway_svc.http_protocol import HELD_UP_S
+
 Launch = Callable[..., RunningGateway]
 LIMIT_S = 180.0
 
@@ -132,6 +134,25 @@ def test_hundreds_of_requests_that_never_end_are_closed(launch: Launch, begin: b
     else:
         assert set(replies) == {b""}
     assert gateway.pipeline.incoming == []
+
+
+def test_a_client_whose_body_could_not_be_read_while_the_gateway_was_suspended_is_not_late(launch: Launch) -> None:
+    gateway = launch(body_timeout_s=0.5)
+    assert gateway.loop is not None
+    body = json.dumps({"model": "none such", "prompt": "x" * 8_000_000}).encode()  # more than a socket holds
+    resumed = threading.Event()
+    with connected(gateway) as client:
+        client.sendall(POST + b"content-length: %d\r\n\r\n" % len(body))
+        # Other clients' calls are answered after that was read.
+        assert httpx.get(f"{gateway.url}/version", timeout=LIMIT_S).status_code == 200
+        gateway.loop.call_soon_threadsafe(lambda: resumed.wait(LIMIT_S))
+        sender = threading.Thread(target=client.sendall, args=(body,))
+        sender.start()
+        time.sleep(0.5 + 2 * HELD_UP_S)
+        resumed.set()
+        reply = client.recv(65536)
+        sender.join()
+    assert reply.startswith(b"HTTP/1.1 404 "), reply
 
 
 def test_dribbling_does_not_begin_the_time_anew(launch: Launch) -> None:
