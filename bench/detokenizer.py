@@ -28,10 +28,11 @@ from contract.v1 import common_pb2, requests_pb2
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
 from detokenizer_svc.shard import Shard
-from detokenizer_svc.tokenizer_file import load_tokenizer
 from scheduler_svc.wire import encode_rows
 from servicekit.bus import keys as k
 from servicekit.bus.calls import Entry
+from servicekit.checkpoint.location import find_checkpoint
+from servicekit.checkpoint.tokenizer import read_tokenizer
 
 SESSION, ROUTE = b"s" * 16, b"g" * 16
 NUM_TOP = 5
@@ -130,7 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    tokenizer = load_tokenizer(options.model) if options.model else train_tokenizer()
+    tokenizer = read_tokenizer(find_checkpoint(options.model)) if options.model else train_tokenizer()
     print(describe_machine())
     print(f"{options.sequences} sequences, {options.steps} steps, one token each; best of {options.repeats}\n")
     print(f"{'case':<24} {'tokens/s':>12} {'CPU µs/token':>14}")

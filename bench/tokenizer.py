@@ -19,7 +19,7 @@ from bench.rig.prose import prose, write_checkpoint
 from contract.v1 import common_pb2, requests_pb2
 from tokenizer_svc import wire
 from tokenizer_svc.core.tokenize import PromptTokenizer
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 
 
 def texts(num_texts: int, num_chars: int) -> list[str]:

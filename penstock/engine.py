@@ -56,8 +56,7 @@ class LLMEngine:
     """Requests in, outputs out, one step at a time; for use by one thread.
 
     Args:
-        vocabulary: the model's text side; the runner has the last word on its size, and the context is cut to what
-            the runner can hold.
+        vocabulary: the model's text side; the context is cut to what the runner can hold.
         runner: what computes; the engine closes it.
         config: how to schedule.
         seed: where the seeds of requests without one are drawn from.
@@ -66,11 +65,7 @@ class LLMEngine:
     def __init__(self, vocabulary: Vocabulary, runner: Runner, config: SchedulerConfig, *, seed: int = 0) -> None:
         limits = runner.limits
         capacity = min(limits.max_model_len, limits.num_blocks * limits.block_size)
-        vocabulary = replace(
-            vocabulary,
-            vocab_size=limits.vocab_size,
-            context_length=min(vocabulary.context_length, capacity),
-        )
+        vocabulary = replace(vocabulary, context_length=min(vocabulary.context_length, capacity))
         self.vocabulary = vocabulary
         self.progress = Progress()
         self.runner = runner

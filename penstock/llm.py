@@ -22,9 +22,7 @@ from penstock.prompts import (
 )
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import POLICIES
-from tokenizer_svc.core.checkpoint import find_checkpoint
-from tokenizer_svc.core.generation_config import GENERATION_CONFIG, MODELS_OWN, OPENAI
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
 
@@ -142,10 +140,11 @@ class LLM:
         _check_choice("runner", runner, ("torch", "simulated"))
         model = str(model)
         vocabulary = load_vocabulary(
-            tokenizer or model,
+            model,
+            tokenizer=tokenizer,
             revision=revision,
             max_model_len=max_model_len,
-            generation_config=_generation_config(generation_config, model, tokenizer, revision),
+            generation_config=generation_config,
         )
         worker = load_worker(
             WorkerSettings(
@@ -288,14 +287,6 @@ class LLM:
             for request_id in pending:
                 self.llm_engine.abort_request(request_id)
         return [outputs[index] for index in range(len(prompts))]
-
-
-def _generation_config(choice: str, model: str, tokenizer: str | None, revision: str | None) -> str:
-    """Whose file counts, for who reads the tokenizer's directory: the model's own file is beside its weights."""
-    if tokenizer is None or choice not in MODELS_OWN:
-        return choice
-    path = find_checkpoint(model, revision)
-    return str(path) if (path / GENERATION_CONFIG).is_file() else OPENAI
 
 
 def _dtype(dtype: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from servicekit import lifecycle
 from servicekit.bus import open_bus
 from servicekit.settings import load
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.service import TokenizerService
 from tokenizer_svc.servicer import rpc_service
 from tokenizer_svc.settings import TokenizerSettings

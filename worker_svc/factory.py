@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
 from contract.domain.errors import invalid, unimplemented
-from worker_svc.checkpoint import read_model_config, resolve_checkpoint
+from servicekit.checkpoint.location import find_checkpoint
+from servicekit.checkpoint.model import Checkpoint, read_checkpoint
 from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
@@ -20,6 +20,7 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
+from worker_svc.model_config import read_model_config
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 from worker_svc.weights import fill_randomly, has_own_head, load_weights
@@ -40,7 +41,7 @@ class LoadedRunner:
     device: torch.device
     group: Group
     compute: Compute
-    directory: Path  # of the checkpoint
+    checkpoint: Checkpoint
     dtype: torch.dtype
 
     def close(self) -> None:
@@ -62,7 +63,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
     started_ns = clock_ns()
     device = _device(options)
-    directory, config, max_model_len = _read_model(options)
+    checkpoint, config, max_model_len = _read_model(options)
     dtype = _dtype(options.dtype, config, device)
     group = connect(options.rank, options.world_size, options.distributed_address, device)
     plain = Placement(device, dtype, group, quantization=config.quantization)
@@ -93,7 +94,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     if options.load_format == "dummy":
         fill_randomly(placement.wanted)
     else:
-        num_bytes = load_weights(directory, placement.wanted, unused=config.decoder.unused_tensors)
+        num_bytes = load_weights(checkpoint.directory, placement.wanted, unused=config.decoder.unused_tensors)
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
     model.prepare()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
@@ -111,19 +112,14 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     runner, profile = profiler.make_runner(profile, fitted)
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
-    return LoadedRunner(runner, profile, config, device, group, compute, directory, dtype)
+    return LoadedRunner(runner, profile, config, device, group, compute, checkpoint, dtype)
 
 
-def _read_model(options: RunnerOptions) -> tuple[Path, ModelConfig, int]:
-    """Where the checkpoint is, what it says of the model, and the context length that is wanted."""
-    directory = resolve_checkpoint(options.model, options.revision)
-    config = read_model_config(directory)
-    max_model_len = options.max_model_len or config.max_position_embeddings
-    if max_model_len > config.longest_context:
-        raise invalid(
-            f"max_model_len {max_model_len} exceeds the model's context of {config.longest_context} tokens",
-            "max_model_len",
-        )
+def _read_model(options: RunnerOptions) -> tuple[Checkpoint, ModelConfig, int]:
+    """The checkpoint, its model, and the context length that is wanted."""
+    checkpoint = read_checkpoint(find_checkpoint(options.model, options.revision, with_weights=True))
+    config = read_model_config(checkpoint)
+    max_model_len = checkpoint.context_length(options.max_model_len)
     window = config.decoder.window
     if window is not None and window < max_model_len:
         raise unimplemented(
@@ -131,10 +127,10 @@ def _read_model(options: RunnerOptions) -> tuple[Path, ModelConfig, int]:
             f"{window} or less: within the window all tokens are seen)"
         )
     decoder, is_read = config.decoder, options.load_format != "dummy"
-    if decoder.is_tied and is_read and has_own_head(directory, decoder.embedding, decoder.head):
+    if decoder.is_tied and is_read and has_own_head(checkpoint.directory, decoder.embedding, decoder.head):
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
         config = replace(config, decoder=replace(decoder, is_tied=False))
-    return directory, config, max_model_len
+    return checkpoint, config, max_model_len
 
 
 def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: Placement) -> Products:

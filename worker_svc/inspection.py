@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from contract.domain.errors import PenstockError
+from servicekit.checkpoint.location import find_checkpoint
+from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import load
-from worker_svc.checkpoint import read_model_config, resolve_checkpoint
+from worker_svc.model_config import read_model_config
 from worker_svc.settings import WorkerSettings
 
 
@@ -37,15 +39,13 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
         return {"error": f"torch cannot be imported ({error}): install penstock[worker]"}
     from worker_svc.weights import weight_files  # noqa: PLC0415  (needs torch)
 
-    assert settings.model is not None
-    directory = resolve_checkpoint(settings.model, settings.revision)
-    config = read_model_config(directory)
+    checkpoint = read_checkpoint(find_checkpoint(settings.model, settings.revision, with_weights=True))
+    config = read_model_config(checkpoint)
     has_cuda = torch.cuda.is_available()
     return {
         "architecture": config.architecture,
         "layers": len(config.decoder.layers),
-        "context": config.longest_context,
-        "weight_bytes": sum(path.stat().st_size for path in weight_files(directory)),
+        "weight_bytes": sum(path.stat().st_size for path in weight_files(checkpoint.directory)),
         "torch": torch.__version__,
         "gpus": [
             {"name": torch.cuda.get_device_name(index), "bytes": torch.cuda.get_device_properties(index).total_memory}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from worker_svc.checkpoint import broken
+from contract.domain.errors import broken
 from worker_svc.core.layers.placement import WantedTensor
 from worker_svc.stored import FLOATS, StoredTensor
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.checkpoint.facts import ModelFacts, model_facts
+from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import num_cores
-from worker_svc.checkpoint import read_model_config
 from worker_svc.core.digest import digest_of
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
@@ -52,22 +53,17 @@ def load_worker(settings: WorkerSettings) -> LoadedWorker:
 
 
 def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
-    vocab_size, model_len = settings.vocab_size, _SIMULATED_MODEL_LEN
-    eos_token_ids: tuple[int, ...] = (0,)
-    if Path(settings.model).is_dir():
-        config = read_model_config(Path(settings.model))
-        vocab_size, model_len = config.decoder.vocab_size, config.max_position_embeddings
-        eos_token_ids = config.eos_token_ids or eos_token_ids
-    model_len = settings.max_model_len or model_len
+    facts = _simulated_facts(settings)
+    eos_token_ids = facts.eos_token_ids or (0,)
     max_num_seqs = settings.max_num_seqs or DEFAULT_SIZES.max_num_seqs
-    useful_blocks = max_num_seqs * -(-model_len // settings.block_size)
+    useful_blocks = max_num_seqs * -(-facts.context_length // settings.block_size)
     limits = Limits(
         num_blocks=settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,
-        max_model_len=model_len,
+        max_model_len=facts.context_length,
         max_num_batched_tokens=settings.max_num_batched_tokens or DEFAULT_SIZES.max_num_batched_tokens,
-        vocab_size=vocab_size,
+        vocab_size=facts.vocab_size,
         eos_token_ids=eos_token_ids,
     )
     _wake_promptly()
@@ -76,8 +72,20 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     if faults := Faults(settings.die_on_token, settings.hang_on_token):
         runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
-    digest = digest_of("simulated", vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed)
+    digest = digest_of("simulated", facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
+
+
+def _simulated_facts(settings: WorkerSettings) -> ModelFacts:
+    """Of the checkpoint whose model is simulated, if there is one."""
+    directory = Path(settings.model).expanduser()
+    if not directory.is_dir():
+        return ModelFacts(settings.vocab_size, (), settings.max_model_len or _SIMULATED_MODEL_LEN)
+    from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer_files  # noqa: PLC0415  (a real model needs none)
+
+    has_tokenizer = (directory / TOKENIZER).is_file()
+    text = read_tokenizer_files(directory) if has_tokenizer else None
+    return model_facts(read_checkpoint(directory), text, max_model_len=settings.max_model_len)
 
 
 def _die() -> None:
@@ -137,6 +145,6 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         device.type,
         lambda payload: loaded.group.broadcast(payload, device),
         loaded.close,
-        model_digest(loaded.directory, str(loaded.dtype), is_dummy=settings.load_format == "dummy"),
+        model_digest(loaded.checkpoint, str(loaded.dtype), is_dummy=settings.load_format == "dummy"),
         loaded.compute.name,
     )

@@ -65,7 +65,6 @@ class RunnerMaker:
             max_model_len=max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             vocab_size=self.config.decoder.vocab_size,
-            eos_token_ids=self.config.eos_token_ids,
         )
         cache = KVCache(self.shape, num_blocks + 1, self.device)
         return self.compute.make_runner(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from worker_svc.checkpoint import broken
+from contract.domain.errors import broken
 
 FLOATS = {
     "F64": torch.float64,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from worker_svc.checkpoint import broken, read_json
+from contract.domain.errors import broken
+from servicekit.checkpoint.model import read_json
 from worker_svc.core.layers.placement import WantedTensor
 from worker_svc.lanes import TensorLoad, carry
 from worker_svc.stored import FLOATS, StoredTensor, read_header

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from bench.rig.children import answer
-from worker_svc.checkpoint import read_model_config
+from servicekit.checkpoint.model import read_checkpoint
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.layers.placement import Placement
+from worker_svc.model_config import read_model_config
 
 FILE_BYTES = 2 << 30  # a file is closed when it has become longer
 DEVIATION = 0.02
@@ -25,7 +26,7 @@ DTYPE = torch.bfloat16
 def write(folder: Path) -> int:
     """Writes all files and their index; the bytes of all tensors."""
     placement = Placement(torch.device("meta"), DTYPE)
-    CausalLM(read_model_config(folder).decoder, placement, max_model_len=16)
+    CausalLM(read_model_config(read_checkpoint(folder)).decoder, placement, max_model_len=16)
     files: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0
     for name, shape in {shard.name: shard.shape for shard in placement.wanted}.items():

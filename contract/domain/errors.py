@@ -111,6 +111,11 @@ def invalid(message: str, param: str | None = None) -> PenstockError:
     return PenstockError(ErrorCode.INVALID_ARGUMENT, message, param=param)
 
 
+def broken(message: str) -> PenstockError:
+    """An INTERNAL error: the operator must mend what is installed, which cannot be used as it is."""
+    return PenstockError(ErrorCode.INTERNAL, message)
+
+
 def context_exceeded(context_length: int, why: str, param: str) -> PenstockError:
     """A CONTEXT_LENGTH_EXCEEDED error, in the words by which clients of OpenAI's API tell it from others."""
     message = f"This model's maximum context length is {context_length} tokens; {why}"

@@ -26,7 +26,7 @@ from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.probe import ask, find_address, read_info
 from servicekit.settings import ServiceSettings, load
 from servicekit.tls import open_identity
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.settings import TokenizerSettings
 
 OLDEST_SERVER = (7, 0)  # the first with functions

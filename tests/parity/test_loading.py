@@ -1,6 +1,5 @@
 """Making a runner from a checkpoint directory: what comes out, and what is refused by name."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def test_limits_say_what_was_loaded(checkpoint: Path) -> None:
     loaded = load(checkpoint, max_num_seqs=4)
     limits = loaded.runner.limits
     assert limits.num_blocks == 4 * MAX_POSITIONS // 16
-    assert (limits.max_model_len, limits.vocab_size, limits.eos_token_ids) == (MAX_POSITIONS, VOCAB_SIZE, (2,))
+    assert (limits.max_model_len, limits.vocab_size) == (MAX_POSITIONS, VOCAB_SIZE)
     assert loaded.profile.block_bytes == BLOCK_BYTES
     assert loaded.profile.kv_cache_bytes == limits.num_blocks * BLOCK_BYTES
     parameters = sum(size["numel"] for size in _tensors(checkpoint))
@@ -53,13 +52,6 @@ def test_the_context_is_cut_to_the_memory_unless_it_was_asked_for(checkpoint: Pa
     assert (limits.num_blocks, limits.max_model_len) == (3, 48)
     with pytest.raises(PenstockError, match="max_model_len 100 tokens needs"):
         load(checkpoint, kv_cache_memory_bytes=3 * BLOCK_BYTES, max_model_len=100)
-
-
-def test_generation_config_has_the_last_word_on_eos(checkpoint: Path, tmp_path: Path) -> None:
-    for file in checkpoint.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
-    assert load(tmp_path).runner.limits.eos_token_ids == (2, 9)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus
 from servicekit.lifecycle import Stop
 from servicekit.rpc import RpcServer, RpcService
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.service import TokenizerService
 from tokenizer_svc.settings import TokenizerSettings
 from worker_svc.loading import LoadedWorker, load_worker

@@ -12,7 +12,7 @@ from in_memory import Pipeline
 from contract.domain.errors import PenstockError
 from contract.domain.params import SamplingParams
 from servicekit.lifecycle import Stop
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.service import TokenizerService
 from tokenizer_svc.settings import TokenizerSettings
 

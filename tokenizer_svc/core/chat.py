@@ -13,9 +13,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from contract.domain.errors import PenstockError, invalid
+from contract.domain.errors import PenstockError, broken, invalid
 from contract.domain.request import Message
-from tokenizer_svc.core.checkpoint import broken
 from tokenizer_svc.core.content_format import walks_parts
 from tokenizer_svc.core.conversation import (
     REASONING_KEYS,

@@ -1,17 +1,10 @@
 """The parameters of a generation_config.json, for requests that leave them open."""
 
-from pathlib import Path
 from typing import Any, Final
 
-from contract.domain.errors import PenstockError
+from contract.domain.errors import PenstockError, broken
 from contract.domain.generation_defaults import GenerationDefaults
-from tokenizer_svc.core.checkpoint import broken, read_json
 
-GENERATION_CONFIG: Final = "generation_config.json"
-MODEL: Final = "model"  # whose own file counts
-OPENAI: Final = "openai"  # no file counts
-_ALIASES = {"auto": MODEL, "vllm": OPENAI}  # vLLM's names of the same
-MODELS_OWN: Final = (MODEL, "auto")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # What else transformers generates by, and the values that ask for nothing. `do_sample` is not among it: whether a
 # token is drawn is said by the temperature alone, as in OpenAI's API and in vLLM. Base models whose file says false
@@ -24,29 +17,6 @@ _NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
     **dict.fromkeys(("min_new_tokens", "stop_strings", "guidance_scale"), (0, 1, [])),
 }
-
-
-def read_generation_config(path: Path, choice: str) -> dict[str, Any]:
-    """The file that counts for a model; empty: none.
-
-    Args:
-        path: directory of the model.
-        choice: `model`, `openai`, or a directory that has such a file.
-
-    Raises:
-        PenstockError: INTERNAL (operator): there is no such directory or file, or it cannot be read.
-    """
-    choice = _ALIASES.get(choice, choice)
-    if choice == OPENAI:
-        return {}
-    if choice == MODEL:
-        return read_json(path / GENERATION_CONFIG)
-    file = Path(choice).expanduser() / GENERATION_CONFIG
-    if not file.is_file():
-        raise broken(
-            f"--generation-config is {MODEL}, {OPENAI} or a directory with a {GENERATION_CONFIG}, and {file} is no file"
-        )
-    return read_json(file)
 
 
 def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDefaults:
@@ -92,6 +62,6 @@ def _count(top_k: Any) -> Any:
 
 def _wrong(why: str) -> PenstockError:
     return broken(
-        f"the {GENERATION_CONFIG} that counts cannot be used: {why}; mend it, or set --generation-config to {OPENAI} "
+        f"the generation_config.json that counts cannot be used: {why}; mend it, or set --generation-config to openai "
         "or to a directory with another"
     )

@@ -18,21 +18,12 @@ class ModelConfig:
     architecture: str
     decoder: DecoderSpec
     quantization: QuantizationSpec | None
-    max_position_embeddings: int
     dtype: str | None  # as stored: "float32", "bfloat16", "float16"; None: not told
-    eos_token_ids: tuple[int, ...]
 
     @property
     def attention(self) -> AttentionSpec:
         """Of the first layer; heads and rotation are the same in all."""
         return self.decoder.attentions[0]
-
-    @property
-    def longest_context(self) -> int:
-        """Tokens that it can be asked for: a linear rope stretches the positions, those of llama3 are stretched."""
-        rope = self.attention.rope
-        stretched = self.max_position_embeddings * rope.factor
-        return int(stretched) if rope.rope_type == "linear" else self.max_position_embeddings
 
 
 def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
@@ -48,9 +39,7 @@ def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
         architecture=architecture,
         decoder=FAMILIES[architecture](reader),
         quantization=_quantization(reader),
-        max_position_embeddings=reader.count("max_position_embeddings"),
         dtype=reader.get("dtype") or reader.get("torch_dtype"),
-        eos_token_ids=reader.token_ids("eos_token_id"),
     )
     reader.refuse_unread()
     if len({(each.num_heads, each.num_kv_heads, each.head_dim, each.rope) for each in config.decoder.attentions}) > 1:

@@ -17,7 +17,7 @@ class Limits:
     max_model_len: int  # tokens of a sequence, prompt and output
     max_num_batched_tokens: int  # tokens that one step may compute
     vocab_size: int
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()  # of a simulated model: which one ends with
 
 
 class DeviceError(PenstockError):

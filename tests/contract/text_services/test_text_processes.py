@@ -15,10 +15,9 @@ import pytest
 from grpc import aio
 from text_pipeline import SCHEDULER, Pool, eventually, text_of
 
-from contract.domain.errors import ErrorCode, Fault, PenstockError
+from contract.domain.errors import ErrorCode
 from contract.domain.request import Prompt
 from contract.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from detokenizer_svc.tokenizer_file import load_tokenizer
 from servicekit.bus import open_bus
 from servicekit.bus.calls import Claim, RequestState
 from servicekit.lifecycle import EXIT_CANNOT_START
@@ -68,20 +67,6 @@ def test_metrics_can_be_scraped(pool: Pool) -> None:
         names = {metric.name for metric in make_registry(service.collectors()).collect()}
         assert {"penstock_hop_wait_seconds", "penstock_hop_work_seconds", "penstock_dead_letters"} <= names
     assert {"penstock_detokenized_tokens", "penstock_live_requests", "penstock_rejected_rows"} <= names
-
-
-@pytest.mark.parametrize("model", ["/no/such/model", "./neither"])
-def test_a_missing_tokenizer_is_the_operators_to_mend(model: str) -> None:
-    with pytest.raises(PenstockError, match=r"tokenizer\.json") as caught:
-        load_tokenizer(model)
-    assert caught.value.fault is Fault.OPERATOR
-
-
-def test_a_broken_tokenizer_is_the_operators_to_mend(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(PenstockError, match="cannot be read") as caught:
-        load_tokenizer(str(tmp_path))
-    assert caught.value.fault is Fault.OPERATOR
 
 
 @contextmanager

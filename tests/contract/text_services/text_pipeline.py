@@ -41,7 +41,7 @@ from servicekit.bus.calls import (
     Tokenized,
 )
 from servicekit.lifecycle import Service, Stop
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.service import TokenizerService
 from tokenizer_svc.settings import TokenizerSettings
 

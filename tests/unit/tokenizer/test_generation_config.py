@@ -11,7 +11,8 @@ from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefau
 from contract.domain.params import SamplingParams
 from contract.domain.request import Header, Prompt, Request
 from tokenizer_svc.core.tokenize import PromptTokenizer
-from tokenizer_svc.core.vocabulary import Vocabulary, load_vocabulary
+from tokenizer_svc.core.vocabulary import Vocabulary
+from tokenizer_svc.loading import load_vocabulary
 
 HEADER = Header(b"r" * 16, "", 0, 0, 0, "", 1)
 STATED = {

@@ -14,7 +14,7 @@ from contract.domain.request import Message, Prompt
 from penstock.launcher.layout import BUNDLED_MODEL
 from tokenizer_svc.core.longest_token import max_token_bytes
 from tokenizer_svc.core.tokenize import PromptTokenizer
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 
 BUNDLED = json.loads((BUNDLED_MODEL / "tokenizer.json").read_text("utf-8"))
 ADDED = {"content": "<x>", "lstrip": False, "rstrip": False}

@@ -10,7 +10,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
 from contract.domain.request import Header, Message, Prompt, Request
 from tokenizer_svc.core.tokenize import PromptTokenizer
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 
 CONTEXT = 64
 TOO_LONG = "This model's maximum context length is"  # what clients look for

@@ -7,8 +7,7 @@ from checkpoint_files import CHATML, write_checkpoint
 
 from contract.domain.errors import Fault, PenstockError
 from contract.domain.request import Message
-from tokenizer_svc.core.checkpoint import find_checkpoint
-from tokenizer_svc.core.vocabulary import load_vocabulary
+from tokenizer_svc.loading import load_vocabulary
 
 _HELLO = (Message("user", "Hello"),)
 
@@ -60,7 +59,6 @@ def test_without_a_vocabulary_size_the_tokenizers_counts(tmp_path: Path) -> None
         ({"config": "[]"}, None, ["config.json", "object"]),
         ({"config": None}, None, ["no config.json", "give the directory", "max_model_len"]),
         ({"config": {"vocab_size": 310}}, None, ["max_position_embeddings", "max_model_len"]),
-        ({}, 65, ["65", "64"]),
         ({"tokenizer_config": {"chat_template": "{% for %}"}}, None, ["chat template", "Jinja"]),
     ],
 )
@@ -72,13 +70,6 @@ def test_a_broken_checkpoint_is_the_operators_to_mend(
     assert caught.value.fault is Fault.OPERATOR
     for word in words:
         assert word in caught.value.message
-
-
-@pytest.mark.parametrize("model", ["/no/such/directory", "./not-here", "a/b/c"])
-def test_a_directory_that_is_not_there_is_not_looked_for_elsewhere(model: str) -> None:
-    with pytest.raises(PenstockError, match="does not exist") as caught:
-        load_vocabulary(model)
-    assert caught.value.fault is Fault.OPERATOR
 
 
 def test_template_files_win_over_the_configuration_and_that_over_a_processors(tmp_path: Path) -> None:
@@ -148,27 +139,3 @@ def test_truncation_and_padding_left_in_the_file_are_switched_off(tmp_path: Path
     made.enable_padding(length=50)
     vocabulary = load_vocabulary(str(write_checkpoint(tmp_path, tokenizer=made.to_str())))
     assert 2 < len(vocabulary.tokenizer.encode("the miller's cat").ids) < 50
-
-
-def test_of_a_hub_id_the_text_files_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str | None]] = []
-
-    def download(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((model, revision))
-        assert "tokenizer.json" in allow_patterns
-        assert not any("safetensors" in pattern for pattern in allow_patterns)
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert find_checkpoint("someone/model", "v2") == tmp_path
-    assert asked == [("someone/model", "v2")]
-
-
-def test_a_hub_that_gives_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(*_: object, **__: object) -> str:
-        raise OSError("no network")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(PenstockError, match=r"someone/model .*no network") as caught:
-        find_checkpoint("someone/model")
-    assert caught.value.fault is Fault.OPERATOR

@@ -43,7 +43,6 @@ def test_defaults_are_those_of_the_family() -> None:
     assert parse(architectures=["Qwen3ForCausalLM"]).attention.head_dim == 128
     assert parse(num_key_value_heads=None).attention.num_kv_heads == 4
     assert parse().attention.rope == RopeSpec()
-    assert parse().eos_token_ids == ()
 
 
 def test_rope_is_read_from_both_places_it_was_ever_written_to() -> None:
@@ -66,17 +65,6 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
     assert parse(**{**fields, "rope_scaling": {}}).attention.rope == RopeSpec(5e5)
     with pytest.raises(PenstockError, match="rope_scaling must be an object"):
         parse(**{**fields, "rope_scaling": "linear"})
-
-
-def test_only_a_linear_rope_stretches_the_context_beyond_the_positions() -> None:
-    assert parse().longest_context == 512
-    assert parse(rope_scaling={"type": "linear", "factor": 2.5}).longest_context == 1280
-    assert parse(rope_scaling=LLAMA3).longest_context == 512
-
-
-def test_eos_may_be_one_id_or_several() -> None:
-    assert parse(eos_token_id=7).eos_token_ids == (7,)
-    assert parse(eos_token_id=[7, 9]).eos_token_ids == (7, 9)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +104,6 @@ def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"eos_token_id": "</s>"}, "eos_token_id"),
     ],
 )
 def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, Any], field: str) -> None:

@@ -14,14 +14,15 @@ from tiny_models import FIELDS, save_model
 from contract.domain.errors import ErrorCode
 from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
+from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import factory
-from worker_svc.checkpoint import read_model_config
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.kernels.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget
 from worker_svc.factory import _products, load_runner
+from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -29,10 +30,11 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
     code = (
         "import sys, torch\n"
         "from penstock.launcher.layout import BUNDLED_MODEL\n"
-        "from worker_svc.checkpoint import read_model_config\n"
+        "from servicekit.checkpoint.model import read_checkpoint\n"
         "from worker_svc.core.layers.placement import Placement\n"
         "from worker_svc.factory import _weights_bytes\n"
-        "config = read_model_config(BUNDLED_MODEL)\n"
+        "from worker_svc.model_config import read_model_config\n"
+        "config = read_model_config(read_checkpoint(BUNDLED_MODEL))\n"
         "assert _weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.decoder.vocab_size\n"
         "assert not {'sympy', 'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
     )
@@ -40,7 +42,7 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
 
 
 def test_products_are_those_of_the_layers() -> None:
-    config = read_model_config(BUNDLED_MODEL)
+    config = read_model_config(read_checkpoint(BUNDLED_MODEL))
     placement = Placement(torch.device("meta"), torch.bfloat16)
     heads = config.attention
     shape = KVCacheShape(len(config.decoder.layers), heads.num_kv_heads, heads.head_dim, 16, torch.bfloat16)

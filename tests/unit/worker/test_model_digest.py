@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from contract.domain.errors import PenstockError
+from servicekit.checkpoint.model import Checkpoint, read_checkpoint
 from worker_svc.model_digest import model_digest
 
 
-def write(directory: Path, *, change: tuple[int, int] | None = None, shards: int = 1, **config: object) -> Path:
+def write(directory: Path, *, change: tuple[int, int] | None = None, shards: int = 1, **config: object) -> Checkpoint:
     """Two tensors of known values; `change` is a (row, column) of the large one that has another."""
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"hidden_size": 8, **config}))
@@ -26,7 +27,7 @@ def write(directory: Path, *, change: tuple[int, int] | None = None, shards: int
             save_file({name: tensor}, directory / f"{name}.safetensors")
         index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    return directory
+    return read_checkpoint(directory)
 
 
 def test_the_same_model_has_one_digest_however_it_is_stored(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_models_that_differ_have_different_digests(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    directory = write(tmp_path / "a")
-    (directory / "model.safetensors").unlink()
+    checkpoint = write(tmp_path / "a")
+    (checkpoint.directory / "model.safetensors").unlink()
     with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
-        model_digest(directory, "float32")
+        model_digest(checkpoint, "float32")

@@ -346,7 +346,7 @@ def test_a_worker_that_drains_for_long_keeps_its_session(bus: MemoryBus) -> None
 
 def test_what_cannot_be_loaded_is_raised_before_it_was_ready(bus: MemoryBus) -> None:
     service = WorkerService(settings(runner="model", model="/nowhere"), bus)
-    with pytest.raises(PenstockError, match="/nowhere is not a checkpoint directory"):
+    with pytest.raises(PenstockError, match="the model directory /nowhere does not exist"):
         service.run(Stop())
     with pytest.raises(PenstockError, match="still being loaded"):
         service.memory_profile()

@@ -16,13 +16,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from contract.domain.errors import ErrorCode, PenstockError
+from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import lanes, weights
-from worker_svc.checkpoint import read_model_config, resolve_checkpoint
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import StoredRows
+from worker_svc.model_config import read_model_config
 from worker_svc.stored import read_header
 from worker_svc.weights import load_weights
 
@@ -233,9 +234,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
         load_weights(tmp_path, layers()[0].wanted)
     with pytest.raises(PenstockError, match=r"config\.json is missing.*give the directory"):
-        read_model_config(tmp_path)
+        read_model_config(read_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(PenstockError, match=r"config\.json cannot be read"):
-        read_model_config(tmp_path)
-    with pytest.raises(PenstockError, match="nowhere is not a checkpoint directory"):
-        resolve_checkpoint(str(tmp_path / "nowhere"))
+        read_model_config(read_checkpoint(tmp_path))

@@ -147,5 +147,5 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(tmp_path: Path, sch
 def test_a_checkpoint_that_is_not_there_is_one_sentence_and_status_two(url: str) -> None:
     status, log = ended(start(url, "none", "--model", "/nowhere/at/all"))
     assert status == 2
-    assert "/nowhere/at/all is not a checkpoint directory" in log
+    assert "the model directory /nowhere/at/all does not exist" in log
     assert "Traceback" not in log

@@ -70,18 +70,6 @@ class ConfigFields:
         if value not in (None, only):
             raise unimplemented(f"{what} ({field}) {value!r}")
 
-    def token_ids(self, field: str) -> tuple[int, ...]:
-        """One token id or a list of them.
-
-        Raises:
-            PenstockError: INTERNAL (the operator's fault): it is neither.
-        """
-        value = self.get(field)
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in values):
-            raise self.wrong(field, f"must be a token id or a list of them, got {value!r}")
-        return tuple(values)
-
     def window(self, layer: int, *, is_used: bool = True) -> int | None:
         """The tokens that a layer's queries see: `sliding_window` where it is used and `layer_types` does not say that
         the layer attends to all.

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-# Whatever they say: where the checkpoint comes from, training, special tokens, how transformers is to run it.
+# Whatever they say: where the checkpoint comes from, training, special tokens, the context's length, how transformers
+# is to run it.
 _NEUTRAL = frozenset(
     [
         "_attn_implementation",
@@ -25,6 +26,7 @@ _NEUTRAL = frozenset(
         "embd_pdrop",
         "embedding_dropout",
         "eos_token",
+        "eos_token_id",
         "forced_bos_token_id",
         "forced_eos_token_id",
         "hidden_dropout",
@@ -35,6 +37,7 @@ _NEUTRAL = frozenset(
         "label2id",
         "license",
         "max_length",
+        "max_position_embeddings",
         "min_length",
         "model_type",
         "name_or_path",
