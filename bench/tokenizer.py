@@ -53,15 +53,15 @@ def main() -> None:
     tokenizer = prompts.vocabulary.tokenizer
     wanted = texts(options.texts, options.chars)
     header = common_pb2.Header(request_id=b"r" * 16).SerializeToString()
-    bodies = [requests_pb2.GenerateRequest(text=text).SerializeToString() for text in wanted]
+    parts = [requests_pb2.GenerateRequest(text=text).SerializeToString() for text in wanted]
 
     def reference() -> int:
         return sum(len(tokenizer.encode_batch_fast([text])[0].ids) for text in wanted)
 
     def hop() -> int:
         num_tokens = 0
-        for body in bodies:
-            request = wire.decode_request(wire.decode_header(header), wire.decode_body(body))
+        for part in parts:
+            request = wire.decode_request(wire.decode_header(header), wire.decode_body(b"", part))
             prompt = prompts.tokenize(request)
             wire.encode_tokenized(prompt)
             num_tokens += len(prompt.token_ids)

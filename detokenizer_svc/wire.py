@@ -49,7 +49,7 @@ def decode_opening(fields: Mapping[bytes, bytes], opened_ns: int = 0) -> OpenReq
     return OpenRequest(
         header=header,
         n=n,
-        num_prompt_tokens=len(meta.token_ids) // 4,
+        num_prompt_tokens=meta.num_tokens,
         text=decode_text_options(body.text_options),
         min_tokens=body.stopping.min_tokens,
         stop_token_ids=tuple(stop_token_ids),

@@ -115,19 +115,21 @@ class RequestOutbox:
         return [self._submission(request, form) for request in requests]
 
     def _submission(self, request: Request, form: ReplyForm) -> Submit:
-        header, body, token_ids = request.header, wire.encode_request(request), request.prompt.token_ids
+        header, token_ids = request.header, request.prompt.token_ids
+        body, prompt = wire.encode_request(request), wire.encode_prompt(request.prompt)
         bounds = self._bounds if header.tenant else self._bounds_of_nobody
         return Submit(
             header.request_id,
             header.tenant,
             wire.encode_header(header),
             body,
-            _digest(form, body),
+            _digest(form, body + prompt),
             self._link.sid,
             time.time_ns(),
-            num_tokens=len(body) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
+            num_tokens=len(prompt) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
             deadline_ns=header.deadline_ns,
             bounds=bounds,
+            prompt=prompt,
             reply=wire.encode_reply_form(form if header.request_id == form.request_ids[0] else form.of_another),
         )
 
@@ -311,11 +313,12 @@ def _submitted(served: Served, stored: StoredRequest) -> Submit:
         stored.tenant,
         stored.header,
         stored.body,
-        _digest(form, stored.body),
+        _digest(form, stored.body + stored.prompt),
         served.route,
         0,
         deadline_ns=form.deadline_ns,
         reply=wire.encode_reply_form(form),
+        prompt=stored.prompt,
         metered=Metered(form.api_key, served.request_id) if form.api_key else None,
     )
 

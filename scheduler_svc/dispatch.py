@@ -318,7 +318,7 @@ class Dispatcher:
         request_id = stored.request_id
         self._shards.open(request_id, stored.shard or 0)
         try:
-            request = decode_request(request_id, stored.header, stored.body, stored.meta)
+            request = decode_request(request_id, stored.header, stored.body, stored.meta, stored.token_ids)
             witness, told = decode_witness(stored.witness, request.n)
         except PoisonMessageError as error:
             self._bury("requests", {keys.REQUEST: request_id}, str(error))

@@ -27,8 +27,8 @@ from servicekit.bus.calls import Loaded, StoredRequest, WorkerEntry
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -> QueuedRequest:
-    """A request from its Header, GenerateRequest and TokenizedPrompt.
+def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, token_ids: bytes) -> QueuedRequest:
+    """A request from its Header, GenerateRequest, TokenizedPrompt and token ids.
 
     Raises:
         PoisonMessageError: one of them cannot be read.
@@ -37,12 +37,15 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes) -
         head = common_pb2.Header.FromString(header)
         generate = requests_pb2.GenerateRequest.FromString(body)
         prompt = requests_pb2.TokenizedPrompt.FromString(meta)
+        prompt_token_ids = _u32(token_ids)
+        if len(prompt_token_ids) != prompt.num_tokens:
+            raise ValueError(f"{len(prompt_token_ids)} token ids of {prompt.num_tokens}")  # noqa: TRY301
         stopping = decode_stopping(generate.stopping)
         if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
             stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
         return QueuedRequest(
             request_id=request_id,
-            prompt_token_ids=_u32(prompt.token_ids),
+            prompt_token_ids=prompt_token_ids,
             n=_checked_samples(generate.n),
             sampling=decode_sampling(generate.sampling),
             stopping=stopping,

@@ -69,6 +69,7 @@ class _Job:
     request_id: bytes
     header: bytes
     body: bytes
+    prompt: bytes
     sent_ns: int
     received_ns: int
 
@@ -305,8 +306,8 @@ class TokenizerService:
             if len(fields.get(k.REQUEST, b"")) != 16:
                 self._bury(fields, "a hint without a request id")
                 self._unsent.append(self._acknowledge(entry.entry_id))
-            elif k.HEADER in fields and k.BODY in fields:
-                request = fields[k.REQUEST], fields[k.HEADER], fields[k.BODY]
+            elif fields.keys() >= {k.HEADER, k.BODY, k.PROMPT}:
+                request = fields[k.REQUEST], fields[k.HEADER], fields[k.BODY], fields[k.PROMPT]
                 jobs.append(_Job(entry.entry_id, *request, sent_ns, received_ns))
             else:
                 bare.append(entry)
@@ -315,7 +316,7 @@ class TokenizerService:
             if stored is None or stored.state is not RequestState.PROMPT:
                 self._unsent.append(self._acknowledge(entry.entry_id))
             else:
-                request = stored.request_id, stored.header, stored.body
+                request = stored.request_id, stored.header, stored.body, stored.prompt
                 jobs.append(_Job(entry.entry_id, *request, _decimal(entry.fields.get(k.SENT_NS)), received_ns))
         return jobs
 
@@ -324,9 +325,9 @@ class TokenizerService:
         for number, job in enumerate(jobs, 1):
             try:
                 header = wire.decode_header(job.header)
-                message = wire.decode_body(job.body)
+                message = wire.decode_body(job.body, job.prompt)
             except PoisonMessageError as error:
-                fields = {k.REQUEST: job.request_id, k.HEADER: job.header, k.BODY: job.body}
+                fields = {k.REQUEST: job.request_id, k.HEADER: job.header, k.BODY: job.body, k.PROMPT: job.prompt}
                 self._bury(fields, str(error))
                 self._finish(job, _Outcome(self._reject(sid, job, 1, wire.unreadable(str(error))), 0, 0.0))
                 continue
@@ -386,7 +387,9 @@ class TokenizerService:
             prompt = self._prompts.tokenize(wire.decode_request(header, message))
             now_ns, num_tokens = time.time_ns(), len(prompt.token_ids)
             meta = wire.encode_tokenized(prompt, tokenizing_ns=job.received_ns, tokenized_ns=now_ns)
-            call: Call[Any] = Tokenized(job.request_id, job.entry_id, meta, now_ns, num_tokens)
+            call: Call[Any] = Tokenized(
+                job.request_id, job.entry_id, meta, now_ns, num_tokens, wire.pack(prompt.token_ids)
+            )
         except PenstockError as error:
             call = self._reject(sid, job, wire.num_samples(message), error)
         except BaseException as error:

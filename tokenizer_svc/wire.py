@@ -37,16 +37,18 @@ def decode_header(payload: bytes) -> Header:
     return requests.decode_header(message)
 
 
-def decode_body(payload: bytes) -> requests_pb2.GenerateRequest:
-    """A penstock.v1.GenerateRequest.
+def decode_body(payload: bytes, prompt: bytes) -> requests_pb2.GenerateRequest:
+    """A penstock.v1.GenerateRequest, from one without its prompt and one that has the prompt alone.
 
     Raises:
-        PoisonMessageError: it is none.
+        PoisonMessageError: one of them cannot be read.
     """
     try:
-        return requests_pb2.GenerateRequest.FromString(payload)
+        message = requests_pb2.GenerateRequest.FromString(payload)
+        message.MergeFromString(prompt)
     except DecodeError as error:
         raise PoisonMessageError(f"the request's body is not a GenerateRequest: {error}") from error
+    return message
 
 
 def num_chars(message: requests_pb2.GenerateRequest) -> int:
@@ -115,7 +117,7 @@ def _packed_once(token_ids: tuple[int, ...]) -> bytes:
 def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokenized_ns: int = 0) -> bytes:
     """A penstock.v1.TokenizedPrompt, with the Unix times at which the prompt had been read and tokenized."""
     return requests_pb2.TokenizedPrompt(
-        token_ids=pack(prompt.token_ids),
+        num_tokens=len(prompt.token_ids),
         eos_token_ids=_packed_once(prompt.eos_token_ids),
         max_tokens=prompt.stopping.max_tokens or 0,
         tokenizing_unix_ns=tokenizing_ns,

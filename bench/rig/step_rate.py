@@ -15,11 +15,11 @@ from bench.rig.services import READY_TIMEOUT_S, Services
 from bench.rig.streams import completion_prompt
 from contract.domain.params import SamplingParams
 from contract.domain.request import Header, Prompt, Request
-from gateway_svc.wire import encode_header, encode_request
+from gateway_svc.wire import encode_header, encode_prompt, encode_request
 from servicekit.bus.calls import Call, Hello, Length, ListWorkers, SessionKind, Submit, Tokenized
 from servicekit.bus.interface import Connection
 from tokenizer_svc.core.tokenize import TokenizedPrompt
-from tokenizer_svc.wire import encode_tokenized
+from tokenizer_svc.wire import encode_tokenized, pack
 
 SERVICES = ("detokenizer", "worker", "scheduler", "tokenizer", "gateway")
 _SHARD = 0
@@ -106,11 +106,12 @@ def _arrival(number: int, num_steps: int) -> list[Call[Any]]:
     prompt = completion_prompt(number)
     params = SamplingParams(temperature=0, max_tokens=num_steps, ignore_eos=True)
     header = Header(request_id, "", 0, time.time_ns(), 0, "", number)
-    body = encode_request(Request(header, "", Prompt(token_ids=tuple(prompt)), params))
+    request = Request(header, "", Prompt(token_ids=tuple(prompt)), params)
+    body, part = encode_request(request), encode_prompt(request.prompt)
     tokenized = TokenizedPrompt(np.array(prompt, np.uint32), (), params.stopping)
     meta = encode_tokenized(tokenized)
     route = bytes(16)
     return [
-        Submit(request_id, "", encode_header(header), body, b"", route, header.arrival_ns),
-        Tokenized(request_id, b"0-0", meta, header.arrival_ns),
+        Submit(request_id, "", encode_header(header), body, b"", route, header.arrival_ns, prompt=part),
+        Tokenized(request_id, b"0-0", meta, header.arrival_ns, len(prompt), pack(tokenized.token_ids)),
     ]

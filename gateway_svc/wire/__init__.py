@@ -10,7 +10,7 @@ from gateway_svc.wire.operations import (
     told_defaults,
 )
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
-from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_request
+from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "deltas",
     "encode_header",
     "encode_offsets",
+    "encode_prompt",
     "encode_reply_form",
     "encode_request",
     "error_code",

@@ -8,7 +8,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from contract.domain.params import SamplingParams
-from contract.domain.request import Header, Request
+from contract.domain.request import Header, Prompt, Request
 from contract.v1 import requests_pb2
 from contract.wire import requests
 from contract.wire.generation_defaults import clear_unsaid
@@ -32,13 +32,13 @@ def _encode_params(params: SamplingParams, unsaid: frozenset[str]) -> bytes:
 def count_prompt_tokens(meta: bytes) -> int:
     """Tokens of a prompt, from its penstock.v1.TokenizedPrompt; 0: it has none yet, or it cannot be read."""
     try:
-        return len(requests_pb2.TokenizedPrompt.FromString(meta).token_ids) // 4
+        return requests_pb2.TokenizedPrompt.FromString(meta).num_tokens
     except DecodeError:  # the scheduler says so
         return 0
 
 
 def encode_request(request: Request) -> bytes:
-    """A penstock.v1.GenerateRequest, with all that defaults have filled in."""
+    """A penstock.v1.GenerateRequest without its prompt, with all that defaults have filled in."""
     # Messages one after the other are one message with the fields of both.
     return _encode_params(request.params, request.unsaid) + _encode_rest(request)
 
@@ -49,18 +49,25 @@ def asked_digest(several: Sequence[Request]) -> bytes:
     clear_unsaid(params, several[0].unsaid)
     digest = hashlib.blake2b(params.SerializeToString(deterministic=True), digest_size=16)
     for request in several:
-        rest = _encode_rest(request)
+        rest = _encode_rest(request) + encode_prompt(request.prompt)
         digest.update(b"%d:" % len(rest) + rest)
     return digest.digest()
 
 
 def _encode_rest(request: Request) -> bytes:
-    """All but the parameters."""
+    """All but the parameters and the prompt; but of a chat that it is one."""
     header = request.header
     message = requests_pb2.GenerateRequest(
         model=request.model, priority=header.priority, seed=header.seed, cache_salt=request.cache_salt
     )
-    prompt = request.prompt
+    if request.prompt.messages is not None:
+        message.messages.SetInParent()
+    return message.SerializeToString()
+
+
+def encode_prompt(prompt: Prompt) -> bytes:
+    """A penstock.v1.GenerateRequest that has the prompt alone."""
+    message = requests_pb2.GenerateRequest()
     if prompt.text is not None:
         message.text = prompt.text
     elif prompt.token_ids is not None:

@@ -1,6 +1,7 @@
 """Calls on the wire: the command that each is sent as, and its answer made from the reply (RESP2)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import hiredis
@@ -37,7 +38,7 @@ def _ids(reply: Reply) -> list[bytes] | None:
 
 
 def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, *told = reply
+    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, *told = reply[:14]
     witness, model_digest = told
     return c.StoredRequest(
         request_id,
@@ -55,6 +56,10 @@ def _stored(reply: Reply) -> c.StoredRequest:
         tuple(witness),
         model_digest or b"",
     )
+
+
+def _with_tokens(reply: Reply) -> c.StoredRequest:
+    return replace(_stored(reply), token_ids=reply[14] or b"")
 
 
 def _submitted(reply: Reply) -> c.SubmitOutcome | c.Overload | c.OverLimit:
@@ -75,13 +80,13 @@ def _all_stored(reply: Reply) -> list[c.StoredRequest]:
 
 
 def _optional_stored(reply: Reply) -> c.StoredRequest | None:
-    return _stored(reply) if reply else None
+    return replace(_stored(reply), prompt=reply[14] or b"") if reply else None
 
 
 def _claimed(reply: Reply) -> c.Claimed | c.Settling | None:
     if reply == _NOT_YET:
         return c.NOT_YET
-    return None if reply is None else c.Claimed(map(_stored, reply[0]), *reply[1:])
+    return None if reply is None else c.Claimed(map(_with_tokens, reply[0]), *reply[1:])
 
 
 def _taken(reply: Reply) -> list[bytes] | c.Settling | None:
@@ -95,7 +100,7 @@ def _loaded(reply: Reply) -> c.Loaded | c.Settling | None:
         return None
     requests, logs, checkpoints = reply
     return c.Loaded(
-        [_stored(request) for request in requests],
+        [_with_tokens(request) for request in requests],
         {int(shard): _entries(log) for shard, log in logs},
         dict(checkpoints),
     )
@@ -298,7 +303,12 @@ class Commands:
         add = self._add_function
         add(c.Submit, "submit", _submit, _submitted)
         add(c.Fetch, "fetch", lambda q: (q.request_id,), _optional_stored)
-        add(c.Tokenized, "tokenized", lambda q: (q.request_id, q.entry_id, q.meta, q.sent_ns, q.num_tokens), bool)
+        add(
+            c.Tokenized,
+            "tokenized",
+            lambda q: (q.request_id, q.entry_id, q.meta, q.sent_ns, q.num_tokens, q.token_ids),
+            bool,
+        )
         add(c.Reject, "reject", lambda q: (q.request_id, q.entry_id, q.shard, q.row), bool)
         add(c.Overdue, "overdue", lambda q: (q.count,), _all_stored)
         add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), _waiting)
@@ -382,7 +392,8 @@ def _renew(call: c.Renew) -> Command:
 def _submit(call: c.Submit) -> Command:
     bounds = call.bounds
     return (
-        *(call.request_id, call.tenant, call.header, call.body, call.digest, call.route, call.sent_ns, call.reply),
+        *(call.request_id, call.tenant, call.header, call.body, call.prompt),
+        *(call.digest, call.route, call.sent_ns, call.reply),
         *(call.num_tokens, call.deadline_ns // 1_000_000),
         *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
         call.model_digest,

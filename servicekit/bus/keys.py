@@ -24,8 +24,11 @@ NO_REQUEST = b"no request id of 16 bytes"  # a WHY: what `claim` cannot use
 OFFSETS = b"off"  # penstock.v1.AttachOffsets
 # An entry of the log that opens a request for its shard (written by `claim` and `reject`): REQUEST, ROUTE and
 HEADER = b"h"  # penstock.v1.Header
-BODY = b"b"  # penstock.v1.GenerateRequest
+BODY = b"b"  # penstock.v1.GenerateRequest, without its prompt
 META = b"m"  # penstock.v1.TokenizedPrompt; empty if the request was rejected before it had tokens
+
+# Of a hint on `prompts`, beside HEADER and BODY.
+PROMPT = b"q"  # penstock.v1.GenerateRequest, its prompt alone
 
 # Fields of hashes that are also read without a function.
 STATUS = b"status"  # of a session: penstock.v1.ServiceStatus
@@ -105,7 +108,7 @@ class Keys:
 
     | stream           | entries                                 | written by               | read by     |
     |------------------|-----------------------------------------|--------------------------|-------------|
-    | prompts          | REQUEST SENT_NS HEADER BODY             | submit (gateway)         | tokenizers  |
+    | prompts          | REQUEST SENT_NS HEADER BODY PROMPT      | submit (gateway)         | tokenizers  |
     | requests         | REQUEST SENT_NS                         | tokenized (tokenizer)    | claim       |
     | cancels          | REQUEST SEQUENCE REASON SENT_NS         | cancel (any)             | schedulers  |
     | steps:{worker}   | PAYLOAD StepPlan                        | commit (scheduler)       | all ranks   |

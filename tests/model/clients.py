@@ -15,7 +15,7 @@ from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TextRow
 from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal
 from gateway_svc.wire import decode_finished
-from gateway_svc.wire.requests import encode_header, encode_request
+from gateway_svc.wire.requests import encode_header, encode_prompt, encode_request
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 from tokenizer_svc.wire import encode_tokenized
 
@@ -32,7 +32,9 @@ class Asked:
     request: Request
     header: bytes
     body: bytes
+    prompt: bytes
     meta: bytes
+    token_ids: bytes
 
     @property
     def request_id(self) -> bytes:
@@ -53,7 +55,8 @@ def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool) -> Ask
     header = Header(b"request        %d" % index, TENANT, 0, 0, 0, "", 0)
     request = Request(header, "model", Prompt(token_ids=(5, 6)), params)
     meta = encode_tokenized(TokenizedPrompt(_PROMPT, tuple(EOS_IDS), params.stopping))
-    return Asked(index, request, encode_header(header), encode_request(request), meta)
+    body, prompt = encode_request(request), encode_prompt(request.prompt)
+    return Asked(index, request, encode_header(header), body, prompt, meta, _PROMPT.astype("<u4").tobytes())
 
 
 class Phase(Enum):

@@ -161,7 +161,11 @@ class Gateway(Process):
 
     def submission(self, me: GatewayState, asked: Asked) -> Submit:
         metered = Metered(API_KEY, asked.request_id)
-        return Submit(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0, metered=metered)
+        return Submit(
+            *(asked.request_id, TENANT, asked.header, asked.body, b"digest", self.sid(me), 0),
+            prompt=asked.prompt,
+            metered=metered,
+        )
 
     def _attach(self, me: GatewayState, pool: int, clients: tuple[Client, ...], asked: Asked) -> Move:
         client = clients[asked.index]
@@ -239,7 +243,9 @@ class TokenizerProcess(Process):
 
     def __init__(self, name: str, pool: ExploredPool, asked: tuple[Asked, ...]) -> None:
         super().__init__(name, pool)
-        self.meta = {each.request_id: each.meta for each in asked}
+        self.tokenized = {
+            each.request_id: Tokenized(each.request_id, b"", each.meta, 0, token_ids=each.token_ids) for each in asked
+        }
 
     def born(self, number: int) -> TokenizerState:
         return TokenizerState(Hold(number))
@@ -247,7 +253,7 @@ class TokenizerProcess(Process):
     def work(self, me: TokenizerState, pool: int, clients: tuple[Client, ...]) -> Iterator[Move]:
         consumer, prompts = self.sid(me), self.pool.keys.prompts
         for entry_id, request_id in me.jobs:
-            call = Tokenized(request_id, entry_id, self.meta[request_id], 0)
+            call = replace(self.tokenized[request_id], entry_id=entry_id)
             done, changed = self.pool.call(pool, call)
             rest = tuple(job for job in me.jobs if job[0] != entry_id)
             yield Move(f"{self.name}: tokenized {done}", me._replace(jobs=rest), changed)

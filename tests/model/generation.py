@@ -112,7 +112,7 @@ class Continuations:
 
     def _request(self, request_id: bytes) -> QueuedRequest:
         asked = self._asked[request_id]
-        return decode_request(request_id, asked.header, asked.body, asked.meta)
+        return decode_request(request_id, asked.header, asked.body, asked.meta, asked.token_ids)
 
     def _core(self, request_id: bytes, samples: Samples) -> tuple[Scheduler, TokenRows]:
         request = replace(

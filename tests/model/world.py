@@ -129,7 +129,8 @@ class Penstock:
                 states[0], pool, clients = self._first_move(self.processes[0], states[0], pool, clients)
             for asked in self.asked:
                 hints, pool = self.pool.call(pool, ReadGroup(self.pool.keys.prompts, k.TOKENIZERS, b"t", 1))
-                _, pool = self.pool.call(pool, Tokenized(asked.request_id, hints[0].entry_id, asked.meta, 0))
+                tokenized = Tokenized(asked.request_id, hints[0].entry_id, asked.meta, 0, token_ids=asked.token_ids)
+                _, pool = self.pool.call(pool, tokenized)
         if self.space.is_warm:
             states, pool = self._warm(states, pool, clients)
         number = self._values.number

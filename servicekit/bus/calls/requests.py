@@ -25,7 +25,7 @@ class StoredRequest:
     tenant: str
     state: RequestState
     header: bytes
-    body: bytes
+    body: bytes  # penstock.v1.GenerateRequest without its prompt
     meta: bytes  # penstock.v1.TokenizedPrompt, empty before it was tokenized
     route: bytes
     shard: int | None
@@ -35,6 +35,8 @@ class StoredRequest:
     struck_at: int  # output tokens that it had at the last strike
     witness: tuple[bytes, ...] = ()  # as in `Submit`; (): none was needed
     model_digest: bytes = b""  # of the model that computed the witness
+    prompt: bytes = b""  # told by `Fetch` alone: penstock.v1.GenerateRequest, its prompt alone
+    token_ids: bytes = b""  # told by `Claim` and `Load` alone: of the prompt, u32 little-endian each
 
 
 class SubmitOutcome(IntEnum):
@@ -75,6 +77,7 @@ class Submit(Call[SubmitOutcome | Overload | OverLimit]):
     # `contract.domain.logprob_records` of these; (): a new request
     witness: tuple[bytes, ...] = ()
     model_digest: bytes = b""  # of the model that computed the witness; empty: nothing is known of it
+    prompt: bytes = b""  # the part of the body that its tokenizer alone reads
     metered: Metered | None = None  # what it counts for, of a key with limits; with a witness only as one that goes on
 
 
@@ -94,6 +97,7 @@ class Tokenized(Call[bool]):
     meta: bytes  # penstock.v1.TokenizedPrompt
     sent_ns: int
     num_tokens: int = 0  # of its prompt
+    token_ids: bytes = b""  # the same, u32 little-endian each: their scheduler alone reads them
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,14 @@ end
 -- Where fields are in what `stored` returns.
 local STATE, HEADER, BODY, META, ROUTE, SHARD, OWNER = 3, 4, 5, 6, 7, 8, 9
 
-local function stored(key, id)
+-- With the prompt or its token ids for those who read them: either may be large.
+local function stored(key, id, part)
   local request =
     redis.call('HMGET', key, 'tenant', 'state', 'header', 'body', 'meta', 'route', 'shard', 'owner', 'cancel', 'strikes',
       'struck_at', 'witness', 'model')
   table.insert(request, 1, id)
   request[13] = request[13] and cmsgpack.unpack(request[13]) or {}
+  request[15] = part and redis.call('HGET', key, part)
   return request
 end
 
@@ -58,10 +60,10 @@ local function open(prefix, id, shard, route, header, body, meta)
     '@HEADER@', header, '@BODY@', body, '@META@', meta or '')
 end
 
-local function hint_prompt(prefix, id, sent_ns, header, body)
+local function hint_prompt(prefix, id, sent_ns, header, body, prompt)
   -- With a copy of the request, which saves its tokenizer a round trip; the hint is deleted when it has its tokens.
   redis.call('XADD', prefix .. '@prompts@', '*', '@REQUEST@', id, '@SENT_NS@', sent_ns, '@HEADER@', header,
-    '@BODY@', body)
+    '@BODY@', body, '@PROMPT@', prompt)
 end
 
 local function hint_request(prefix, id, sent_ns)
@@ -88,7 +90,7 @@ local function keep_witness(key, witness, model)
 end
 
 local function confirm(prefix, key, id, route, sent_ns, witness, model)
-  local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed')
+  local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed', 'prompt')
   if request[1] == 'ENDED' then
     return
   end
@@ -98,7 +100,7 @@ local function confirm(prefix, key, id, route, sent_ns, witness, model)
     redis.call('HSET', key, 'route', route, 'routed', term)
   end
   if request[1] == 'PROMPT' then
-    hint_prompt(prefix, id, sent_ns, request[2], request[3])
+    hint_prompt(prefix, id, sent_ns, request[2], request[3], request[5])
   elseif request[1] == 'READY' then
     hint_request(prefix, id, sent_ns)
   end
@@ -106,9 +108,10 @@ end
 
 -- After the fixed arguments the witness, a string of tokens for each sequence; none: the request is new.
 local function submit(keys, args)
-  local prefix, id, tenant, header, body, digest, route, sent_ns, reply, tokens, due_ms = keys[1], unpack(args, 1, 10)
-  local bounds, model, metered = { unpack(args, 11, 14) }, args[15], read_metered(args[16])
-  local witness = { unpack(args, 17) }
+  local prefix, id, tenant, header, body, prompt = keys[1], unpack(args, 1, 5)
+  local digest, route, sent_ns, reply, tokens, due_ms = unpack(args, 6, 11)
+  local bounds, model, metered = { unpack(args, 12, 15) }, args[16], read_metered(args[17])
+  local witness = { unpack(args, 18) }
   local digits, now = hex(id), now_ms()
   local key = prefix .. '@request@' .. digits
   local known = redis.call('HMGET', key, 'digest', 'tenant')
@@ -127,7 +130,7 @@ local function submit(keys, args)
     if refused then
       return refused
     end
-    if is_short_of_memory(now, #header + #body) then
+    if is_short_of_memory(now, #header + #body + #prompt) then
       return 3
     end
   end
@@ -140,9 +143,9 @@ local function submit(keys, args)
     end
     redis.call('DEL', mark_key)
   end
-  redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'digest', digest,
-    'reply', reply, 'route', route, 'routed', present_term(prefix), 'cancel', reason, 'strikes', '0', 'struck_at',
-    '0', 'waits', tokens)
+  redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'prompt', prompt,
+    'digest', digest, 'reply', reply, 'route', route, 'routed', present_term(prefix), 'cancel', reason, 'strikes', '0',
+    'struck_at', '0', 'waits', tokens)
   begin_waiting(prefix, waiting, digits, tokens, reason == '0' and due_ms or AT_ONCE, now)
   if metered then
     begin_metered(prefix, metered, key, digits, now, #witness > 0)
@@ -150,17 +153,17 @@ local function submit(keys, args)
   if #witness > 0 then
     keep_witness(key, witness, model)
   end
-  hint_prompt(prefix, id, sent_ns, header, body)
+  hint_prompt(prefix, id, sent_ns, header, body, prompt)
   return 0
 end
 
 local function fetch(keys, args)
   local key = request_key(keys[1], args[1])
-  return redis.call('EXISTS', key) == 1 and stored(key, args[1])
+  return redis.call('EXISTS', key) == 1 and stored(key, args[1], 'prompt')
 end
 
 local function tokenized(keys, args)
-  local prefix, id, entry_id, meta, sent_ns, tokens = keys[1], unpack(args)
+  local prefix, id, entry_id, meta, sent_ns, tokens, token_ids = keys[1], unpack(args)
   local key = request_key(prefix, id)
   delete_hint(prefix, entry_id)
   local request = redis.call('HMGET', key, 'state', 'waits', 'tenant', 'key', 'counted', 'counted_at')
@@ -170,7 +173,7 @@ local function tokenized(keys, args)
   if request[4] and request[2] then
     recount(prefix, key, request[4], request[5], request[6], request[5] + tokens - request[2], false)
   end
-  redis.call('HSET', key, 'state', 'READY', 'meta', meta)
+  redis.call('HSET', key, 'state', 'READY', 'meta', meta, 'tokens', token_ids)
   set_waiting_tokens(prefix, key, request[2], request[3], tokens)
   hint_request(prefix, id, sent_ns)
   return 1
@@ -234,7 +237,7 @@ local function claim(keys, args)
       read[#read + 1] = entry[1]
       local id = request_id(entry[2])
       local digits = id and hex(id)
-      local request = id and stored(prefix .. '@request@' .. digits, id)
+      local request = id and stored(prefix .. '@request@' .. digits, id, 'tokens')
       if not id then
         bury(prefix, stream, entry[2])
         num_buried = num_buried + 1
@@ -337,7 +340,7 @@ local function load(keys, args)
     local request = redis.call('HMGET', key, 'owner', 'shard')
     local shard = request[2]
     if request[1] == sid then
-      requests[#requests + 1] = stored(key, args[i])
+      requests[#requests + 1] = stored(key, args[i], 'tokens')
       local checkpoint = redis.call('GET', checkpoint_key(prefix, args[i]))
       if checkpoint then
         checkpoints[#checkpoints + 1] = { args[i], checkpoint }
@@ -407,7 +410,7 @@ local function retire(keys, args)
       if request[5] then
         end_waiting(prefix, { id }, false)
       end
-      redis.call('HDEL', key, 'owner', 'header', 'body', 'meta', 'witness', 'model')
+      redis.call('HDEL', key, 'owner', 'header', 'body', 'prompt', 'meta', 'tokens', 'witness', 'model')
       redis.call('HSET', key, 'state', 'ENDED')
       trace(prefix, key, args[i + 2])
       redis.call('PEXPIRE', key, ttl)

@@ -100,7 +100,8 @@ class Flow:
         request_id = self.submitted()
         (hint,) = self.hints()
         assert hint.fields[REQUEST] == request_id
-        assert self.connection.call(Tokenized(request_id, hint.entry_id, b"meta" + AWKWARD, 2))
+        tokenized = Tokenized(request_id, hint.entry_id, b"meta" + AWKWARD, 2, token_ids=b"tokens" + AWKWARD)
+        assert self.connection.call(tokenized)
         return request_id
 
     def running(self, sid: bytes, shard: int = 0) -> bytes:
@@ -147,6 +148,7 @@ def submit(
         num_tokens=num_tokens,
         deadline_ns=deadline_ns,
         bounds=bounds,
+        prompt=b"prompt" + AWKWARD,
     )
 
 

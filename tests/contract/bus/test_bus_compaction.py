@@ -1,5 +1,7 @@
 """Compaction: what a log loses is in checkpoints, for its next reader and for the next owner alike."""
 
+from dataclasses import replace
+
 from bus_flow import AWKWARD, LONG_MS, Flow, id_of, sid_of
 
 from servicekit.bus.calls import (
@@ -31,10 +33,11 @@ def test_a_compaction_keeps_checkpoints_and_drops_the_log_that_they_cover(flow: 
     last = flow.connection.call(LastId(log))
     assert flow.connection.call(Compact(holder, 3, last, ((first, ROWS), (second, b""))))
     assert flow.fields(log) == [{PAYLOAD: b"row"}]
-    stored = {request_id: flow.connection.call(Fetch(request_id)) for request_id in (first, second)}
+    found = [flow.connection.call(Fetch(request_id)) for request_id in (first, second)]
+    stored = [replace(each, prompt=b"") for each in found if each is not None]
     assert flow.connection.call(ReadCheckpoints(holder, 3)) == [
-        Checkpoint(stored[first], ROWS),
-        Checkpoint(stored[second], b""),
+        Checkpoint(stored[0], ROWS),
+        Checkpoint(stored[1], b""),
     ]
     assert flow.connection.call(Compact(holder, 3, last, ((first, b"more"),)))
     checkpoints = flow.connection.call(ReadCheckpoints(holder, 3))

@@ -161,6 +161,7 @@ def _submit(
         deadline_ns=deadline_ns,
         bounds=bounds,
         metered=metered,
+        prompt=b"prompt" + AWKWARD,
     )
 
 
@@ -191,7 +192,7 @@ def _ready(request_id: bytes) -> Step:
     def step(side: Side) -> list[c.Call[Any]]:
         side.connection.call(_submit(request_id))
         side.ask(c.ReadGroup(side.bus.keys.prompts, k.TOKENIZERS, b"t", 10))
-        return [c.Tokenized(request_id, side.hint(0), b"meta", 8, 5)]
+        return [c.Tokenized(request_id, side.hint(0), b"meta", 8, 5, b"tokens" + AWKWARD)]
 
     return step
 

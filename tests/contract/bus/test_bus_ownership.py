@@ -1,5 +1,7 @@
 """What schedulers own: claimed, loaded, committed, struck and taken over."""
 
+from dataclasses import replace
+
 from bus_flow import AWKWARD, DEAD_MS, LONG_MS, Flow, id_of, ids, sid_of
 
 from servicekit.bus import keys as k
@@ -27,6 +29,13 @@ from servicekit.bus.calls import (
 )
 
 
+def as_claimed(fetched: StoredRequest | None) -> StoredRequest:
+    """What a scheduler reads of a request: its tokens, and not its prompt."""
+    assert fetched is not None
+    assert fetched.prompt == b"prompt" + AWKWARD
+    return replace(fetched, prompt=b"", token_ids=b"tokens" + AWKWARD)
+
+
 def test_claim_takes_the_oldest_and_opens_them_in_the_log(flow: Flow) -> None:
     scheduler = flow.session()
     first, second, third = flow.ready(), flow.ready(), flow.ready()
@@ -46,10 +55,12 @@ def test_claim_takes_the_oldest_and_opens_them_in_the_log(flow: Flow) -> None:
         0,
         0,
         0,
+        token_ids=b"tokens" + AWKWARD,
     )
-    assert claimed[0] == flow.connection.call(Fetch(first))
+    assert claimed[0] == as_claimed(flow.connection.call(Fetch(first)))
     opened = flow.fields(flow.bus.keys.tokens(5))
     assert [entry[k.REQUEST] for entry in opened] == [first, second]
+    assert opened[0].keys() == {k.REQUEST, k.ROUTE, k.HEADER, k.BODY, k.META}, "neither the prompt nor its tokens"
     assert opened[0][k.META] == b"meta" + AWKWARD
     rest = flow.connection.call(Claim(scheduler, 2, 5))
     assert rest is not None
@@ -119,7 +130,7 @@ def test_load_reads_requests_and_the_logs_of_their_shards(flow: Flow) -> None:
     flow.connection.call(Commit(scheduler, ((11, b"row" + AWKWARD),)))
     loaded = flow.connection.call(Load(scheduler, (second, foreign, id_of(250), first)))
     assert loaded is not None
-    assert loaded.requests == [flow.connection.call(Fetch(second)), flow.connection.call(Fetch(first))]
+    assert loaded.requests == [as_claimed(flow.connection.call(Fetch(each))) for each in (second, first)]
     assert loaded.log == {shard: flow.entries(flow.bus.keys.tokens(shard)) for shard in (11, 0)}
     assert loaded.log[11][-1].fields == {k.PAYLOAD: b"row" + AWKWARD}
 

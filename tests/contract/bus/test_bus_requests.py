@@ -32,8 +32,9 @@ def test_submit_stores_the_request_and_hints_the_tokenizers(flow: Flow) -> None:
         cancel_reason=0,
         strikes=0,
         struck_at=0,
+        prompt=b"prompt" + AWKWARD,
     )
-    copy = {k.HEADER: b"header" + AWKWARD, k.BODY: b"body" + AWKWARD}
+    copy = {k.HEADER: b"header" + AWKWARD, k.BODY: b"body" + AWKWARD, k.PROMPT: b"prompt" + AWKWARD}
     assert flow.fields(flow.bus.keys.prompts) == [{k.REQUEST: id_of(1), k.SENT_NS: b"1"} | copy]
 
 

@@ -31,6 +31,7 @@ def test_retire_ends_a_request_once_and_keeps_its_result(flow: Flow) -> None:
     assert flow.connection.call(Owned(scheduler)) == []
     stored = flow.connection.call(Fetch(request_id))
     assert stored is not None
+    assert not stored.prompt
     assert (stored.state, stored.owner, stored.body, stored.header, stored.meta) == (
         RequestState.ENDED,
         None,

@@ -33,7 +33,7 @@ from servicekit.bus.calls import (
     SubmitOutcome,
     Take,
 )
-from servicekit.bus.keys import BODY, HEADER, REQUEST, SETTLE_MS
+from servicekit.bus.keys import BODY, HEADER, PROMPT, REQUEST, SETTLE_MS
 
 A, B, C, D = (bytes([number, 0, 13, 10]) for number in range(4))  # tokens
 ROUTE = sid_of(201)
@@ -248,6 +248,7 @@ def test_a_lost_request_is_made_again_after_what_its_client_has(pool_of: Restart
     (hint,) = flow.hints()
     stored = pool_of.stored(request_id)
     assert (hint.fields[REQUEST], hint.fields[HEADER], hint.fields[BODY]) == (request_id, stored.header, stored.body)
+    assert hint.fields[PROMPT] == stored.prompt
     assert (stored.witness, stored.route, stored.state.value) == ((A + B, b""), ROUTE, "PROMPT")
 
 

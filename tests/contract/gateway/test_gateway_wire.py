@@ -78,18 +78,22 @@ requests = st.builds(Request, headers, st.text(max_size=5), prompts, params)
 @settings(deadline=None, max_examples=100)
 @given(requests)
 def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
-    header, body = wire.encode_header(request.header), wire.encode_request(request)
-    read = tokenizer_wire.decode_request(tokenizer_wire.decode_header(header), tokenizer_wire.decode_body(body))
+    header, body, prompt = (
+        wire.encode_header(request.header),
+        wire.encode_request(request),
+        wire.encode_prompt(request.prompt),
+    )
+    read = tokenizer_wire.decode_request(tokenizer_wire.decode_header(header), tokenizer_wire.decode_body(body, prompt))
     assert read.header == request.header
     assert read.model == request.model
     assert read.prompt == request.prompt
     assert read.params.sampling == request.params.sampling
     assert read.params.stopping == request.params.stopping
     assert read.params.text == request.params.text
-    queued = scheduler_wire.decode_request(request.header.request_id, header, body, b"")
+    queued = scheduler_wire.decode_request(request.header.request_id, header, body, b"", b"")
     assert (queued.n, queued.sampling, queued.seed) == (request.params.n, request.params.sampling, request.header.seed)
     # A gRPC client's message of the same content is checked to the same values.
-    call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest.FromString(body))
+    call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest.FromString(body + prompt))
     ask = wire.decode_generate(call)
     assert (ask.prompt, ask.params.sampling) == (request.prompt, request.params.sampling)
     assert (ask.params.seed or 0) % 2**64 == request.header.seed
@@ -102,7 +106,7 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
 def test_remembered_parameters_are_not_taken_for_others(changed: dict[str, Any]) -> None:
     header = Header(os.urandom(16), "", 0, 1, 0, "", 1)
     for params in (SamplingParams(), SamplingParams(**changed), SamplingParams()):
-        body = tokenizer_wire.decode_body(wire.encode_request(Request(header, "m", Prompt(text="x"), params)))
+        body = tokenizer_wire.decode_body(wire.encode_request(Request(header, "m", Prompt(text="x"), params)), b"")
         read = tokenizer_wire.decode_request(header, body).params
         assert replace(read, seed=params.seed) == params
 
@@ -130,7 +134,7 @@ def test_the_smallest_positive_numbers_stay_positive() -> None:
     header = Header(os.urandom(16), "", 0, 1, 0, "", 1)
     tiny = SamplingParams(top_p=1e-60, repetition_penalty=1e-60)
     body = wire.encode_request(Request(header, "m", Prompt(text="x"), tiny))
-    assert tokenizer_wire.decode_request(header, tokenizer_wire.decode_body(body)).params.top_p > 0
+    assert tokenizer_wire.decode_request(header, tokenizer_wire.decode_body(body, b"")).params.top_p > 0
 
 
 def text_batch() -> text_pb2.TextBatch:

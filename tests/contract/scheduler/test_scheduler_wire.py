@@ -263,10 +263,10 @@ def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
     )  # fmt: skip
     header = Header(b"r" * 16, "tenant", -3, 1000, 2000, "", 2**64 - 1)
     meta = requests_pb2.TokenizedPrompt(
-        token_ids=column([1, 2, 3]).tobytes(), eos_token_ids=column([0, 7]).tobytes(), max_tokens=11
-    )
+        num_tokens=3, eos_token_ids=column([0, 7]).tobytes(), max_tokens=11
+    ).SerializeToString()
     body = encode_request(Request(header, "m", Prompt(token_ids=(1, 2, 3)), params))
-    request = decode_request(b"r" * 16, encode_header(header), body, meta.SerializeToString())
+    request = decode_request(b"r" * 16, encode_header(header), body, meta, column([1, 2, 3]).tobytes())
     assert request.prompt_token_ids.tolist() == [1, 2, 3]
     assert (request.n, request.seed, request.priority, request.tenant) == (3, 2**64 - 1, -3, "tenant")
     assert (request.arrival_ns, request.deadline_ns, request.eos_token_ids) == (1000, 2000, (0, 7))
@@ -278,10 +278,11 @@ def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
 def test_a_request_that_is_taken_over_finds_the_same_blocks_again() -> None:
     header = Header(b"r" * 16, "tenant", 0, 1000, 0, "", 7)
     body = encode_request(Request(header, "m", Prompt(text="x"), SamplingParams(), "salt"))
-    meta = requests_pb2.TokenizedPrompt(token_ids=np.arange(9, dtype="<u4").tobytes()).SerializeToString()
+    meta = requests_pb2.TokenizedPrompt(num_tokens=9).SerializeToString()
+    token_ids = np.arange(9, dtype="<u4").tobytes()
     # Two schedulers read the same stored request; what another tenant's or another salt's would be is not it.
     one, two = (Scheduler(SchedulerConfig()) for _ in range(2))
-    read = [decode_request(b"r" * 16, encode_header(header), body, meta) for _ in range(2)]
+    read = [decode_request(b"r" * 16, encode_header(header), body, meta, token_ids) for _ in range(2)]
     assert (read[0].tenant, read[0].cache_salt) == ("tenant", "salt")
     for scheduler, request in zip((one, two), read, strict=True):
         scheduler.add(request, 0)
@@ -294,15 +295,22 @@ def test_a_request_that_is_taken_over_finds_the_same_blocks_again() -> None:
 
 
 def test_a_request_without_parameters_has_the_defaults() -> None:
-    request = decode_request(b"r" * 16, b"", b"", b"")
+    request = decode_request(b"r" * 16, b"", b"", b"", b"")
     assert (request.n, request.sampling, request.stopping) == (1, Sampling(), Stopping())
 
 
 def test_more_samples_than_a_request_may_have_are_poison() -> None:
     body = requests_pb2.GenerateRequest(n=2**32 - 1).SerializeToString()
     with pytest.raises(PoisonMessageError, match="samples"):
-        decode_request(b"r" * 16, b"", body, b"")
+        decode_request(b"r" * 16, b"", body, b"", b"")
     assert num_samples(body) == 1
+
+
+@pytest.mark.parametrize("token_ids", [b"", column([1, 2]).tobytes(), column([1, 2, 3]).tobytes()[:-1]])
+def test_other_token_ids_than_were_counted_are_poison(token_ids: bytes) -> None:
+    meta = requests_pb2.TokenizedPrompt(num_tokens=3).SerializeToString()
+    with pytest.raises(PoisonMessageError, match="not a tokenized request"):
+        decode_request(b"r" * 16, b"", b"", meta, token_ids)
 
 
 def test_a_worker_offers_what_it_can_hold() -> None:

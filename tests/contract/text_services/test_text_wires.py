@@ -62,7 +62,8 @@ _PARAMS = SamplingParams(
 def test_the_tokenizer_reads_what_the_gateway_wrote(prompt: Prompt, params: SamplingParams) -> None:
     request = Request(_HEADER, "model", prompt, params)
     header = tokenizer_wire.decode_header(gateway_wire.encode_header(request.header))
-    message = tokenizer_wire.decode_body(gateway_wire.encode_request(request))
+    body, part = gateway_wire.encode_request(request), gateway_wire.encode_prompt(prompt)
+    message = tokenizer_wire.decode_body(body, part)
     read = tokenizer_wire.decode_request(header, message)
     # The seed travels in the header; numbers have the precision of a float there and here.
     expected = dataclasses.replace(request, params=dataclasses.replace(params, seed=None))
@@ -93,9 +94,7 @@ def test_a_request_that_makes_no_sense_is_the_callers(change: dict[str, Any]) ->
 
 
 def _opening(**changes: bytes) -> dict[bytes, bytes]:
-    meta = requests_pb2.TokenizedPrompt(
-        token_ids=np.arange(7, dtype="<u4").tobytes(), eos_token_ids=np.array([3, 4], "<u4").tobytes()
-    )
+    meta = requests_pb2.TokenizedPrompt(num_tokens=7, eos_token_ids=np.array([3, 4], "<u4").tobytes())
     fields = {
         k.REQUEST: _HEADER.request_id,
         k.HEADER: gateway_wire.encode_header(_HEADER),
@@ -114,6 +113,21 @@ def test_the_detokenizer_opens_what_gateway_and_tokenizer_wrote() -> None:
     plain = gateway_wire.encode_request(Request(_HEADER, "", Prompt(text="x"), SamplingParams()))
     heeding = detokenizer_wire.decode_opening(_opening(BODY=plain))
     assert (heeding.eos_token_ids, heeding.wants_logprobs) == ((3, 4), False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_chat"),
+    [
+        (Prompt(text="a long story"), False),
+        (Prompt(token_ids=(1, 2)), False),
+        (Prompt(messages=(Message("user", "a long story"),)), True),
+    ],
+)
+def test_who_does_not_tokenize_reads_no_prompt(prompt: Prompt, is_chat: bool) -> None:
+    body = gateway_wire.encode_request(Request(_HEADER, "", prompt, _PARAMS))
+    assert b"story" not in body
+    assert not requests_pb2.GenerateRequest.FromString(body).messages.messages
+    assert detokenizer_wire.decode_opening(_opening(BODY=body)).asked.is_chat == is_chat
 
 
 @pytest.mark.parametrize(

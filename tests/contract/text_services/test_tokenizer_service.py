@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from text_pipeline import PATIENCE_S, Pool, eventually, running
+from text_pipeline import PATIENCE_S, SCHEDULER, Pool, eventually, running
 
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason, RequestError
@@ -12,13 +12,20 @@ from contract.domain.request import Prompt
 from contract.v1 import requests_pb2
 from detokenizer_svc import wire as detokenizer_wire
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Acknowledge, Append, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
+from servicekit.bus.calls import Acknowledge, Append, Claim, Hello, Leave, Length, ReadGroup, RequestState, SessionKind
 from tokenizer_svc import service
 
 
 def _tokens(pool: Pool, request_id: bytes) -> requests_pb2.TokenizedPrompt:
     eventually(lambda: pool.fetch(request_id).state is RequestState.READY)
     return requests_pb2.TokenizedPrompt.FromString(pool.fetch(request_id).meta)
+
+
+def _claimed_ids(pool: Pool) -> list[int]:
+    """The token ids of the one request that waits, as its scheduler gets them."""
+    (request,) = pool.connection.call(Claim(SCHEDULER, 1, 0)) or ()
+    ids: list[int] = np.frombuffer(request.token_ids, "<u4").tolist()
+    return ids
 
 
 def _errors(pool: Pool, request_id: bytes) -> list[RequestError]:
@@ -38,13 +45,13 @@ def test_a_text_becomes_tokens_and_waits_for_a_scheduler(pool: Pool) -> None:
     with running(pool.tokenizer_service()):
         request_id = pool.submit(1, Prompt(text="the old mill"), max_tokens=None)
         tokens = _tokens(pool, request_id)
-    ids = np.frombuffer(tokens.token_ids, "<u4").tolist()
-    assert ids == pool.ids("the old mill")
+    ids = pool.ids("the old mill")
     assert np.frombuffer(tokens.eos_token_ids, "<u4").tolist() == [0]
-    assert tokens.max_tokens == 200_000 - len(ids)
+    assert (tokens.num_tokens, tokens.max_tokens) == (len(ids), 200_000 - len(ids))
     hints = pool.entries(pool.bus.keys.requests)
     assert [hint.fields[k.REQUEST] for hint in hints] == [request_id]
     assert pool.connection.call(Length(pool.bus.keys.prompts)) == 0
+    assert _claimed_ids(pool) == ids
 
 
 def test_prompts_that_come_to_a_listening_tokenizer_wait_for_nothing_else(
@@ -71,7 +78,8 @@ def test_a_hint_that_brings_no_request_along_is_looked_up(pool: Pool) -> None:
     pool.connection.execute([Acknowledge(prompts, k.TOKENIZERS, hint.entry_id), Append(prompts, bare)])
     with running(pool.tokenizer_service()):
         tokens = _tokens(pool, request_id)
-    assert np.frombuffer(tokens.token_ids, "<u4").tolist() == pool.ids("the old mill")
+    assert tokens.num_tokens == len(pool.ids("the old mill"))
+    assert _claimed_ids(pool) == pool.ids("the old mill")
 
 
 def test_a_wrong_prompt_ends_every_sequence_with_the_callers_error(pool: Pool) -> None:
@@ -96,7 +104,7 @@ def test_long_prompts_go_to_threads_and_all_prompts_come_through(pool: Pool) -> 
         long = [pool.submit(n, Prompt(text="the old mill " * 8_000)) for n in range(1, 4)]
         short = [pool.submit(n, Prompt(text=f"brook {n}")) for n in range(10, 20)]
         for request_id in (*short, *long):
-            assert _tokens(pool, request_id).token_ids
+            assert _tokens(pool, request_id).num_tokens
     assert service.status().figures["tokenizer_prompts_total"] == 13
 
 
@@ -105,7 +113,7 @@ def test_what_cannot_be_read_is_kept_for_the_operator_and_the_rest_goes_on(pool:
         pool.connection.call(Append(pool.bus.keys.prompts, {b"what": b"?"}))
         damaged = pool.submit_raw(b"d" * 16, b"\xff\xff", b"")
         good = pool.submit(1, Prompt(text="the"))
-        assert _tokens(pool, good).token_ids
+        assert _tokens(pool, good).num_tokens
         (error,) = _errors(pool, damaged)
         assert error.code is ErrorCode.INTERNAL
         letters = eventually(lambda: len(found := pool.entries(pool.bus.keys.dead)) == 2 and found)
@@ -139,7 +147,7 @@ def test_a_defect_in_tokenizing_ends_the_request_and_not_the_service(pool: Pool)
         (error,) = _errors(pool, pool.submit(1, Prompt(text="the")))
         assert error.code is ErrorCode.INTERNAL
         service.prompts.encode = real  # type: ignore[method-assign]
-        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).token_ids
+        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).num_tokens
 
 
 def test_hints_of_a_dead_tokenizer_are_claimed(pool: Pool) -> None:
@@ -147,7 +155,7 @@ def test_hints_of_a_dead_tokenizer_are_claimed(pool: Pool) -> None:
     taken = pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"dead", 10))
     assert len(taken) == 1
     with running(pool.tokenizer_service(reclaim_after_s=0.1)):
-        assert _tokens(pool, request_id).token_ids
+        assert _tokens(pool, request_id).num_tokens
 
 
 def test_hints_of_a_dead_tokenizer_go_to_a_living_one_as_soon_as_its_lease_is_over(pool: Pool) -> None:
@@ -156,17 +164,17 @@ def test_hints_of_a_dead_tokenizer_go_to_a_living_one_as_soon_as_its_lease_is_ov
     request_id = pool.submit(1, Prompt(text="the"))
     pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"dead", 10))
     with running(pool.tokenizer_service(reclaim_after_s=3600)):
-        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).token_ids
+        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).num_tokens
         assert not pool.fetch(request_id).meta
         pool.connection.call(Leave(dead))
-        assert _tokens(pool, request_id).token_ids
+        assert _tokens(pool, request_id).num_tokens
 
 
 def test_a_tokenizer_that_was_restarted_finishes_what_it_had_been_given(pool: Pool) -> None:
     request_id = pool.submit(1, Prompt(text="the"))
     pool.connection.call(ReadGroup(pool.bus.keys.prompts, k.TOKENIZERS, b"phoenix", 10))
     with running(pool.tokenizer_service(name="phoenix", reclaim_after_s=3600)):
-        assert _tokens(pool, request_id).token_ids
+        assert _tokens(pool, request_id).num_tokens
 
 
 def test_a_hint_that_leads_nowhere_is_deleted(pool: Pool) -> None:
@@ -177,9 +185,9 @@ def test_a_hint_that_leads_nowhere_is_deleted(pool: Pool) -> None:
 
 def test_a_restarted_server_is_waited_for(pool: Pool) -> None:
     with running(pool.tokenizer_service(reclaim_after_s=0.2)):
-        assert _tokens(pool, pool.submit(1, Prompt(text="the"))).token_ids
+        assert _tokens(pool, pool.submit(1, Prompt(text="the"))).num_tokens
         pool.restart()
-        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).token_ids
+        assert _tokens(pool, pool.submit(2, Prompt(text="the"))).num_tokens
 
 
 def test_draining_finishes_what_was_read(pool: Pool) -> None:
@@ -188,5 +196,5 @@ def test_draining_finishes_what_was_read(pool: Pool) -> None:
         request_id = pool.submit(1, Prompt(text="the old mill " * 20_000))
         eventually(lambda: service.status().figures["tokenizer_long_prompts"])
         stop.drain()
-        assert _tokens(pool, request_id).token_ids
+        assert _tokens(pool, request_id).num_tokens
         assert not service.is_ready()

@@ -128,10 +128,12 @@ class Pool:
         request_id = bytes([number]) * 16
         header = Header(request_id, "tenant", 0, time.time_ns(), deadline_ns, "", 7)
         request = Request(header, "model", prompt, SamplingParams(**params))
-        return self.submit_raw(request_id, gateway_wire.encode_header(header), gateway_wire.encode_request(request))
+        body, part = gateway_wire.encode_request(request), gateway_wire.encode_prompt(prompt)
+        return self.submit_raw(request_id, gateway_wire.encode_header(header), body, part)
 
-    def submit_raw(self, request_id: bytes, header: bytes, body: bytes) -> bytes:
-        outcome = self.connection.call(Submit(request_id, "tenant", header, body, b"digest", GATEWAY, time.time_ns()))
+    def submit_raw(self, request_id: bytes, header: bytes, body: bytes, prompt: bytes = b"") -> bytes:
+        submit = Submit(request_id, "tenant", header, body, b"digest", GATEWAY, time.time_ns(), prompt=prompt)
+        outcome = self.connection.call(submit)
         assert outcome is SubmitOutcome.CREATED
         return request_id
 
@@ -146,9 +148,10 @@ class Pool:
         """A request that a scheduler has claimed, as if a tokenizer had done its part."""
         request_id = self.submit(number, Prompt(token_ids=(1,) * num_prompt_tokens), **params)
         meta = requests_pb2.TokenizedPrompt(
-            token_ids=np.ones(num_prompt_tokens, "<u4").tobytes(), eos_token_ids=np.zeros(1, "<u4").tobytes()
-        )
-        self.connection.call(Tokenized(request_id, b"", meta.SerializeToString(), 0))
+            num_tokens=num_prompt_tokens, eos_token_ids=np.zeros(1, "<u4").tobytes()
+        ).SerializeToString()
+        token_ids = np.ones(num_prompt_tokens, "<u4").tobytes()
+        self.connection.call(Tokenized(request_id, b"", meta, 0, num_prompt_tokens, token_ids))
         claimed = self.connection.call(Claim(scheduler, 1, shard))
         assert isinstance(claimed, list)
         assert [each.request_id for each in claimed] == [request_id]

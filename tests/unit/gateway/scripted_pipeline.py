@@ -42,7 +42,7 @@ SHARD = 0
 TTL_MS = 600_000
 NUM_PROMPT_TOKENS = 7
 MODEL_DIGEST = b"model---"
-META = requests_pb2.TokenizedPrompt(token_ids=bytes(4 * NUM_PROMPT_TOKENS))
+META = requests_pb2.TokenizedPrompt(num_tokens=NUM_PROMPT_TOKENS).SerializeToString()
 STOP, LENGTH, CANCELLED, ERROR = 1, 2, 3, 4
 
 
@@ -85,7 +85,9 @@ class Incoming:
         self.request_id = stored.request_id
         self.route = stored.route
         self.header = common_pb2.Header.FromString(stored.header)
-        self.body = requests_pb2.GenerateRequest.FromString(stored.body)
+        whole = pipeline.call(Fetch(stored.request_id))
+        assert whole is not None
+        self.body = requests_pb2.GenerateRequest.FromString(whole.body + whole.prompt)
         self.n = self.body.n
         self.spoken = [Spoken() for _ in range(self.n)]
         self.afterwards: list[Callable[[], object]] = []  # one for each time that a client comes back
@@ -330,7 +332,7 @@ class ScriptedPipeline:
             for entry in self.call(ReadGroup(self.bus.keys.prompts, k.TOKENIZERS, b"script", 64)):
                 request_id = entry.fields[k.REQUEST]
                 if self.call(Fetch(request_id)) is not None:
-                    self.call(Tokenized(request_id, entry.entry_id, META.SerializeToString(), time.time_ns()))
+                    self.call(Tokenized(request_id, entry.entry_id, META, time.time_ns()))
             claimed = self.call(Claim(self.sid, 64, SHARD))
             if claimed is None:  # the bus was restarted
                 for sid in (self.sid, self.tokenizer):

@@ -26,8 +26,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 100_000}
     [
         (http, "parse_completion", LARGE),
         (http, "parse_chat", CHAT),
-        (outbox.wire, "encode_request", LARGE),
-        (outbox.wire, "encode_request", CHAT),
+        (outbox.wire, "encode_prompt", LARGE),
+        (outbox.wire, "encode_prompt", CHAT),
     ],
 )
 def test_others_are_answered_while_a_large_body_is_read(

@@ -187,7 +187,7 @@ class Client:
             request_id=request_id, seed=number, arrival_unix_ns=time.time_ns(), deadline_unix_ns=deadline_ns
         )
         generate = requests_pb2.GenerateRequest(n=n, sampling=requests_pb2.SamplingParameters(temperature=0.5))
-        tokenized = requests_pb2.TokenizedPrompt(token_ids=np.array(prompt, "<u4").tobytes(), max_tokens=max_tokens)
+        tokenized = requests_pb2.TokenizedPrompt(num_tokens=len(prompt), max_tokens=max_tokens)
         body = generate.SerializeToString() if body is None else body
         meta = tokenized.SerializeToString() if meta is None else meta
         now_ns = time.time_ns()
@@ -198,7 +198,8 @@ class Client:
         )
         self.connection.call(submit)
         if is_tokenized:
-            self.connection.call(Tokenized(request_id, b"0-1", meta, now_ns, len(prompt)))
+            token_ids = np.array(prompt, "<u4").tobytes()
+            self.connection.call(Tokenized(request_id, b"0-1", meta, now_ns, len(prompt), token_ids))
         return request_id
 
     def cancel(self, request_id: bytes, reason: int = 1, sequence: int = -1) -> None:

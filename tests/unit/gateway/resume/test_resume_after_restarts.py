@@ -32,10 +32,12 @@ def lose(gateway: RunningGateway, request: Incoming) -> Submit:
     gateway.bus.stop()
     assert gateway.bus.server.store.delete(gateway.bus.keys.request(request.request_id))
     gateway.bus.start()
-    digest = hashlib.blake2b(b"1:" + stored.body, digest_size=16).digest()
+    digest = hashlib.blake2b(b"1:" + stored.body + stored.prompt, digest_size=16).digest()
     reply, tokens = recalled.reply, np.array(request.spoken[0].token_ids, "<u4").tobytes()
     return Submit(
-        *(request.request_id, "", stored.header, stored.body, digest, stored.route, 1, reply), witness=(tokens,)
+        *(request.request_id, "", stored.header, stored.body, digest, stored.route, 1, reply),
+        prompt=stored.prompt,
+        witness=(tokens,),
     )
 
 
@@ -53,6 +55,7 @@ def test_the_gateway_to_which_a_client_came_tells_a_restarted_server_what_it_has
         assert found is not None
         assert len(request.spoken[0].token_ids) == 3
         assert (found.witness, found.header, found.body) == (lost.witness, lost.header, lost.body)
+        assert found.prompt == lost.prompt
 
 
 def test_who_comes_back_before_the_server_knows_the_request_again_waits(gateway: RunningGateway) -> None:
