@@ -1,35 +1,33 @@
 """The parameters that hold where a request does not say otherwise, as a model's makers wish."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from contract.domain.params import SamplingParams
+from contract.domain.parameter import Parameter
+from contract.domain.params import PARAMETERS, SamplingParams
+
+# What a default may be given for.
+FILLED: Final[Mapping[str, Parameter]] = {name: each for name, each in PARAMETERS.items() if each.filled is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class GenerationDefaults:
-    """A model's defaults; None: that of OpenAI's API, which `SamplingParams` has.
+    """A model's defaults: parameters of `FILLED` by name. None, or none given: that of OpenAI's API, which
+    `SamplingParams` has.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None  # as many as the context leaves, where these are fewer
-    suppress_tokens: tuple[int, ...] | None = None
-    # Those that are not OpenAI's, by the names that they have in `SamplingParams`; made once, as each request asks.
-    stated: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    stated: Mapping[str, Any]  # those that are not OpenAI's
 
-    def __post_init__(self) -> None:
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        stated = {name: value for name, value in values.items() if value is not None}
-        object.__setattr__(self, "stated", MappingProxyType(stated))
+    def __init__(self, **stated: Any) -> None:
+        if not stated.keys() <= FILLED.keys():
+            raise TypeError(f"no model has defaults of {sorted(stated.keys() - FILLED.keys())}")
+        said = {name: stated[name] for name in FILLED if stated.get(name) is not None}
+        object.__setattr__(self, "stated", MappingProxyType(said))
         self.params()
 
     def params(self) -> SamplingParams:
@@ -46,6 +44,4 @@ class GenerationDefaults:
         return replace(params, **filled) if filled else params
 
 
-# What a default may be given for.
-FILLED: Final = frozenset(each.name for each in fields(GenerationDefaults) if each.init)
 OPENAI_DEFAULTS: Final = GenerationDefaults()

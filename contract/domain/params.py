@@ -1,12 +1,25 @@
 """What a request asks for, split by who reads it: worker (sampling), scheduler (stopping), detokenizer (text)."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, Final
 
 from contract.domain.errors import invalid
+from contract.domain.parameter import (
+    I64_END,
+    U32_END,
+    Biases,
+    Column,
+    Field,
+    Filled,
+    Flag,
+    Integer,
+    Number,
+    Parameter,
+    Part,
+    Strings,
+    TokenIds,
+)
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -16,8 +29,6 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SUPPRESS_TOKENS = 1024
 MAX_PENALTY = 2.0
-_U32 = 2**32
-_I64 = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +47,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over output only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), each id once
     num_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's; k: and the k most likely
-    suppress_tokens: tuple[int, ...] = ()  # never sampled, whatever their bias
+    suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
 
     @property
     def is_greedy(self) -> bool:
@@ -63,30 +74,13 @@ class TextOptions:
     skip_special_tokens: bool = True
 
 
-def _finite(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise invalid(f"{name} must be a number, got {value!r:.80}", name)
-    value = float(value)
-    outside = value <= low if open_low else value < low
-    if not math.isfinite(value) or outside or value > high:
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}]"
-        raise invalid(f"{name} must be in {bounds}, got {value!r}", name)
-
-
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise invalid(f"{name} must be true or false, got {value!r:.80}", name)
-
-
-def _list(name: str, value: object) -> Sequence[Any]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise invalid(f"{name} must be a list, got {value!r:.80}", name)
-    return value
-
-
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise invalid(f"{name} must be an integer in [{low}, {high}], got {value!r}", name)
+SAMPLING, STOPPING, TEXT, FLOATS, INTEGERS = Part.SAMPLING, Part.STOPPING, Part.TEXT, Column.FLOATS, Column.INTEGERS
+_SHARE = Number(0.0, 1.0)
+_PENALTY = Number(-MAX_PENALTY, MAX_PENALTY)
+_TO_100 = Number(0.0, 100.0, open_low=True)
+_BIASES = Biases(MAX_LOGIT_BIAS, Number(-100.0, 100.0))
+_STOPS = Strings(MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "stop string", may_be_one=True)
+_STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,102 +91,100 @@ class SamplingParams:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 and -1 keep every token
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = field(default_factory=dict, hash=False)
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = field(default=(), hash=False)  # sequences need not be hashable; None: none
-    stop_token_ids: Sequence[int] | None = field(default=(), hash=False)  # None: none
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    suppress_tokens: Sequence[int] | None = field(default=(), hash=False)  # never sampled; None: none
+    # The table of parameters. A line: type; kind with its bounds; who reads it; its column in the worker, whether a
+    # model may have a default of its own, and the name in messages if it is another; what it means; the default.
+    n: Annotated[int, Integer(1, MAX_N), Part.REQUEST, "samples of each prompt"] = 1
+    temperature: Annotated[float, Number(0.0, 100.0), SAMPLING, FLOATS, Filled(), "0 takes the likeliest token"] = 1.0
+    top_p: Annotated[
+        float,
+        Number(0.0, 1.0, open_low=True),
+        SAMPLING,
+        FLOATS,
+        Filled(),
+        "the likeliest tokens that have this together",
+    ] = 1.0
+    top_k: Annotated[
+        int, Integer(-1, U32_END - 1, 0), SAMPLING, INTEGERS, Filled(), "the k likeliest tokens; 0 or -1: all"
+    ] = 0
+    min_p: Annotated[float, _SHARE, SAMPLING, FLOATS, Filled(), "tokens with this share of the likeliest"] = 0.0
+    repetition_penalty: Annotated[float, _TO_100, SAMPLING, FLOATS, Filled(), "of tokens in prompt or output"] = 1.0
+    presence_penalty: Annotated[float, _PENALTY, SAMPLING, FLOATS, "of tokens in the output"] = 0.0
+    frequency_penalty: Annotated[float, _PENALTY, SAMPLING, FLOATS, "of tokens, each time they are in the output"] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float] | None, _BIASES, SAMPLING, "token id in decimal → what is added to its logit"
+    ] = field(default_factory=dict, hash=False)
+    seed: Annotated[
+        int | None,
+        Integer(-I64_END, I64_END - 1),
+        Part.REQUEST,
+        "signed 64-bit integer; without one it is drawn, or follows from the `Idempotency-Key`",
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Integer(1, U32_END - 1),
+        STOPPING,
+        Filled("max_new_tokens"),
+        "output tokens at most; by default of a chat what the context leaves",
+    ] = 16
+    min_tokens: Annotated[
+        int, Integer(0, U32_END - 1), STOPPING, "output tokens before an end token can be sampled"
+    ] = 0
+    stop: Annotated[str | Sequence[str] | None, _STOPS, TEXT, "texts that end the output"] = field(
+        default=(), hash=False
+    )
+    stop_token_ids: Annotated[Sequence[int] | None, _STOP_IDS, STOPPING, "tokens that end the output"] = field(
+        default=(), hash=False
+    )
+    ignore_eos: Annotated[bool, Flag(), STOPPING, "go on after the model's end token"] = False
+    logprobs: Annotated[
+        int | None,
+        Integer(0, MAX_LOGPROBS),
+        SAMPLING,
+        Field("num_logprobs"),
+        "so many of the likeliest tokens beside the sampled one; of a chat true or false, with `top_logprobs`",
+    ] = None
+    skip_special_tokens: Annotated[bool, Flag(), TEXT, "special tokens have no text"] = True
+    include_stop_str_in_output: Annotated[bool, Flag(), TEXT, "the stop string is part of the text"] = False
+    suppress_tokens: Annotated[
+        Sequence[int] | None,
+        TokenIds(MAX_SUPPRESS_TOKENS, is_set=True),
+        SAMPLING,
+        Field("suppress_token_ids"),
+        Filled(),
+        "tokens that are never sampled",
+    ] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _finite("temperature", self.temperature, 0.0, 100.0)
-        _finite("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, _U32 - 1)
-        _finite("min_p", self.min_p, 0.0, 1.0)
-        _finite("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _finite("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _finite("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        biases: object = self.logit_bias or {}
-        if not isinstance(biases, Mapping):
-            raise invalid(f"logit_bias must map token ids to numbers, got {biases!r:.80}", "logit_bias")
-        if len(biases) > MAX_LOGIT_BIAS:
-            raise invalid(f"logit_bias may name at most {MAX_LOGIT_BIAS} tokens, got {len(biases)}", "logit_bias")
-        for token_id, bias in biases.items():
-            _integer("logit_bias", token_id, 0, _U32 - 1)
-            _finite("logit_bias", bias, -100.0, 100.0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -_I64, _I64 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, _U32 - 1)
-        _integer("min_tokens", self.min_tokens, 0, _U32 - 1)
+        for each in PARAMETERS.values():
+            each.check(getattr(self, each.name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})", "min_tokens")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            _flag(name, getattr(self, name))
-        self._check_stops()
-
-    def _check_stops(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else _list("stop", () if self.stop is None else self.stop)
-        if len(stop) > MAX_STOP_STRINGS:
-            raise invalid(f"at most {MAX_STOP_STRINGS} stop strings, got {len(stop)}", "stop")
-        for text in stop:
-            if not isinstance(text, str) or not text or len(text) > MAX_STOP_STRING_CHARS:
-                raise invalid(
-                    f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters, got {text!r:.80}", "stop"
-                )
-        stop_token_ids = _list("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
-        if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise invalid(f"at most {MAX_STOP_TOKEN_IDS} stop token ids, got {len(stop_token_ids)}", "stop_token_ids")
-        for token_id in stop_token_ids:
-            _integer("stop_token_ids", token_id, 0, _U32 - 1)
-        suppressed = _list("suppress_tokens", () if self.suppress_tokens is None else self.suppress_tokens)
-        if len(suppressed) > MAX_SUPPRESS_TOKENS:
-            raise invalid(
-                f"suppress_tokens may name at most {MAX_SUPPRESS_TOKENS} tokens, got {len(suppressed)}",
-                "suppress_tokens",
-            )
-        for token_id in suppressed:
-            _integer("suppress_tokens", token_id, 0, _U32 - 1)
 
     @property
     def sampling(self) -> Sampling:
         """The worker's part."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=tuple(sorted((self.logit_bias or {}).items())),
-            num_logprobs=self.logprobs,
-            suppress_tokens=tuple(sorted(set(self.suppress_tokens or ()))),
-        )
+        return Sampling(**self._part(SAMPLING))
 
     @property
     def stopping(self) -> Stopping:
         """The scheduler's part."""
-        return Stopping(self.max_tokens, self.min_tokens, tuple(self.stop_token_ids or ()), self.ignore_eos)
+        return Stopping(**self._part(STOPPING))
 
     @property
     def text(self) -> TextOptions:
         """The detokenizer's part."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return TextOptions(stop, self.include_stop_str_in_output, self.skip_special_tokens)
+        return TextOptions(**self._part(TEXT))
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        return {each.field: each.kind.read(getattr(self, each.name)) for each in PARTS[part]}
+
+
+def _default(each: Any) -> Any:
+    return each.default if each.default is not MISSING else each.default_factory()
+
+
+# The lines by their names, and by who reads them.
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    each.name: Parameter.declared(each.name, each.type, _default(each)) for each in fields(SamplingParams)
+}
+PARTS: Final = {part: tuple(each for each in PARAMETERS.values() if each.part is part) for part in Part}

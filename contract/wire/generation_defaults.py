@@ -6,25 +6,22 @@ from typing import Any, Final
 import numpy as np
 
 from contract.domain.generation_defaults import FILLED, GenerationDefaults
+from contract.domain.parameter import Parameter
 from contract.v1 import requests_pb2
-from contract.wire.requests import pack_u32, unpack_u32
+from contract.wire.requests import decode_value, encode_value
 
-_SUPPRESS: Final = "suppress_tokens"
 _MAX_TOKENS: Final = "max_tokens"
-# Of SamplingParameters, by the names that they have in `SamplingParams`.
-_SAMPLING_FIELDS: Final = {
-    name: "suppress_token_ids" if name == _SUPPRESS else name for name in FILLED if name != _MAX_TOKENS
-}
+_OF_SAMPLING: Final = tuple(each for name, each in FILLED.items() if name != _MAX_TOKENS)
 
 
 def encode_defaults(defaults: GenerationDefaults) -> requests_pb2.GenerationDefaults:
     """A penstock.v1.GenerationDefaults."""
-    stated = dict(defaults.stated)
-    max_tokens = stated.pop(_MAX_TOKENS, None)
-    if _SUPPRESS in stated:
-        stated[_SUPPRESS] = pack_u32(stated[_SUPPRESS])
-    sampling = requests_pb2.SamplingParameters(**{_SAMPLING_FIELDS[name]: value for name, value in stated.items()})
-    return requests_pb2.GenerationDefaults(sampling=sampling, max_tokens=max_tokens)
+    stated = defaults.stated
+    sampling = requests_pb2.SamplingParameters()
+    for each in _OF_SAMPLING:
+        if each.name in stated:
+            sampling.MergeFrom(requests_pb2.SamplingParameters(**encode_value(each, stated[each.name])))
+    return requests_pb2.GenerationDefaults(sampling=sampling, max_tokens=stated.get(_MAX_TOKENS))
 
 
 def decode_defaults(message: requests_pb2.GenerationDefaults) -> GenerationDefaults:
@@ -33,14 +30,9 @@ def decode_defaults(message: requests_pb2.GenerationDefaults) -> GenerationDefau
     Raises:
         PenstockError: INVALID_ARGUMENT: a value is out of bounds.
     """
-    stated: dict[str, Any] = {
-        name: _shortest(getattr(message.sampling, field))
-        for name, field in _SAMPLING_FIELDS.items()
-        if message.sampling.HasField(field)  # type: ignore[arg-type]  # a field's name that is no literal
-    }
-    if _SUPPRESS in stated:
-        stated[_SUPPRESS] = tuple(unpack_u32(_SUPPRESS, stated[_SUPPRESS]))
-    if message.HasField("max_tokens"):
+    sampling = message.sampling
+    stated = {each.name: _shortest(decode_value(each, sampling)) for each in _OF_SAMPLING if _is_said(each, sampling)}
+    if message.HasField(_MAX_TOKENS):
         stated[_MAX_TOKENS] = message.max_tokens
     return GenerationDefaults(**stated)
 
@@ -50,15 +42,15 @@ def _shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+def _is_said(parameter: Parameter, sampling: requests_pb2.SamplingParameters) -> bool:
+    return sampling.HasField(parameter.field)  # type: ignore[arg-type]  # a field's name that is no literal
+
+
 def unsaid(message: requests_pb2.GenerateRequest) -> frozenset[str]:
     """The parameters of a client's request that are left to the defaults."""
-    left = {
-        name
-        for name, field in _SAMPLING_FIELDS.items()
-        if not message.sampling.HasField(field)  # type: ignore[arg-type]
-    }
+    left = {each.name for each in _OF_SAMPLING if not _is_said(each, message.sampling)}
     stopping = message.stopping
-    if stopping.max_tokens_is_default or not stopping.HasField("max_tokens"):
+    if stopping.max_tokens_is_default or not stopping.HasField(_MAX_TOKENS):
         left.add(_MAX_TOKENS)
     return frozenset(left)
 
@@ -69,4 +61,4 @@ def clear_unsaid(message: requests_pb2.GenerateRequest, unsaid: Collection[str])
         if name == _MAX_TOKENS:
             message.stopping.ClearField(_MAX_TOKENS)
         else:
-            message.sampling.ClearField(_SAMPLING_FIELDS[name])  # type: ignore[arg-type]
+            message.sampling.ClearField(FILLED[name].field)  # type: ignore[arg-type]

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from google.protobuf.message import Message as ProtobufMessage
 
 from contract.domain.errors import invalid
-from contract.domain.params import Sampling, SamplingParams, Stopping, TextOptions
+from contract.domain.parameter import Biases, Parameter, Part, Strings, TokenIds
+from contract.domain.params import PARTS, Sampling, SamplingParams, Stopping, TextOptions
 from contract.domain.request import Header, Message
 from contract.v1 import common_pb2, requests_pb2
 
@@ -22,7 +24,6 @@ _REMEMBERED = 64  # different parameters: those of most requests are the same, a
 _MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
 _PART = 64 * 1024  # values that are packed in one call
 J = TypeVar("J")
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def pack_u32(values: Iterable[int]) -> bytes:
@@ -73,23 +74,14 @@ def decode_header(message: common_pb2.Header) -> Header:
 
 def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
     """A request that has its parameters and nothing else: no prompt, model, priority or seed."""
-    sampling, stopping, text = encode_sampling(params.sampling), params.stopping, params.text
+    sampling = encode_sampling(params.sampling)
     sampling.top_p = max(params.top_p, _SMALLEST)
     sampling.repetition_penalty = max(params.repetition_penalty, _SMALLEST)
     return requests_pb2.GenerateRequest(
         n=params.n,
         sampling=sampling,
-        stopping=requests_pb2.StoppingParameters(
-            max_tokens=stopping.max_tokens,
-            min_tokens=stopping.min_tokens,
-            stop_token_ids=pack_u32(stopping.stop_token_ids),
-            ignore_eos=stopping.ignore_eos,
-        ),
-        text_options=requests_pb2.TextParameters(
-            stop=text.stop,
-            include_stop_str_in_output=text.include_stop_str_in_output,
-            skip_special_tokens=text.skip_special_tokens,
-        ),
+        stopping=requests_pb2.StoppingParameters(**_encode_part(Part.STOPPING, params.stopping)),
+        text_options=requests_pb2.TextParameters(**_encode_part(Part.TEXT, params.text)),
     )
 
 
@@ -108,29 +100,13 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
 @lru_cache(_REMEMBERED)
 def _params(n: int, sampling_part: bytes, stopping_part: bytes, text_part: bytes) -> SamplingParams:
     # Parts are not remembered by themselves: that would be before they are checked.
-    sampling = _read_sampling(requests_pb2.SamplingParameters.FromString(sampling_part))
-    stopping = _read_stopping(requests_pb2.StoppingParameters.FromString(stopping_part))
-    text = decode_text_options(requests_pb2.TextParameters.FromString(text_part))
-    return SamplingParams(
-        n=n,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        max_tokens=stopping.max_tokens,
-        min_tokens=stopping.min_tokens,
-        stop=text.stop,
-        stop_token_ids=stopping.stop_token_ids,
-        ignore_eos=stopping.ignore_eos,
-        logprobs=sampling.num_logprobs,
-        skip_special_tokens=text.skip_special_tokens,
-        include_stop_str_in_output=text.include_stop_str_in_output,
-        suppress_tokens=sampling.suppress_tokens,
-    )
+    parts = {
+        Part.SAMPLING: _read_sampling(requests_pb2.SamplingParameters.FromString(sampling_part)),
+        Part.STOPPING: _read_stopping(requests_pb2.StoppingParameters.FromString(stopping_part)),
+        Part.TEXT: decode_text_options(requests_pb2.TextParameters.FromString(text_part)),
+    }
+    values = {each.name: getattr(read, each.field) for part, read in parts.items() for each in PARTS[part]}
+    return SamplingParams(n=n, **values | {"logit_bias": dict(values["logit_bias"])})
 
 
 def num_samples(message: requests_pb2.GenerateRequest) -> int:
@@ -140,19 +116,7 @@ def num_samples(message: requests_pb2.GenerateRequest) -> int:
 
 def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
     """The worker's part of the parameters."""
-    return requests_pb2.SamplingParameters(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias_ids=pack_u32(token_id for token_id, _ in sampling.logit_bias),
-        logit_bias_values=np.array([bias for _, bias in sampling.logit_bias], "<f4").tobytes(),
-        num_logprobs=sampling.num_logprobs,
-        suppress_token_ids=pack_u32(sampling.suppress_tokens),
-    )
+    return requests_pb2.SamplingParameters(**_encode_part(Part.SAMPLING, sampling))
 
 
 def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
@@ -170,17 +134,7 @@ def _sampling(payload: bytes) -> Sampling:
 
 
 def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    ids = unpack_u32("sampling.logit_bias_ids", message.logit_bias_ids)
-    if len(message.logit_bias_values) != 4 * len(ids):
-        raise invalid("logit_bias_values must have a value for each of logit_bias_ids", "logit_bias_values")
-    biases: list[float] = np.frombuffer(message.logit_bias_values, "<f4").tolist()
-    return Sampling(
-        top_k=message.top_k,
-        logit_bias=tuple(zip(ids, biases, strict=True)),
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        suppress_tokens=tuple(unpack_u32("sampling.suppress_token_ids", message.suppress_token_ids)),
-        **{field.name: value for field, value in message.ListFields() if field.name in _FLOATS},
-    )
+    return Sampling(**_decode_part(Part.SAMPLING, message))
 
 
 def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
@@ -198,21 +152,72 @@ def _stopping(payload: bytes) -> Stopping:
 
 
 def _read_stopping(message: requests_pb2.StoppingParameters) -> Stopping:
-    return Stopping(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(unpack_u32("stopping.stop_token_ids", message.stop_token_ids)),
-        ignore_eos=message.ignore_eos,
-    )
+    return Stopping(**_decode_part(Part.STOPPING, message))
 
 
 def decode_text_options(message: requests_pb2.TextParameters) -> TextOptions:
     """The detokenizer's part of the parameters."""
-    return TextOptions(
-        stop=tuple(message.stop),
-        include_stop_str_in_output=message.include_stop_str_in_output,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
-    )
+    return TextOptions(**_decode_part(Part.TEXT, message))
+
+
+def _encode_part(part: Part, values: Sampling | Stopping | TextOptions) -> dict[str, Any]:
+    """The fields of a part's message."""
+    return {
+        name: value for each in PARTS[part] for name, value in encode_value(each, getattr(values, each.field)).items()
+    }
+
+
+def encode_value(parameter: Parameter, value: Any) -> dict[str, Any]:
+    """The fields of its part's message that say what a parameter is; `value` as its part has it."""
+    match parameter.kind:
+        case TokenIds():
+            return {parameter.field: pack_u32(value)}
+        case Biases():
+            ids, biases = zip(*value, strict=True) if value else ((), ())
+            return {
+                f"{parameter.field}_ids": pack_u32(ids),
+                f"{parameter.field}_values": np.array(biases, "<f4").tobytes(),
+            }
+        case _:
+            return {parameter.field: value}
+
+
+def _decode_part(part: Part, message: ProtobufMessage) -> dict[str, Any]:
+    """What a part's message says, by the names that it has there; what is absent has its default."""
+    found = {}
+    for each in PARTS[part]:
+        if isinstance(each.kind, Biases) or not _has_presence(message, each.field) or message.HasField(each.field):
+            found[each.field] = decode_value(each, message)
+    return found
+
+
+def decode_value(parameter: Parameter, message: ProtobufMessage) -> Any:
+    """The inverse of `encode_value`, of a field that is there.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field: it is no column of as many bytes as it must have.
+    """
+    where = f"{parameter.part.value}.{parameter.field}"
+    match parameter.kind:
+        case TokenIds():
+            return tuple(unpack_u32(where, getattr(message, parameter.field)))
+        case Biases():
+            values_field = f"{parameter.field}_values"
+            ids, packed = (
+                unpack_u32(f"{where}_ids", getattr(message, f"{parameter.field}_ids")),
+                getattr(message, values_field),
+            )
+            if len(packed) != 4 * len(ids):
+                raise invalid(f"{values_field} must have a value for each of {parameter.field}_ids", values_field)
+            return tuple(zip(ids, np.frombuffer(packed, "<f4").tolist(), strict=True))
+        case Strings():
+            return tuple(getattr(message, parameter.field))
+        case _:
+            return getattr(message, parameter.field)
+
+
+def _has_presence(message: ProtobufMessage, field: str) -> bool:
+    return message.DESCRIPTOR.fields_by_name[field].has_presence
 
 
 def encode_message(message: Message) -> requests_pb2.ChatMessage:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from contract.domain.errors import PenstockError, invalid
-from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
-from contract.domain.params import MAX_LOGPROBS, SamplingParams
+from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
+from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.unsupported import check_fields, unknown_field
@@ -68,26 +68,9 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of both calls. Null means the default, as OpenAI's clients send it."""
+    """The fields of both calls beside parameters. Null means the default, as OpenAI's clients send it."""
 
     model: str | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
     priority: int | None = None
     user: str | None = None
     stream: bool | None = None
@@ -96,16 +79,17 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     resumable: bool | None = None
     cache_salt: str | None = None
-    suppress_tokens: list[int] | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
+    max_tokens: int | None = None
     logprobs: int | None = None
 
 
 class _ChatBody(_Body, frozen=True, kw_only=True):
     messages: list[msgspec.Raw] | None = None  # each is read by itself: all in one would let no thread run meanwhile
+    max_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -117,16 +101,26 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
 
 B = TypeVar("B", bound=_Body)
 
+
+def _with_parameters(body: type[B]) -> type[B]:
+    """A body that has the parameters too, but for those that it declares by itself."""
+    fields = [
+        (name, each.kind.json | None, None) for name, each in PARAMETERS.items() if name not in body.__struct_fields__
+    ]
+    return cast(type[B], msgspec.defstruct(body.__name__, fields, bases=(body,), frozen=True, kw_only=True))
+
+
 _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_completion = msgspec.json.Decoder(_CompletionBody)
-_chat = msgspec.json.Decoder(_ChatBody)
+_FULL_COMPLETION, _FULL_CHAT = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
+_completion = msgspec.json.Decoder(_FULL_COMPLETION)
+_chat = msgspec.json.Decoder(_FULL_CHAT)
 _message = msgspec.json.Decoder(dict[str, Any])
 _TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message")
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
-COMPLETION_FIELDS = frozenset(_CompletionBody.__struct_fields__) | _OPTIONS
-CHAT_FIELDS = frozenset(_ChatBody.__struct_fields__) | _OPTIONS
+COMPLETION_FIELDS = frozenset(_FULL_COMPLETION.__struct_fields__) | _OPTIONS
+CHAT_FIELDS = frozenset(_FULL_CHAT.__struct_fields__) | _OPTIONS
 
 
 def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:
@@ -259,37 +253,13 @@ def _params(
         num_logprobs: as it says.
         defaults: those of the model.
     """
+    said = {name: getattr(raw, name) for name in PARAMETERS} | {"max_tokens": max_tokens, "logprobs": num_logprobs}
     said = {
-        "temperature": raw.temperature,
-        "top_p": raw.top_p,
-        "top_k": raw.top_k,
-        "min_p": raw.min_p,
-        "repetition_penalty": raw.repetition_penalty,
-        "max_tokens": max_tokens,
-        "suppress_tokens": None if raw.suppress_tokens is None else tuple(raw.suppress_tokens),
+        name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value is not None
     }
-    values: dict[str, Any] = {"max_tokens": most, **defaults.stated}
-    values |= {name: value for name, value in said.items() if value is not None}
-    unsaid = frozenset(name for name, value in said.items() if value is None)
-    params = _remembered(
-        n=_or(raw.n, 1),
-        presence_penalty=_or(raw.presence_penalty, 0.0),
-        frequency_penalty=_or(raw.frequency_penalty, 0.0),
-        seed=raw.seed,
-        min_tokens=_or(raw.min_tokens, 0),
-        stop=raw.stop if isinstance(raw.stop, str) else tuple(raw.stop or ()),
-        stop_token_ids=tuple(raw.stop_token_ids or ()),
-        ignore_eos=bool(raw.ignore_eos),
-        logprobs=num_logprobs,
-        skip_special_tokens=_or(raw.skip_special_tokens, True),
-        include_stop_str_in_output=bool(raw.include_stop_str_in_output),
-        **values,
-    )
-    return (replace(params, logit_bias=_logit_bias(raw.logit_bias)) if raw.logit_bias else params), unsaid
-
-
-def _or(value: V | None, default: V) -> V:
-    return default if value is None else value
+    biases = _logit_bias(said.pop("logit_bias", {}))
+    params = _remembered(**{"max_tokens": most, **defaults.stated, **said})
+    return (replace(params, logit_bias=biases) if biases else params), frozenset(FILLED.keys() - said.keys())
 
 
 def _logit_bias(raw: dict[str, float]) -> dict[int, float]:

@@ -174,7 +174,7 @@ def encode_call(
     full = full_params(params)
     request = encode_params(full)
     if not isinstance(params, SamplingParams):
-        left = FILLED.difference(name for name, value in (params or {}).items() if value is not None)
+        left = FILLED.keys() - {name for name, value in (params or {}).items() if value is not None}
         request.stopping.max_tokens_is_default = "max_tokens" in left
         clear_unsaid(request, left - {"max_tokens"})
     request.model, request.priority = model, priority

@@ -3,9 +3,8 @@
 from typing import Any, Final
 
 from contract.domain.errors import PenstockError, broken
-from contract.domain.generation_defaults import GenerationDefaults
+from contract.domain.generation_defaults import FILLED, GenerationDefaults
 
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 # What else transformers generates by, and the values that ask for nothing. `do_sample` is not among it: whether a
 # token is drawn is said by the temperature alone, as in OpenAI's API and in vLLM. Base models whose file says false
 # would else answer several samples with one text.
@@ -35,13 +34,10 @@ def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDe
     within = tuple(sorted({token_id for token_id in suppressed or () if 0 <= token_id < vocab_size}))
     if len(within) >= vocab_size:
         raise _wrong("suppress_tokens leaves no token")
+    said = {name: config.get(each.filled or name) for name, each in FILLED.items()}
+    said |= {"top_k": _count(said["top_k"]), "suppress_tokens": within or None}
     try:
-        return GenerationDefaults(
-            **{name: config.get(name) for name in _NUMBERS},
-            top_k=None if config.get("top_k") is None else _count(config["top_k"]),
-            max_tokens=config.get("max_new_tokens"),
-            suppress_tokens=within or None,
-        )
+        return GenerationDefaults(**said)
     except PenstockError as error:
         raise _wrong(error.message) from error
 

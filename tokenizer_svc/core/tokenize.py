@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from contract.domain.errors import context_exceeded, invalid
-from contract.domain.params import Stopping
+from contract.domain.parameter import Biases, TokenIds
+from contract.domain.params import PARAMETERS, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from tokenizer_svc.core.vocabulary import Vocabulary
+
+_OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +142,8 @@ class PromptTokenizer:
 
     def _check_params(self, request: Request) -> None:
         size = self.vocabulary.vocab_size
-        for name, ids in (
-            ("stop_token_ids", request.params.stop_token_ids or ()),
-            ("logit_bias", request.params.logit_bias or ()),
-            ("suppress_tokens", request.params.suppress_tokens or ()),
-        ):
+        for name in _OF_TOKENS:
+            ids = getattr(request.params, name) or ()
             if (wrong := max(ids, default=0)) >= size:
                 raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
         if len(set(request.params.suppress_tokens or ())) >= size:

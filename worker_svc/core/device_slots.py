@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from contract.domain.plan import U32, Admission
-from worker_svc.core.slot_sampling import SlotSampling
+from worker_svc.core.slot_sampling import NUM_FLOATS, NUM_INTEGERS, SlotSampling
 from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
 from worker_svc.core.transfer import upload
 
@@ -63,8 +63,8 @@ class DeviceSlots:
     tokens        i32[max_num_seqs + 1, max_model_len + 1]  every token of the sequence that is known so far
     num_computed  i64[max_num_seqs + 1]  tokens whose KV is written once what is launched is done
     block_tables  i32[max_num_seqs + 1, max_blocks]; the dummy's blocks are the one after the last
-    floats        f32[max_num_seqs + 1, 6]  see `SlotSampling`
-    integers      i64[max_num_seqs + 1, 3]  see `SlotSampling`
+    floats        f32[max_num_seqs + 1, NUM_FLOATS]  see `SlotSampling`
+    integers      i64[max_num_seqs + 1, NUM_INTEGERS]  see `SlotSampling`
     sampling      what the host knows of the last two
     """
 
@@ -74,7 +74,7 @@ class DeviceSlots:
         self.dummy_slot = num_slots
         # All tables lie in one piece of memory, `cells` i32, so that one kernel writes what enters them.
         rows = num_slots + 1
-        widths = host.max_tokens, host.max_blocks, 2, 6, 6
+        widths = host.max_tokens, host.max_blocks, 2, 2 * NUM_INTEGERS, NUM_FLOATS
         self.cells, places = _pieces(device, *(rows * width for width in widths))
         self._tables = [(place.start, width) for place, width in zip(places, widths, strict=True)]
         self.entering = Runs()  # what sequences brought and nobody has written yet
@@ -83,8 +83,8 @@ class DeviceSlots:
         self.block_tables = block_tables.view(rows, host.max_blocks)
         self.block_tables[num_slots] = host.limits.num_blocks
         self.num_computed = num_computed.view(torch.int64)
-        self.integers = integers.view(torch.int64).view(rows, 3)
-        self.floats = floats.view(torch.float32).view(rows, 6)
+        self.integers = integers.view(torch.int64).view(rows, NUM_INTEGERS)
+        self.floats = floats.view(torch.float32).view(rows, NUM_FLOATS)
         self.sampling = SlotSampling(num_slots, host.limits.vocab_size)
         self._num_computed = np.zeros((num_slots, 1), np.int64)  # when they entered
 

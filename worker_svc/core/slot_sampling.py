@@ -8,27 +8,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract.domain.parameter import Column, Part
+from contract.domain.params import PARTS
 from contract.domain.plan import Admission
 from worker_svc.core.sampler import Draw, Entries, Extras, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import F32, I64
 from worker_svc.core.transfer import upload, upload_floats
 
-TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of `SlotSampling.floats`
-TOP_K, SEED, NUM_PROMPT = range(3)  # columns of `SlotSampling.integers`
+# Columns of `SlotSampling.floats` and, before two of the sequence itself, of `SlotSampling.integers`.
+FLOATS, INTEGERS = (
+    tuple(each.field for each in PARTS[Part.SAMPLING] if each.column is column)
+    for column in (Column.FLOATS, Column.INTEGERS)
+)
+TEMPERATURE, TOP_P, MIN_P = map(FLOATS.index, ("temperature", "top_p", "min_p"))
+REPETITION, PRESENCE, FREQUENCY = (FLOATS.index(f"{each}_penalty") for each in ("repetition", "presence", "frequency"))
+TOP_K, SEED, NUM_PROMPT = INTEGERS.index("top_k"), len(INTEGERS), len(INTEGERS) + 1
+NUM_FLOATS, NUM_INTEGERS = len(FLOATS), len(INTEGERS) + 2
 _NO_LOGPROBS = -1
 
 
 class SlotSampling:
     """Indexed by slot.
 
-    floats    f32[max_num_seqs, 6]  temperature, top-p, min-p, repetition, presence, frequency penalty
-    integers  i64[max_num_seqs, 3]  top-k, seed (two's complement), prompt tokens
+    floats    f32[max_num_seqs, NUM_FLOATS]  a column for each of `FLOATS`
+    integers  i64[max_num_seqs, NUM_INTEGERS]  a column for each of `INTEGERS`, seed (two's complement), prompt tokens
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self.floats = np.zeros((max_num_seqs, 6), np.float32)
-        self.integers = np.zeros((max_num_seqs, 3), np.int64)
+        self.floats = np.zeros((max_num_seqs, NUM_FLOATS), np.float32)
+        self.integers = np.zeros((max_num_seqs, NUM_INTEGERS), np.int64)
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(max_num_seqs, np.bool_)
         self._has_cuts = np.zeros(max_num_seqs, np.bool_)  # it draws by top-k, top-p or min-p
@@ -40,16 +49,10 @@ class SlotSampling:
     def remember(self, admission: Admission) -> None:
         """A sequence enters its slot."""
         slot, sampling = admission.slot, admission.sampling
-        self.floats[slot] = (
-            sampling.temperature,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-        )
+        self.floats[slot] = [getattr(sampling, name) for name in FLOATS]
         seed = admission.seed if admission.seed < 2**63 else admission.seed - 2**64
-        self.integers[slot] = (min(sampling.top_k, self._vocab_size), seed, admission.num_prompt_tokens)
+        self.integers[slot] = (*(getattr(sampling, name) for name in INTEGERS), seed, admission.num_prompt_tokens)
+        self.integers[slot, TOP_K] = min(sampling.top_k, self._vocab_size)
         wanted = _NO_LOGPROBS if sampling.num_logprobs is None else min(sampling.num_logprobs, self._vocab_size)
         self._num_logprobs[slot] = wanted
         self._has_penalties[slot] = has_penalties = (
@@ -61,7 +64,7 @@ class SlotSampling:
         self._stop_ids[slot] = stop_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
         biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
-        biases += [(token, -np.inf) for token in sampling.suppress_tokens if token < self._vocab_size]
+        biases += [(token, -np.inf) for token in sampling.suppress_token_ids if token < self._vocab_size]
         self._biases.pop(slot, None)
         if biases:
             token_ids, values = zip(*biases, strict=True)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from contract.domain.errors import ERROR_KINDS, ErrorCode
+from contract.domain.params import PARAMETERS
 from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import auth, event_ids, idempotency
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
@@ -54,8 +55,9 @@ def test_the_routes_are_those_of_the_application() -> None:
 
 
 def test_the_fields_that_are_done_are_those_of_the_bodies() -> None:
-    found = by_call("Fields that are done")
-    assert found[BOTH] == COMPLETION_FIELDS & CHAT_FIELDS
+    found, parameters = by_call("Fields that are done"), by_call("Sampling parameters")
+    assert found[BOTH] | parameters[BOTH] == COMPLETION_FIELDS & CHAT_FIELDS
+    assert parameters[BOTH] == set(PARAMETERS)
     assert found["completion"] == COMPLETION_FIELDS - CHAT_FIELDS
     assert found["chat"] == CHAT_FIELDS - COMPLETION_FIELDS
 

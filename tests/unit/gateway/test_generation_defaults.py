@@ -23,7 +23,15 @@ from gateway_svc.settings import GatewaySettings
 from penstock.client import Client
 from servicekit.bus.calls import Fetch, Leave
 
-DEFAULTS = GenerationDefaults(0.6, 0.95, 20, 0.05, 1.05, 30, (5, 7))
+DEFAULTS = GenerationDefaults(
+    temperature=0.6,
+    top_p=0.95,
+    top_k=20,
+    min_p=0.05,
+    repetition_penalty=1.05,
+    max_tokens=30,
+    suppress_tokens=(5, 7),
+)
 OTHERS = GenerationDefaults(temperature=0.1, max_tokens=9)
 BODY = {"model": "tiny", "prompt": "x"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -140,7 +148,7 @@ def test_the_python_client_gives_all_or_some_or_none(told: Told) -> None:
         for params, expected in (
             (None, DEFAULTS.params()),
             (SamplingParams(), SamplingParams()),
-            ({"temperature": 0.5, "seed": 2}, GenerationDefaults(0.5, 0.95, 20, 0.05, 1.05, 30, (5, 7)).params()),
+            ({"temperature": 0.5, "seed": 2}, GenerationDefaults(**{**DEFAULTS.stated, "temperature": 0.5}).params()),
         ):
             client.complete("x", params)
             found = params_of(gateway.pipeline.incoming[-1].body)

@@ -35,7 +35,15 @@ def load(path: Path, config: Any, choice: str = "model") -> Vocabulary:
 def test_the_models_own_file_holds(tmp_path: Path) -> None:
     vocabulary = load(tmp_path, STATED)
     # Of a token beyond the model's 310 there are no logits.
-    assert vocabulary.defaults == GenerationDefaults(0.6, 0.95, 20, 0.05, 1.05, 2048, (5, 7))
+    assert vocabulary.defaults == GenerationDefaults(
+        temperature=0.6,
+        top_p=0.95,
+        top_k=20,
+        min_p=0.05,
+        repetition_penalty=1.05,
+        max_tokens=2048,
+        suppress_tokens=(5, 7),
+    )
     assert vocabulary.defaults_not_done == ()
 
 
@@ -97,7 +105,7 @@ def test_what_it_asks_for_and_nothing_does_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_both_ways_to_keep_all_tokens_are_one(tmp_path: Path, top_k: int) -> None:
-    assert load(tmp_path, {"top_k": top_k}).defaults.top_k == 0
+    assert load(tmp_path, {"top_k": top_k}).defaults.stated["top_k"] == 0
 
 
 def test_a_bound_that_nobody_asked_for_is_what_the_context_leaves(tmp_path: Path) -> None:

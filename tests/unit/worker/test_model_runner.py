@@ -82,7 +82,7 @@ def test_bias_forces_and_forbids_tokens_in_its_own_slot_only() -> None:
 def test_suppressed_tokens_never_come_whatever_their_bias(temperature: float) -> None:
     liked = ((33, 100.0), (34, 90.0))
     free = Sampling(temperature=temperature, logit_bias=liked)
-    held = Sampling(temperature=temperature, logit_bias=liked, suppress_tokens=(33, 5_000_000))
+    held = Sampling(temperature=temperature, logit_bias=liked, suppress_token_ids=(33, 5_000_000))
     outputs = generate(make_runner(), [entering(0, sampling=held), entering(1, sampling=free)], 5)
     assert outputs == [[34] * 5, [33] * 5]
 
