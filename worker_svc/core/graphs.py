@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from worker_svc.core.batch import Batch
+from worker_svc.core.changes import Changes, Entries
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.kernels.compiling import compile_launches
-from worker_svc.core.sampler import Entries, Extras
+from worker_svc.core.sampler import Extras
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -61,7 +62,7 @@ class DecodeGraphs(StepDecoder):
                 output = step(self._slots[:size])
             # What no graph does, but steps after graphs do, of logits as they are and of changed ones.
             rows, values = output.positions[:1], output.logits.new_empty(1, dtype=torch.float32)
-            changes = Extras(has_penalties=True, entries=Entries(rows, rows, values), logprob_rows=rows)
+            changes = Extras(has_penalties=True, changes=Changes(Entries(rows, rows, values)), logprob_rows=rows)
             for extras in (Extras(has_cuts=True), changes, replace(changes, has_cuts=True)):
                 self.sample(output.logits, output.slots, output.positions, extras)
             if self._chunks is not None:

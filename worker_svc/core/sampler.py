@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.changes import Changes, change
 from worker_svc.core.noise import uniform
 
 PART_TOKENS = 4096  # of the vocabulary: a part is drawn first, then a token of it
@@ -25,17 +26,6 @@ class Penalties:
     repetition: Tensor  # f32[p], 1 is none
     presence: Tensor  # f32[p], 0 is none
     frequency: Tensor  # f32[p], 0 is none
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Single logits that are changed: row `rows[i]`, token `token_ids[i]`. The order does not matter: a token has one
-    bias at most, and may be forbidden beside that.
-    """
-
-    rows: Tensor  # i64[e]
-    token_ids: Tensor  # i64[e]
-    values: Tensor  # f32[e], added: biases, and -inf where a token is forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,7 @@ class SamplerInput:
 
     draw: Draw | None = None
     penalties: Penalties | None = None
-    entries: Entries | None = None
+    changes: Changes | None = None
     logprob_rows: Tensor | None = None  # i64[l]
     num_top_logprobs: int = 0  # the most that a row asks for
 
@@ -77,7 +67,7 @@ class Extras:
 
     has_cuts: bool = False  # top-k, top-p or min-p
     has_penalties: bool = False
-    entries: Entries | None = None
+    changes: Changes | None = None
     logprob_rows: Tensor | None = None  # as in `SamplerInput`
     num_top_logprobs: int = 0
 
@@ -114,15 +104,13 @@ def sample(logits: Tensor, asked: SamplerInput) -> Sampled:
 
 
 def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:
-    if asked.penalties is None and asked.entries is None:
+    if asked.penalties is None and asked.changes is None:
         return logits
     adjusted = logits.clone()
     if asked.penalties is not None:
         _penalise(adjusted, asked.penalties)
-    if asked.entries is not None:
-        # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
-        places = asked.entries.rows * adjusted.shape[1] + asked.entries.token_ids
-        adjusted.view(-1).scatter_add_(0, places, asked.entries.values)
+    if asked.changes is not None:
+        change(adjusted, asked.changes)
     return adjusted
 
 

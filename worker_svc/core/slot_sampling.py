@@ -2,8 +2,6 @@
 needs.
 """
 
-import sys
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,8 +9,9 @@ from torch import Tensor
 from contract.domain.parameter import Column, Part
 from contract.domain.params import PARTS
 from contract.domain.plan import Admission
-from worker_svc.core.sampler import Draw, Entries, Extras, Penalties, SamplerInput, Truncation
-from worker_svc.core.slots import F32, I64
+from worker_svc.core.changes import SlotChanges
+from worker_svc.core.sampler import Draw, Extras, Penalties, SamplerInput, Truncation
+from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload, upload_floats
 
 # Columns of `SlotSampling.floats` and, before two of the sequence itself, of `SlotSampling.integers`.
@@ -41,10 +40,8 @@ class SlotSampling:
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
         self._has_penalties = np.zeros(max_num_seqs, np.bool_)
         self._has_cuts = np.zeros(max_num_seqs, np.bool_)  # it draws by top-k, top-p or min-p
-        self._is_plain = np.ones(max_num_seqs, np.bool_)  # it asks for nothing of the above, and has no biases
-        self._min_tokens = np.zeros(max_num_seqs, np.int64)  # stop ids are forbidden below this position
-        self._stop_ids: dict[int, I64] = {}
-        self._biases: dict[int, tuple[I64, F32]] = {}
+        self._is_plain = np.ones(max_num_seqs, np.bool_)  # it asks for none of that, and no changes
+        self._changes = SlotChanges(max_num_seqs, vocab_size)
 
     def remember(self, admission: Admission) -> None:
         """A sequence enters its slot."""
@@ -60,16 +57,8 @@ class SlotSampling:
         )
         is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self._has_cuts[slot] = has_cuts = is_cut and sampling.temperature > 0
-        stop_ids = np.array([token for token in admission.stop_token_ids if token < self._vocab_size], np.int64)
-        self._stop_ids[slot] = stop_ids
-        self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
-        biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
-        biases += [(token, -np.inf) for token in sampling.suppress_token_ids if token < self._vocab_size]
-        self._biases.pop(slot, None)
-        if biases:
-            token_ids, values = zip(*biases, strict=True)
-            self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
-        self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or biases or has_cuts)
+        has_changes = self._changes.remember(admission)
+        self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or has_changes or has_cuts)
 
     def num_logprobs(self, slots: I64) -> I64:
         """How many alternatives each slot wants beside its token's logprob; -1: not even that."""
@@ -77,12 +66,12 @@ class SlotSampling:
 
     def extras(self, slots: I64, positions: I64, device: torch.device) -> Extras | None:
         """What the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
-        if (self._is_plain[slots] & (positions >= self._min_tokens[slots])).all():
+        if (self._is_plain[slots] & ~self._changes.are_early(slots, positions)).all():
             return None
         return Extras(
             has_cuts=bool(self._has_cuts[slots].any()),
             has_penalties=bool(self._has_penalties[slots].any()),
-            entries=self._entries(slots, positions, device),
+            changes=self._changes.changes(slots, positions, device),
             logprob_rows=self._logprob_rows(slots, device),
             num_top_logprobs=self._num_top_logprobs(slots),
         )
@@ -91,8 +80,7 @@ class SlotSampling:
         """For how many steps in a row, each of which samples the next token of each slot, `extras` are those of the
         first, which samples the tokens at `positions`.
         """
-        left = self._min_tokens[slots] - positions
-        return int(left[left > 0].min(initial=sys.maxsize))
+        return self._changes.num_alike(slots, positions)
 
     def sampler_input(self, slots: I64, positions: I64, histories: Tensor) -> SamplerInput:
         """All that the tokens at `positions` of `slots` need; histories i32[slots, tokens] are on the device."""
@@ -100,7 +88,7 @@ class SlotSampling:
         return SamplerInput(
             draw=self._draw(slots, positions, device),
             penalties=self._penalties(slots, positions, histories),
-            entries=self._entries(slots, positions, device),
+            changes=self._changes.changes(slots, positions, device),
             logprob_rows=self._logprob_rows(slots, device),
             num_top_logprobs=self._num_top_logprobs(slots),
         )
@@ -146,24 +134,6 @@ class SlotSampling:
             presence=presence,
             frequency=frequency,
         )
-
-    def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
-        """Biases, tokens that are suppressed, and stop tokens where it is too early for them."""
-        is_early = positions < self._min_tokens[slots]
-        found = []
-        if self._biases or is_early.any():
-            for row, (slot, early) in enumerate(zip(slots.tolist(), is_early.tolist(), strict=True)):
-                if slot in self._biases:
-                    found.append((row, *self._biases[slot]))
-                if early:
-                    stop_ids = self._stop_ids[slot]
-                    found.append((row, stop_ids, np.full(len(stop_ids), -np.inf, np.float32)))
-        if not found:
-            return None
-        rows = np.repeat([row for row, _, _ in found], [len(token_ids) for _, token_ids, _ in found])
-        token_ids, values = (np.concatenate([each[column] for each in found]) for column in (1, 2))
-        rows_on_device, ids_on_device = upload(device, rows, token_ids)
-        return Entries(rows_on_device, ids_on_device, upload_floats(device, values))
 
     def _logprob_rows(self, slots: I64, device: torch.device) -> Tensor | None:
         rows = np.flatnonzero(self._num_logprobs[slots] != _NO_LOGPROBS)

@@ -7,10 +7,11 @@ from kernel_inputs import DEVICE, DTYPE, randn
 
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission
+from worker_svc.core.changes import Changes, Entries
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.penalties import changed_logits
-from worker_svc.core.sampler import Entries, Extras, SamplerInput, _adjust
+from worker_svc.core.sampler import Extras, SamplerInput, _adjust
 from worker_svc.core.slots import HostSlots
 
 # Histories of fewer tokens than a program counts at a time, and of more than all programs of a row do.
@@ -91,5 +92,5 @@ def test_as_many_entries_as_anybody_likes() -> None:
     rows = torch.arange(300, device=DEVICE)
     entries = Entries(rows, rows % 97, torch.full((300,), 2.0, device=DEVICE))
     slots = torch.ones_like(rows)
-    changed = changed_logits(logits, slots, torch.full_like(rows, 2), state, Extras(entries=entries))
-    assert torch.equal(changed, _adjust(logits, SamplerInput(entries=entries)))
+    changed = changed_logits(logits, slots, torch.full_like(rows, 2), state, Extras(changes=Changes(entries)))
+    assert torch.equal(changed, _adjust(logits, SamplerInput(changes=Changes(entries))))

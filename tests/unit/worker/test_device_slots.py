@@ -61,9 +61,10 @@ def test_of_tokens_that_the_vocabulary_does_not_have_nothing_is_asked() -> None:
     asked.remember(Admission(0, tokens, 1, 0, tokens, sampling, 0, 5, stops))
     extras = asked.extras(np.array([0]), np.array([1]), torch.device("cpu"))
     assert extras is not None
-    assert extras.entries is not None
-    assert extras.entries.token_ids.tolist() == [3, 7]
-    assert extras.entries.values.tolist() == [1.0, -np.inf]
+    assert extras.changes is not None
+    assert extras.changes.entries is not None
+    assert extras.changes.entries.token_ids.tolist() == [3, 7]
+    assert extras.changes.entries.values.tolist() == [1.0, -np.inf]
     assert asked.integers[0, TOP_K] == 100
     few = SlotSampling(max_num_seqs=1, vocab_size=6)
     few.remember(Admission(0, tokens, 1, 0, tokens, sampling, 0))

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from contract.domain import chain
+from worker_svc.core.changes import Changes, Entries
 from worker_svc.core.noise import mix, uniform
-from worker_svc.core.sampler import Draw, Entries, Penalties, SamplerInput, Truncation, sample
+from worker_svc.core.sampler import Draw, Penalties, SamplerInput, Truncation, sample
 
 VOCAB = 12
 NUM_DRAWS = 20_000
@@ -187,7 +188,7 @@ def test_penalties_equal_a_plain_reference() -> None:
                 torch.tensor(hidden, dtype=torch.long),
                 torch.full((len(hidden),), -1e9),
             )
-            result = sample(torch.tensor(logits), SamplerInput(penalties=asked, entries=banned))
+            result = sample(torch.tensor(logits), SamplerInput(penalties=asked, changes=Changes(banned)))
             assert int(result.token_ids[row]) == token
             hidden.append(token)
 
@@ -195,14 +196,14 @@ def test_penalties_equal_a_plain_reference() -> None:
 def test_bias_and_forbidden_tokens_move_the_choice_and_leave_other_rows() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     entries = Entries(torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2]), torch.tensor([2.5, 50.0, -torch.inf]))
-    assert sample(logits, SamplerInput(entries=entries)).token_ids.tolist() == [0, 1, 2]
+    assert sample(logits, SamplerInput(changes=Changes(entries))).token_ids.tolist() == [0, 1, 2]
     assert logits[0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(5, 300, generator=torch.Generator().manual_seed(9)) * 3
     bias = Entries(torch.arange(5), torch.full((5,), 17), torch.full((5,), 100.0))
-    asked = SamplerInput(entries=bias, logprob_rows=torch.tensor([1, 3]), num_top_logprobs=4)
+    asked = SamplerInput(changes=Changes(bias), logprob_rows=torch.tensor([1, 3]), num_top_logprobs=4)
     result = sample(logits, asked)
     exact = logits.double().log_softmax(-1)
     assert result.token_ids.tolist() == [17] * 5
@@ -220,7 +221,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 def test_tokens_that_are_equally_likely_have_the_rank_of_the_first_of_them() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 3.0, 2.0]]).repeat(5, 1)
     forced = Entries(torch.arange(5), torch.arange(5), torch.full((5,), 100.0))
-    result = sample(logits, SamplerInput(entries=forced, logprob_rows=torch.arange(5)))
+    result = sample(logits, SamplerInput(changes=Changes(forced), logprob_rows=torch.arange(5)))
     assert result.token_ids.tolist() == [0, 1, 2, 3, 4]
     assert result.ranks is not None
     assert result.ranks.tolist() == [5, 2, 2, 1, 2]
@@ -232,12 +233,12 @@ def test_penalties_come_before_bias_and_bias_before_temperature() -> None:
     one, zero = torch.ones(1), torch.zeros(1)
     seen = Penalties(torch.tensor([0]), torch.tensor([[0]]), torch.tensor([1]), torch.tensor([1]), 2 * one, zero, zero)
     raised = Entries(torch.tensor([0]), torch.tensor([0]), torch.tensor([1.0]))
-    assert sample(logits, SamplerInput(penalties=seen, entries=raised)).token_ids.tolist() == [0]
+    assert sample(logits, SamplerInput(penalties=seen, changes=Changes(raised))).token_ids.tolist() == [0]
     # (-2 + 1) / 2 is e^-0.5 as likely as the best, which min-p 0.8 drops; -2 / 2 + 1 would be as likely as the best.
     logits = torch.tensor([[0.0, -2.0]]).expand(200, -1)
     raised = Entries(torch.arange(200), torch.ones(200, dtype=torch.long), torch.ones(200))
     drawn = draw(200, temperature=2.0, min_p=torch.full((200,), 0.8))
-    assert set(sample(logits, SamplerInput(drawn, entries=raised)).token_ids.tolist()) == {0}
+    assert set(sample(logits, SamplerInput(drawn, changes=Changes(raised))).token_ids.tolist()) == {0}
 
 
 def test_top_p_counts_what_top_k_left_and_min_p_comes_last() -> None:

@@ -115,10 +115,10 @@ def _add_entries(
 
 def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: DeviceSlots, extras: Extras) -> Tensor:
     """Logits f32[rows, vocab_size] of which the tokens at `positions` i64[rows] of `slots` i64[rows] are chosen: logits
-    [rows, vocab_size], less what the tokens before them are punished by, plus the entries of `extras`. Both may be
+    [rows, vocab_size], less what the tokens before them are punished by, with the changes of `extras`. Both may be
     the same tensor if nothing is changed.
     """
-    if not extras.has_penalties and extras.entries is None:
+    if not extras.has_penalties and extras.changes is None:
         return logits
     rows, columns = logits.shape
     stride = -(-columns // _ALIGNMENT) * _ALIGNMENT
@@ -154,7 +154,7 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
         **table,
         **options(warps=8),
     )
-    if (entries := extras.entries) is not None:
+    if extras.changes is not None and (entries := extras.changes.entries) is not None:
         num_entries = len(entries.values)
         _add_entries[(triton.cdiv(num_entries, _ENTRIES),)](
             entries.rows,

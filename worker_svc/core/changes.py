@@ -1,0 +1,103 @@
+"""What changes logits beside penalties: biases, and which tokens a row may have. The host knows it by slot, and takes
+what the rows of a step ask for to the device.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contract.domain.plan import Admission
+from worker_svc.core.slots import F32, I64
+from worker_svc.core.transfer import upload, upload_floats
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Single logits that are changed: row `rows[i]`, token `token_ids[i]`. The order does not matter: a token has one
+    bias at most, and may be forbidden beside that.
+    """
+
+    rows: Tensor  # i64[e]
+    token_ids: Tensor  # i64[e]
+    values: Tensor  # f32[e], added: biases, and -inf where a token is forbidden
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the rows of one step ask for; None: no row does."""
+
+    entries: Entries | None = None
+
+
+class SlotChanges:
+    """Indexed by slot."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._min_tokens = np.zeros(max_num_seqs, np.int64)  # stop ids are forbidden below this position
+        self._stop_ids: dict[int, I64] = {}
+        self._biases: dict[int, tuple[I64, F32]] = {}
+
+    def remember(self, admission: Admission) -> bool:
+        """A sequence enters its slot; return whether it asks for something at every position."""
+        slot, sampling = admission.slot, admission.sampling
+        stop_ids = self._known(admission.stop_token_ids)
+        self._stop_ids[slot] = stop_ids
+        self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens if len(stop_ids) else 0
+        biases = [(token, value) for token, value in sampling.logit_bias if token < self._vocab_size]
+        biases += [(token, -np.inf) for token in self._known(sampling.suppress_token_ids)]
+        self._biases.pop(slot, None)
+        if biases:
+            token_ids, values = zip(*biases, strict=True)
+            self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
+        return bool(biases)
+
+    def _known(self, token_ids: tuple[int, ...]) -> I64:
+        """Those that the model has logits of."""
+        return np.array([token for token in token_ids if token < self._vocab_size], np.int64)
+
+    def are_early(self, slots: I64, positions: I64) -> np.ndarray:
+        """Return whether stop tokens are forbidden at `positions` of `slots`, for each."""
+        early: np.ndarray = positions < self._min_tokens[slots]
+        return early
+
+    def num_alike(self, slots: I64, positions: I64) -> int:
+        """For how many steps in a row, each of which samples the next token of each slot, `changes` are those of the
+        first, which samples the tokens at `positions`.
+        """
+        left = self._min_tokens[slots] - positions
+        return int(left[left > 0].min(initial=sys.maxsize))
+
+    def changes(self, slots: I64, positions: I64, device: torch.device) -> Changes | None:
+        """What the tokens at `positions` of `slots` ask for."""
+        entries = self._entries(slots, positions, device)
+        return Changes(entries) if entries is not None else None
+
+    def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
+        """Biases, tokens that are suppressed, and stop tokens where it is too early for them."""
+        is_early = self.are_early(slots, positions)
+        found = []
+        if self._biases or is_early.any():
+            for row, (slot, early) in enumerate(zip(slots.tolist(), is_early.tolist(), strict=True)):
+                if slot in self._biases:
+                    found.append((row, *self._biases[slot]))
+                if early:
+                    stop_ids = self._stop_ids[slot]
+                    found.append((row, stop_ids, np.full(len(stop_ids), -np.inf, np.float32)))
+        if not found:
+            return None
+        rows = np.repeat([row for row, _, _ in found], [len(token_ids) for _, token_ids, _ in found])
+        token_ids, values = (np.concatenate([each[column] for each in found]) for column in (1, 2))
+        rows_on_device, ids_on_device = upload(device, rows, token_ids)
+        return Entries(rows_on_device, ids_on_device, upload_floats(device, values))
+
+
+def change(logits: Tensor, changes: Changes) -> None:
+    """Change logits f32[rows, vocab_size] in place."""
+    if (entries := changes.entries) is not None:
+        # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
+        cells = entries.rows * logits.shape[1] + entries.token_ids
+        logits.view(-1).scatter_add_(0, cells, entries.values)
