@@ -134,6 +134,7 @@ class TokenIds:
     most: int
     too_many: str = "{name} may name at most {most} tokens"
     is_set: bool = False  # neither order nor number of an id counts
+    may_be_empty: bool = True  # where not, None is something else: no list
     json = list[int]
 
     @property
@@ -144,6 +145,8 @@ class TokenIds:
     def check(self, name: str, value: Any) -> None:
         """Implement `Kind.check`."""
         token_ids = _list(name, value)
+        if not (self.may_be_empty or len(token_ids)):
+            raise invalid(f"{name} must not be empty", name)
         if len(token_ids) > self.most:
             raise invalid(f"{self.too_many.format(name=name, most=self.most)}, got {len(token_ids)}", name)
         for token_id in token_ids:
@@ -151,6 +154,8 @@ class TokenIds:
 
     def read(self, value: Any) -> Any:
         """Implement `Kind.read`."""
+        if value is None and not self.may_be_empty:
+            return None
         return tuple(sorted(set(value or ())) if self.is_set else value or ())
 
 

@@ -28,6 +28,7 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SUPPRESS_TOKENS = 1024
+MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_PENALTY = 2.0
 
 
@@ -35,7 +36,8 @@ MAX_PENALTY = 2.0
 class Sampling:
     """What the worker reads: how one token is drawn from the logits.
 
-    Applied in this order: repetition, presence and frequency penalty, logit bias, temperature, top-k, top-p, min-p.
+    Applied in this order: repetition, presence and frequency penalty, logit bias, which tokens may come, temperature,
+    top-k, top-p, min-p.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -48,6 +50,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), each id once
     num_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's; k: and the k most likely
     suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
 
     @property
     def is_greedy(self) -> bool:
@@ -81,6 +84,7 @@ _TO_100 = Number(0.0, 100.0, open_low=True)
 _BIASES = Biases(MAX_LOGIT_BIAS, Number(-100.0, 100.0))
 _STOPS = Strings(MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "stop string", may_be_one=True)
 _STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
+_ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,9 @@ class SamplingParams:
         Filled(),
         "tokens that are never sampled",
     ] = field(default=(), hash=False)
+    allowed_token_ids: Annotated[Sequence[int] | None, _ALLOWED, SAMPLING, "no other tokens are sampled"] = field(
+        default=None, hash=False
+    )
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():

@@ -315,6 +315,7 @@ class SamplingParameters(_message.Message):
     LOGIT_BIAS_VALUES_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     SUPPRESS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits [1]; 0: the most likely token is taken."""
     top_k: _builtins.int
@@ -337,6 +338,8 @@ class SamplingParameters(_message.Message):
     """Absent: no logprobs; 0: of the sampled token; k: and of the k most likely."""
     suppress_token_ids: _builtins.bytes
     """u32 per token, packed little-endian: tokens that are never sampled, whatever their bias [none]."""
+    allowed_token_ids: _builtins.bytes
+    """u32 per token, packed little-endian: no others are sampled; at least one [all]."""
     def __init__(
         self,
         *,
@@ -351,11 +354,14 @@ class SamplingParameters(_message.Message):
         logit_bias_values: _builtins.bytes = ...,
         num_logprobs: _builtins.int | None = ...,
         suppress_token_ids: _builtins.bytes | None = ...,
+        allowed_token_ids: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__allowed_token_ids: _TypeAlias = _typing.Literal["allowed_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__allowed_token_ids: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
@@ -374,6 +380,8 @@ class SamplingParameters(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__allowed_token_ids) -> _WhichOneofReturnType__allowed_token_ids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload

@@ -161,7 +161,7 @@ def decode_text_options(message: requests_pb2.TextParameters) -> TextOptions:
 
 
 def _encode_part(part: Part, values: Sampling | Stopping | TextOptions) -> dict[str, Any]:
-    """The fields of a part's message."""
+    """The fields of a part's message; None is told by their absence."""
     return {
         name: value for each in PARTS[part] for name, value in encode_value(each, getattr(values, each.field)).items()
     }
@@ -170,7 +170,7 @@ def _encode_part(part: Part, values: Sampling | Stopping | TextOptions) -> dict[
 def encode_value(parameter: Parameter, value: Any) -> dict[str, Any]:
     """The fields of its part's message that say what a parameter is; `value` as its part has it."""
     match parameter.kind:
-        case TokenIds():
+        case TokenIds() if value is not None:
             return {parameter.field: pack_u32(value)}
         case Biases():
             ids, biases = zip(*value, strict=True) if value else ((), ())

@@ -70,6 +70,22 @@ def test_a_line_says_what_is_optional_in_any_order() -> None:
     assert (Filled().key, Number(0, 1, open_low=True).bounds) == ("", "above 0, up to 1")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([], "must not be empty"),
+        ([-1], "must be an integer in"),
+        ("12", "must be a list"),
+        (list(range(8193)), "may name at most 8192 tokens, got 8193"),
+    ],
+)
+def test_a_list_of_allowed_tokens_has_some(wrong: Any, words: str) -> None:
+    with pytest.raises(PenstockError, match=f"^allowed_token_ids {words}"):
+        SamplingParams(allowed_token_ids=wrong)
+    assert SamplingParams(allowed_token_ids=None).sampling.allowed_token_ids is None
+    assert SamplingParams(allowed_token_ids=[4, 2, 4]).sampling.allowed_token_ids == (2, 4)
+
+
 def test_parts_are_read_as_those_who_read_them_want_them() -> None:
     params = SamplingParams(top_k=-1, suppress_tokens=[5, 3, 5], stop="x", stop_token_ids=[9, 8], logit_bias=None)
     assert params.stopping == Stopping(16, 0, (9, 8))

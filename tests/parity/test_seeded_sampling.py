@@ -20,6 +20,7 @@ MIXTURES = (
     {"temperature": 1.3, "top_k": 20, "presence_penalty": 0.5},
     {"temperature": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
     {"temperature": 1.0, "frequency_penalty": 0.7, "logit_bias": {7: 2.0}},
+    {"temperature": 1.0, "allowed_token_ids": list(range(40, 80, 3)), "presence_penalty": 0.5, "suppress_tokens": [43]},
 )
 
 

@@ -148,6 +148,9 @@ class PromptTokenizer:
                 raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
         if len(set(request.params.suppress_tokens or ())) >= size:
             raise invalid("suppress_tokens leaves no token of the model's vocabulary", "suppress_tokens")
+        allowed = request.params.allowed_token_ids
+        if allowed is not None and set(allowed) <= set(request.params.suppress_tokens or ()):
+            raise invalid("suppress_tokens leaves no token of allowed_token_ids", "allowed_token_ids")
 
     def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length

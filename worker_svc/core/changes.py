@@ -26,10 +26,20 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """Rows that may have some tokens only: row `rows[i]`, token `token_ids[i]`."""
+
+    limited: Tensor  # i64[l]: the rows, each once
+    rows: Tensor  # i64[a]
+    token_ids: Tensor  # i64[a]
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What the rows of one step ask for; None: no row does."""
 
     entries: Entries | None = None
+    allowed: Allowed | None = None
 
 
 class SlotChanges:
@@ -40,6 +50,7 @@ class SlotChanges:
         self._min_tokens = np.zeros(max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, I64] = {}
         self._biases: dict[int, tuple[I64, F32]] = {}
+        self._allowed: dict[int, I64] = {}
 
     def remember(self, admission: Admission) -> bool:
         """A sequence enters its slot; return whether it asks for something at every position."""
@@ -53,7 +64,10 @@ class SlotChanges:
         if biases:
             token_ids, values = zip(*biases, strict=True)
             self._biases[slot] = np.array(token_ids, np.int64), np.array(values, np.float32)
-        return bool(biases)
+        self._allowed.pop(slot, None)
+        if sampling.allowed_token_ids is not None:
+            self._allowed[slot] = self._known(sampling.allowed_token_ids)
+        return bool(biases) or slot in self._allowed
 
     def _known(self, token_ids: tuple[int, ...]) -> I64:
         """Those that the model has logits of."""
@@ -73,8 +87,8 @@ class SlotChanges:
 
     def changes(self, slots: I64, positions: I64, device: torch.device) -> Changes | None:
         """What the tokens at `positions` of `slots` ask for."""
-        entries = self._entries(slots, positions, device)
-        return Changes(entries) if entries is not None else None
+        entries, allowed = self._entries(slots, positions, device), self._allowed_tokens(slots, device)
+        return Changes(entries, allowed) if entries is not None or allowed is not None else None
 
     def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
         """Biases, tokens that are suppressed, and stop tokens where it is too early for them."""
@@ -94,6 +108,14 @@ class SlotChanges:
         rows_on_device, ids_on_device = upload(device, rows, token_ids)
         return Entries(rows_on_device, ids_on_device, upload_floats(device, values))
 
+    def _allowed_tokens(self, slots: I64, device: torch.device) -> Allowed | None:
+        limited = [row for row, slot in enumerate(slots.tolist()) if slot in self._allowed] if self._allowed else []
+        if not limited:
+            return None
+        token_ids = [self._allowed[slot] for slot in slots[limited].tolist()]
+        rows = np.repeat(limited, [len(each) for each in token_ids])
+        return Allowed(*upload(device, np.array(limited), rows, np.concatenate(token_ids)))
+
 
 def change(logits: Tensor, changes: Changes) -> None:
     """Change logits f32[rows, vocab_size] in place."""
@@ -101,3 +123,14 @@ def change(logits: Tensor, changes: Changes) -> None:
         # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
         cells = entries.rows * logits.shape[1] + entries.token_ids
         logits.view(-1).scatter_add_(0, cells, entries.values)
+    if changes.allowed is not None:
+        keep_allowed(logits, changes.allowed)
+
+
+def keep_allowed(logits: Tensor, allowed: Allowed) -> None:
+    """Forbid all tokens but the allowed ones, in place, on any device: it is little beside the step, and waits for
+    nothing.
+    """
+    kept = logits[allowed.rows, allowed.token_ids]
+    logits.index_fill_(0, allowed.limited, -torch.inf)
+    logits.index_put_((allowed.rows, allowed.token_ids), kept)

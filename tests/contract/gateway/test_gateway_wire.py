@@ -21,6 +21,7 @@ from scheduler_svc import wire as scheduler_wire
 from tokenizer_svc import wire as tokenizer_wire
 
 f32 = st.floats(0, 1, width=32)
+token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=3)
 params = st.builds(
     SamplingParams,
     n=st.integers(1, 128),
@@ -37,11 +38,13 @@ params = st.builds(
     seed=st.just(None),
     max_tokens=st.none() | st.integers(1, 2**32 - 1),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
-    stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
+    stop_token_ids=token_ids.map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
     skip_special_tokens=st.booleans(),
     include_stop_str_in_output=st.booleans(),
+    suppress_tokens=token_ids.map(tuple),
+    allowed_token_ids=st.none() | token_ids.filter(len).map(tuple),
 )
 json_values = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5)
 objects = st.none() | st.dictionaries(st.text(max_size=5), json_values, min_size=1, max_size=3)

@@ -76,6 +76,8 @@ samplings = st.builds(
     frequency_penalty=F32,
     logit_bias=st.lists(st.tuples(U32, F32), max_size=3).map(tuple),
     num_logprobs=st.none() | st.integers(0, 20),
+    suppress_token_ids=st.lists(U32, max_size=3).map(tuple),
+    allowed_token_ids=st.none() | st.lists(U32, min_size=1, max_size=3).map(tuple),
 )
 admissions = st.builds(
     Admission,

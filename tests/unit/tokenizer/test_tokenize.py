@@ -124,6 +124,14 @@ def test_max_tokens_is_resolved_to_what_the_context_leaves(prompts: PromptTokeni
         ),
         (Prompt(text="a"), {"stop_token_ids": [3, 310]}, "INVALID_ARGUMENT", "stop_token_ids", ["310"]),
         (Prompt(text="a"), {"logit_bias": {400: 1.0}}, "INVALID_ARGUMENT", "logit_bias", ["400"]),
+        (Prompt(text="a"), {"allowed_token_ids": [3, 310]}, "INVALID_ARGUMENT", "allowed_token_ids", ["310"]),
+        (
+            Prompt(text="a"),
+            {"allowed_token_ids": [3, 4], "suppress_tokens": [5, 4, 3]},
+            "INVALID_ARGUMENT",
+            "allowed_token_ids",
+            ["suppress_tokens"],
+        ),
     ],
 )
 def test_what_is_wrong_is_refused(  # noqa: PLR0917

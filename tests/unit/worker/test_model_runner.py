@@ -87,6 +87,18 @@ def test_suppressed_tokens_never_come_whatever_their_bias(temperature: float) ->
     assert outputs == [[34] * 5, [33] * 5]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_come_and_of_them_those_that_are_not_suppressed(temperature: float) -> None:
+    free = Sampling(temperature=temperature)
+    limited = Sampling(temperature=temperature, allowed_token_ids=(8, 9, 10, 5_000_000), suppress_token_ids=(9,))
+    alone, beside = (generate(make_runner(), [entering(0, sampling=free)], 20)[0] for _ in range(2))
+    tokens, others = generate(make_runner(), [entering(1, sampling=limited), entering(0, sampling=free)], 20)
+    assert set(tokens) <= {8, 10}
+    assert others == alone == beside
+    (one,) = generate(make_runner(), [entering(0, sampling=Sampling(allowed_token_ids=(33,)))], 5)
+    assert one == [33] * 5
+
+
 def test_stop_ids_cannot_come_before_min_tokens() -> None:
     wants_eos = Sampling(temperature=0.0, logit_bias=((2, 100.0), (3, 60.0)))
     held = entering(0, sampling=wants_eos, min_output_tokens=4, stop_token_ids=(2, 3))

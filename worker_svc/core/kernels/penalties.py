@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.changes import keep_allowed
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.launch import options
 from worker_svc.core.sampler import Extras
@@ -166,4 +167,6 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
             BLOCK=_ENTRIES,
             **options(warps=4),
         )
+    if extras.changes is not None and extras.changes.allowed is not None:
+        keep_allowed(out, extras.changes.allowed)
     return out
