@@ -17,7 +17,7 @@ from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
 from contract.wire import tokens
-from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
+from contract.wire.requests import decode_sampling, decode_stopping, decode_words, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
@@ -43,11 +43,14 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
         stopping = decode_stopping(generate.stopping)
         if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
             stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
+        sampling = decode_sampling(generate.sampling)
+        if prompt.bad_word_ids:
+            sampling = dataclasses.replace(sampling, bad_word_ids=decode_words(prompt.bad_word_ids))
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             n=_checked_samples(generate.n),
-            sampling=decode_sampling(generate.sampling),
+            sampling=sampling,
             stopping=stopping,
             seed=head.seed,
             eos_token_ids=tuple(_u32(prompt.eos_token_ids).tolist()),

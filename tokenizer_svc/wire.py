@@ -122,6 +122,7 @@ def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokeniz
         max_tokens=prompt.stopping.max_tokens or 0,
         tokenizing_unix_ns=tokenizing_ns,
         tokenized_unix_ns=tokenized_ns,
+        bad_word_ids=requests.encode_words(prompt.bad_word_ids),
     ).SerializeToString()
 
 

@@ -29,6 +29,9 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SUPPRESS_TOKENS = 1024
 MAX_ALLOWED_TOKEN_IDS = 8192
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORD_TOKENS = 32
 MAX_PENALTY = 2.0
 
 
@@ -51,6 +54,8 @@ class Sampling:
     num_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's; k: and the k most likely
     suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
+    # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -84,6 +89,7 @@ _TO_100 = Number(0.0, 100.0, open_low=True)
 _BIASES = Biases(MAX_LOGIT_BIAS, Number(-100.0, 100.0))
 _STOPS = Strings(MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "stop string", may_be_one=True)
 _STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
+_BAD_WORDS = Strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "bad word")
 _ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 
@@ -160,6 +166,13 @@ class SamplingParams:
     allowed_token_ids: Annotated[Sequence[int] | None, _ALLOWED, SAMPLING, "no other tokens are sampled"] = field(
         default=None, hash=False
     )
+
+    bad_words: Annotated[
+        Sequence[str] | None,
+        _BAD_WORDS,
+        Part.REQUEST,
+        "words that are not generated: in their tokens, and in those after a space if as many, as vLLM has it",
+    ] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():

@@ -64,6 +64,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -98,6 +99,10 @@ class GenerateRequest(_message.Message):
     def text_options(self) -> Global___TextParameters:
         """Read by the detokenizer."""
 
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Words that are not generated, as their tokens, and as those that they have after a space if these are as many."""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.int | None = ...,
         seed: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -316,6 +322,7 @@ class SamplingParameters(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     SUPPRESS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits [1]; 0: the most likely token is taken."""
     top_k: _builtins.int
@@ -340,6 +347,12 @@ class SamplingParameters(_message.Message):
     """u32 per token, packed little-endian: tokens that are never sampled, whatever their bias [none]."""
     allowed_token_ids: _builtins.bytes
     """u32 per token, packed little-endian: no others are sampled; at least one [all]."""
+    @_builtins.property
+    def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """Token sequences: the last of each is not sampled where the output ends with the others. Made of bad_words by the
+        tokenizer; in a client's call nobody reads it.
+        """
+
     def __init__(
         self,
         *,
@@ -355,10 +368,11 @@ class SamplingParameters(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         suppress_token_ids: _builtins.bytes | None = ...,
         allowed_token_ids: _builtins.bytes | None = ...,
+        bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allowed_token_ids: _TypeAlias = _typing.Literal["allowed_token_ids"]  # noqa: Y015
     _WhichOneofArgType__allowed_token_ids: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids"]  # noqa: Y015
@@ -522,6 +536,7 @@ class TokenizedPrompt(_message.Message):
     TOKENIZING_UNIX_NS_FIELD_NUMBER: _builtins.int
     TOKENIZED_UNIX_NS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     eos_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: the model's end-of-sequence tokens."""
     max_tokens: _builtins.int
@@ -532,6 +547,10 @@ class TokenizedPrompt(_message.Message):
     """When it had its tokens, Unix time in nanoseconds. Only tells."""
     num_tokens: _builtins.int
     """How many tokens the prompt has; their ids are stored beside this, u32 each, packed little-endian."""
+    @_builtins.property
+    def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """What SamplingParameters has under this name."""
+
     def __init__(
         self,
         *,
@@ -540,10 +559,11 @@ class TokenizedPrompt(_message.Message):
         tokenizing_unix_ns: _builtins.int = ...,
         tokenized_unix_ns: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
+        bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,6 +79,7 @@ def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
     sampling.repetition_penalty = max(params.repetition_penalty, _SMALLEST)
     return requests_pb2.GenerateRequest(
         n=params.n,
+        bad_words=params.bad_words or (),
         sampling=sampling,
         stopping=requests_pb2.StoppingParameters(**_encode_part(Part.STOPPING, params.stopping)),
         text_options=requests_pb2.TextParameters(**_encode_part(Part.TEXT, params.text)),
@@ -92,13 +93,16 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
     parts = [part.SerializeToString() for part in (message.sampling, message.stopping, message.text_options)]
-    decode = _params if sum(map(len, parts)) <= _MOST_BYTES else _params.__wrapped__
-    params = decode(num_samples(message), *parts)
+    bad_words = tuple(message.bad_words)
+    decode = _params if sum(map(len, (*parts, *bad_words))) <= _MOST_BYTES else _params.__wrapped__
+    params = decode(num_samples(message), bad_words, *parts)
     return params if seed is None else replace(params, seed=seed)
 
 
 @lru_cache(_REMEMBERED)
-def _params(n: int, sampling_part: bytes, stopping_part: bytes, text_part: bytes) -> SamplingParams:
+def _params(
+    n: int, bad_words: tuple[str, ...], sampling_part: bytes, stopping_part: bytes, text_part: bytes
+) -> SamplingParams:
     # Parts are not remembered by themselves: that would be before they are checked.
     parts = {
         Part.SAMPLING: _read_sampling(requests_pb2.SamplingParameters.FromString(sampling_part)),
@@ -106,7 +110,7 @@ def _params(n: int, sampling_part: bytes, stopping_part: bytes, text_part: bytes
         Part.TEXT: decode_text_options(requests_pb2.TextParameters.FromString(text_part)),
     }
     values = {each.name: getattr(read, each.field) for part, read in parts.items() for each in PARTS[part]}
-    return SamplingParams(n=n, **values | {"logit_bias": dict(values["logit_bias"])})
+    return SamplingParams(n=n, bad_words=bad_words, **values | {"logit_bias": dict(values["logit_bias"])})
 
 
 def num_samples(message: requests_pb2.GenerateRequest) -> int:
@@ -116,7 +120,8 @@ def num_samples(message: requests_pb2.GenerateRequest) -> int:
 
 def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
     """The worker's part of the parameters."""
-    return requests_pb2.SamplingParameters(**_encode_part(Part.SAMPLING, sampling))
+    bad_word_ids = encode_words(sampling.bad_word_ids)
+    return requests_pb2.SamplingParameters(**_encode_part(Part.SAMPLING, sampling), bad_word_ids=bad_word_ids)
 
 
 def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
@@ -134,7 +139,21 @@ def _sampling(payload: bytes) -> Sampling:
 
 
 def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    return Sampling(**_decode_part(Part.SAMPLING, message))
+    return Sampling(**_decode_part(Part.SAMPLING, message), bad_word_ids=decode_words(message.bad_word_ids))
+
+
+def encode_words(words: Iterable[Iterable[int]]) -> list[requests_pb2.TokenIds]:
+    """Token sequences."""
+    return [requests_pb2.TokenIds(ids=pack_u32(word)) for word in words]
+
+
+def decode_words(words: Iterable[requests_pb2.TokenIds]) -> tuple[tuple[int, ...], ...]:
+    """The inverse of `encode_words`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: one is no column.
+    """
+    return tuple(tuple(unpack_u32("bad_word_ids", word.ids)) for word in words)
 
 
 def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:

@@ -35,7 +35,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     # vLLM
     "prompt_logprobs": (),
     "prompt_embeds": (),
-    "bad_words": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),

@@ -20,12 +20,15 @@ MESSAGES: dict[Part, type[Message]] = {
     Part.TEXT: requests_pb2.TextParameters,
 }
 
+MADE = {"bad_word_ids"}  # by tokenizers, of `bad_words`
+
 
 @pytest.mark.parametrize("part", MESSAGES)
 def test_a_part_has_the_parameters_of_its_lines_and_their_defaults(part: Part) -> None:
     params = SamplingParams(max_tokens=None)
     whole = {Part.SAMPLING: params.sampling, Part.STOPPING: params.stopping, Part.TEXT: params.text}[part]
-    assert [each.name for each in fields(whole) if each.name not in {line.field for line in PARTS[part]}] == []
+    others = {each.name for each in fields(whole)} - {line.field for line in PARTS[part]}
+    assert others == (MADE if part is Part.SAMPLING else set())
     assert whole == type(whole)()
 
 
@@ -36,7 +39,7 @@ def test_a_message_has_a_field_for_each_line_and_no_other(part: Part) -> None:
     for each in PARTS[part]:
         said |= {f"{each.field}_ids", f"{each.field}_values"} if isinstance(each.kind, Biases) else {each.field}
     # Told by gateways, of no parameter.
-    assert known - {"max_tokens_is_default"} == said
+    assert known - {"max_tokens_is_default"} - MADE == said
 
 
 def test_bodies_of_both_calls_have_every_parameter() -> None:
@@ -84,6 +87,23 @@ def test_a_list_of_allowed_tokens_has_some(wrong: Any, words: str) -> None:
         SamplingParams(allowed_token_ids=wrong)
     assert SamplingParams(allowed_token_ids=None).sampling.allowed_token_ids is None
     assert SamplingParams(allowed_token_ids=[4, 2, 4]).sampling.allowed_token_ids == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("a", "bad_words must be a list"),
+        ([""], "a bad word must have 1 to 256 characters"),
+        (["x" * 257], "a bad word must have 1 to 256 characters"),
+        ([3], "a bad word must have 1 to 256 characters"),
+        (["x"] * 65, "at most 64 bad words, got 65"),
+    ],
+)
+def test_bad_words_are_some_texts(wrong: Any, words: str) -> None:
+    with pytest.raises(PenstockError, match=f"^{words}") as refused:
+        SamplingParams(bad_words=wrong)
+    assert refused.value.param == "bad_words"
+    assert SamplingParams(bad_words=None) != SamplingParams(bad_words=["a"])
 
 
 def test_parts_are_read_as_those_who_read_them_want_them() -> None:

@@ -53,3 +53,26 @@ def test_a_conversation_goes_on_and_greedy_answers_repeat(bundled: Served) -> No
     assert second.outputs[0].finish_reason == "stop"
     assert second.usage is not None
     assert second.usage.num_cached_tokens > 0
+
+
+def test_a_story_without_some_words_or_of_some_tokens_only(bundled: Served) -> None:
+    question = [{"role": "user", "content": "Tell me a story about a fox."}]
+    with openai.OpenAI(base_url=f"{bundled.http_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+
+        def story(**further: object) -> str:
+            reply = client.chat.completions.create(
+                model=BUNDLED_NAME, messages=question, temperature=0, max_tokens=100, extra_body=further
+            )
+            return reply.choices[0].message.content or ""
+
+        # A word that is one token, at the beginning as after a space.
+        assert "Ruby" in story()
+        assert "Ruby" not in story(bad_words=["Ruby"])
+        assert len(set(story(allowed_token_ids=[90], ignore_eos=True))) == 1
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids: token 4000000 is outside"):
+            story(allowed_token_ids=[4_000_000])
+        with pytest.raises(openai.BadRequestError, match="a bad word must have 1 to 32 tokens"):
+            story(bad_words=[" "])
+    with bundled.client() as client:
+        said = client.complete(messages=question, params={"temperature": 0, "max_tokens": 100, "bad_words": ["Ruby"]})
+    assert "Ruby" not in said.text

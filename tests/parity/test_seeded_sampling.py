@@ -13,6 +13,7 @@ from penstock.outputs import RequestOutput
 
 MAX_TOKENS = 12
 NUM_PROMPTS = 12
+ABC = [64, 65, 66]  # as the byte tokenizer has them
 # A different mixture of what changes the logits for each prompt.
 MIXTURES = (
     {"temperature": 1.0},
@@ -21,6 +22,7 @@ MIXTURES = (
     {"temperature": 0.9, "min_p": 0.02, "repetition_penalty": 1.2},
     {"temperature": 1.0, "frequency_penalty": 0.7, "logit_bias": {7: 2.0}},
     {"temperature": 1.0, "allowed_token_ids": list(range(40, 80, 3)), "presence_penalty": 0.5, "suppress_tokens": [43]},
+    {"temperature": 1.0, "allowed_token_ids": ABC, "bad_words": ["ab", "bca", "cccc"]},
 )
 
 
@@ -76,6 +78,23 @@ def test_after_a_preemption(checkpoint: Path, prompts: list[list[int]], alone: l
     outputs = llm.generate(prompts, [params(index) for index in range(NUM_PROMPTS)], use_tqdm=False)
     assert llm.llm_engine.stats().counters.num_preemptions > 0
     assert tokens(outputs) == alone
+
+
+def test_of_few_tokens_no_bad_word_is_made_though_they_are_launched_ahead(checkpoint: Path) -> None:
+    bad = ["ab", "bca", "ccc"]
+    asked = [
+        SamplingParams(n=4, seed=1, temperature=2, max_tokens=60, allowed_token_ids=ABC, bad_words=words)
+        for words in ([], bad)
+    ]
+    free, kept = make_llm(checkpoint, plans_in_flight=4).generate([[65, 64], [65, 64]], asked, use_tqdm=False)
+    assert all(word in "".join(each.text for each in free.outputs) for word in bad)
+    for each in kept.outputs:
+        assert set(each.text) <= set("abc")
+        assert not [word for word in bad if word in each.text]
+    # The prompt's last token and the first of the output make no word: only the output counts.
+    forced = SamplingParams(max_tokens=1, allowed_token_ids=ABC[1:2], bad_words=["ab"])
+    (first,) = make_llm(checkpoint).generate([[65, 64]], forced, use_tqdm=False)
+    assert first.outputs[0].text == "b"
 
 
 def test_other_seeds_give_other_tokens(checkpoint: Path, prompts: list[list[int]], alone: list[list[int]]) -> None:

@@ -1,13 +1,14 @@
 """A request's prompt becomes token ids, and every limit that a vocabulary and a context set is checked."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from contract.domain.errors import context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import PARAMETERS, Stopping
+from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from tokenizer_svc.core.vocabulary import Vocabulary
@@ -22,6 +23,7 @@ class TokenizedPrompt:
     token_ids: U32  # u32[num_prompt_tokens], at least one
     eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them
     stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # see `Sampling`
 
 
 class PromptTokenizer:
@@ -38,10 +40,12 @@ class PromptTokenizer:
         Raises:
             PenstockError: INVALID_ARGUMENT or CONTEXT_LENGTH_EXCEEDED (caller), naming the field.
         """
-        self._check_params(request)
+        bad_word_ids = self._bad_word_ids(request.params.bad_words or ())
+        self._check_params(request, bad_word_ids)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
-        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, self._resolve(request, len(token_ids), clips))
+        stopping = self._resolve(request, len(token_ids), clips)
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids)
 
     def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0) -> U32:
         """The token ids of a prompt: u32[num_prompt_tokens], at least one.
@@ -140,7 +144,25 @@ class PromptTokenizer:
             raise invalid(f"token id {wrong} is outside the model's vocabulary of {size} tokens", "prompt")
         return ids.astype(np.uint32)
 
-    def _check_params(self, request: Request) -> None:
+    def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of words as a text may begin with them and, as vLLM has it, as they follow a space where that is
+        another first token and as many.
+        """
+        found = []
+        for word in words:
+            plain, spaced = (
+                self.encode(space + word.lstrip(), add_special_tokens=False, param="bad_words").tolist()
+                for space in ("", " ")
+            )
+            if not 1 <= len(plain) <= MAX_BAD_WORD_TOKENS:
+                found_tokens = f"{word!r:.80} has {len(plain)}"
+                raise invalid(f"a bad word must have 1 to {MAX_BAD_WORD_TOKENS} tokens, {found_tokens}", "bad_words")
+            found.append(tuple(plain))
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                found.append(tuple(spaced))
+        return tuple(found)
+
+    def _check_params(self, request: Request, bad_word_ids: tuple[tuple[int, ...], ...]) -> None:
         size = self.vocabulary.vocab_size
         for name in _OF_TOKENS:
             ids = getattr(request.params, name) or ()
@@ -148,9 +170,12 @@ class PromptTokenizer:
                 raise invalid(f"{name}: token {wrong} is outside the model's vocabulary of {size} tokens", name)
         if len(set(request.params.suppress_tokens or ())) >= size:
             raise invalid("suppress_tokens leaves no token of the model's vocabulary", "suppress_tokens")
+        never = {*(request.params.suppress_tokens or ()), *(word[0] for word in bad_word_ids if len(word) == 1)}
+        if len(never) >= size:
+            raise invalid("bad_words leave no token of the model's vocabulary", "bad_words")
         allowed = request.params.allowed_token_ids
-        if allowed is not None and set(allowed) <= set(request.params.suppress_tokens or ()):
-            raise invalid("suppress_tokens leaves no token of allowed_token_ids", "allowed_token_ids")
+        if allowed is not None and never.issuperset(allowed):
+            raise invalid("suppress_tokens and bad_words leave no token of allowed_token_ids", "allowed_token_ids")
 
     def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length

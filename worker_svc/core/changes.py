@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from contract.domain.params import MAX_BAD_WORD_TOKENS
 from contract.domain.plan import Admission
 from worker_svc.core.slots import F32, I64
 from worker_svc.core.transfer import upload, upload_floats
+
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,24 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """Token sequences of which the last is forbidden where the output of row `rows[i]` ends with the others."""
+
+    rows: Tensor  # i64[w]
+    token_ids: Tensor  # i64[w, MAX_BAD_WORD_TOKENS], `NO_TOKEN` before those of shorter ones
+    past: Tensor | None = None  # i64[w, MAX_BAD_WORD_TOKENS - 1]: the end of the row's output, for whoever has no slots
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What the rows of one step ask for; None: no row does."""
 
     entries: Entries | None = None
     allowed: Allowed | None = None
+    words: Words | None = None
+
+
+_NO_CHANGES = Changes()
 
 
 class SlotChanges:
@@ -51,6 +67,8 @@ class SlotChanges:
         self._stop_ids: dict[int, I64] = {}
         self._biases: dict[int, tuple[I64, F32]] = {}
         self._allowed: dict[int, I64] = {}
+        self._words: dict[int, I64] = {}  # as `Words.token_ids`
+        self._num_prompt = np.zeros(max_num_seqs, np.int64)
 
     def remember(self, admission: Admission) -> bool:
         """A sequence enters its slot; return whether it asks for something at every position."""
@@ -67,7 +85,14 @@ class SlotChanges:
         self._allowed.pop(slot, None)
         if sampling.allowed_token_ids is not None:
             self._allowed[slot] = self._known(sampling.allowed_token_ids)
-        return bool(biases) or slot in self._allowed
+        self._words.pop(slot, None)
+        self._num_prompt[slot] = admission.num_prompt_tokens
+        words = [word for word in sampling.bad_word_ids if 0 < len(word) <= MAX_BAD_WORD_TOKENS]
+        if words := [word for word in words if max(word) < self._vocab_size]:
+            self._words[slot] = np.full((len(words), MAX_BAD_WORD_TOKENS), NO_TOKEN, np.int64)
+            for row, word in zip(self._words[slot], words, strict=True):
+                row[-len(word) :] = word
+        return bool(biases) or slot in self._allowed or slot in self._words
 
     def _known(self, token_ids: tuple[int, ...]) -> I64:
         """Those that the model has logits of."""
@@ -85,10 +110,16 @@ class SlotChanges:
         left = self._min_tokens[slots] - positions
         return int(left[left > 0].min(initial=sys.maxsize))
 
-    def changes(self, slots: I64, positions: I64, device: torch.device) -> Changes | None:
-        """What the tokens at `positions` of `slots` ask for."""
-        entries, allowed = self._entries(slots, positions, device), self._allowed_tokens(slots, device)
-        return Changes(entries, allowed) if entries is not None or allowed is not None else None
+    def changes(
+        self, slots: I64, positions: I64, device: torch.device, histories: Tensor | None = None
+    ) -> Changes | None:
+        """What the tokens at `positions` of `slots` ask for; with histories i32[slots, tokens] also `Words.past`."""
+        changes = Changes(
+            self._entries(slots, positions, device),
+            self._allowed_tokens(slots, device),
+            self._forbidden_words(slots, positions, device, histories),
+        )
+        return changes if changes != _NO_CHANGES else None
 
     def _entries(self, slots: I64, positions: I64, device: torch.device) -> Entries | None:
         """Biases, tokens that are suppressed, and stop tokens where it is too early for them."""
@@ -116,6 +147,23 @@ class SlotChanges:
         rows = np.repeat(limited, [len(each) for each in token_ids])
         return Allowed(*upload(device, np.array(limited), rows, np.concatenate(token_ids)))
 
+    def _forbidden_words(
+        self, slots: I64, positions: I64, device: torch.device, histories: Tensor | None
+    ) -> Words | None:
+        held = [row for row, slot in enumerate(slots.tolist()) if slot in self._words] if self._words else []
+        if not held:
+            return None
+        words = [self._words[slot] for slot in slots[held].tolist()]
+        rows, all_words = np.repeat(held, [len(each) for each in words]), np.concatenate(words)
+        rows_on_device, flat = upload(device, rows, all_words.reshape(-1))
+        token_ids = flat.view(-1, MAX_BAD_WORD_TOKENS)
+        if histories is None:
+            return Words(rows_on_device, token_ids)
+        slots_of_words, ends, starts = upload(device, slots[rows], positions[rows], self._num_prompt[slots[rows]])
+        places = ends.unsqueeze(1) + torch.arange(1 - MAX_BAD_WORD_TOKENS, 0, device=device)
+        past = histories[slots_of_words.unsqueeze(1), places.clamp(min=0)].long()
+        return Words(rows_on_device, token_ids, past.masked_fill(places < starts.unsqueeze(1), NO_TOKEN))
+
 
 def change(logits: Tensor, changes: Changes) -> None:
     """Change logits f32[rows, vocab_size] in place."""
@@ -125,6 +173,8 @@ def change(logits: Tensor, changes: Changes) -> None:
         logits.view(-1).scatter_add_(0, cells, entries.values)
     if changes.allowed is not None:
         keep_allowed(logits, changes.allowed)
+    if changes.words is not None:
+        forbid_words(logits, changes.words)
 
 
 def keep_allowed(logits: Tensor, allowed: Allowed) -> None:
@@ -134,3 +184,12 @@ def keep_allowed(logits: Tensor, allowed: Allowed) -> None:
     kept = logits[allowed.rows, allowed.token_ids]
     logits.index_fill_(0, allowed.limited, -torch.inf)
     logits.index_put_((allowed.rows, allowed.token_ids), kept)
+
+
+def forbid_words(logits: Tensor, words: Words) -> None:
+    """Forbid the last token of each word whose others stand at the end of `words.past`, in place."""
+    assert words.past is not None
+    before, last = words.token_ids[:, :-1], words.token_ids[:, -1]
+    ends = ((before == words.past) | (before == NO_TOKEN)).all(dim=1)
+    penalties = torch.zeros_like(last, dtype=logits.dtype).masked_fill(ends, -torch.inf)
+    logits.view(-1).scatter_add_(0, words.rows * logits.shape[1] + last, penalties)

@@ -12,8 +12,9 @@ from itertools import islice
 import numpy as np
 import torch
 
+from contract.domain.params import MAX_BAD_WORD_TOKENS
 from worker_svc.core.batch import Batch
-from worker_svc.core.changes import Changes, Entries
+from worker_svc.core.changes import Changes, Entries, Words
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
@@ -62,8 +63,10 @@ class DecodeGraphs(StepDecoder):
                 output = step(self._slots[:size])
             # What no graph does, but steps after graphs do, of logits as they are and of changed ones.
             rows, values = output.positions[:1], output.logits.new_empty(1, dtype=torch.float32)
-            changes = Extras(has_penalties=True, changes=Changes(Entries(rows, rows, values)), logprob_rows=rows)
-            for extras in (Extras(has_cuts=True), changes, replace(changes, has_cuts=True)):
+            words = Words(rows, rows.new_empty(1, MAX_BAD_WORD_TOKENS))
+            changes = Changes(Entries(rows, rows, values), words=words)
+            changing = Extras(has_penalties=True, changes=changes, logprob_rows=rows)
+            for extras in (Extras(has_cuts=True), changing, replace(changing, has_cuts=True)):
                 self.sample(output.logits, output.slots, output.positions, extras)
             if self._chunks is not None:
                 self._chunks.compile()

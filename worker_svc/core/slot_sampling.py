@@ -88,7 +88,7 @@ class SlotSampling:
         return SamplerInput(
             draw=self._draw(slots, positions, device),
             penalties=self._penalties(slots, positions, histories),
-            changes=self._changes.changes(slots, positions, device),
+            changes=self._changes.changes(slots, positions, device, histories),
             logprob_rows=self._logprob_rows(slots, device),
             num_top_logprobs=self._num_top_logprobs(slots),
         )

@@ -44,6 +44,7 @@ params = st.builds(
     skip_special_tokens=st.booleans(),
     include_stop_str_in_output=st.booleans(),
     suppress_tokens=token_ids.map(tuple),
+    bad_words=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     allowed_token_ids=st.none() | token_ids.filter(len).map(tuple),
 )
 json_values = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5)
@@ -93,6 +94,7 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     assert read.params.sampling == request.params.sampling
     assert read.params.stopping == request.params.stopping
     assert read.params.text == request.params.text
+    assert read.params.bad_words == request.params.bad_words
     queued = scheduler_wire.decode_request(request.header.request_id, header, body, b"", b"")
     assert (queued.n, queued.sampling, queued.seed) == (request.params.n, request.params.sampling, request.header.seed)
     # A gRPC client's message of the same content is checked to the same values.

@@ -77,6 +77,7 @@ samplings = st.builds(
     logit_bias=st.lists(st.tuples(U32, F32), max_size=3).map(tuple),
     num_logprobs=st.none() | st.integers(0, 20),
     suppress_token_ids=st.lists(U32, max_size=3).map(tuple),
+    bad_word_ids=st.lists(st.lists(U32, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     allowed_token_ids=st.none() | st.lists(U32, min_size=1, max_size=3).map(tuple),
 )
 admissions = st.builds(
@@ -261,18 +262,20 @@ def test_rows_of_all_shards_together_are_all_rows(rows: TokenRows, data: st.Data
 def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
     params = SamplingParams(
         n=3, temperature=0.5, top_k=7, min_p=0.25, presence_penalty=1.5, logit_bias={5: -2.0}, seed=9,
-        max_tokens=11, min_tokens=2, stop_token_ids=[3, 4], ignore_eos=True, logprobs=2,
+        max_tokens=11, min_tokens=2, stop_token_ids=[3, 4], ignore_eos=True, logprobs=2, bad_words=["a", "b c"],
     )  # fmt: skip
+    words = ((8,), (9, 7, 4_000_000_000))
     header = Header(b"r" * 16, "tenant", -3, 1000, 2000, "", 2**64 - 1)
     meta = requests_pb2.TokenizedPrompt(
-        num_tokens=3, eos_token_ids=column([0, 7]).tobytes(), max_tokens=11
-    ).SerializeToString()
+        num_tokens=3, eos_token_ids=column([0, 7]).tobytes(), max_tokens=11,
+        bad_word_ids=[requests_pb2.TokenIds(ids=column(word).tobytes()) for word in words],
+    ).SerializeToString()  # fmt: skip
     body = encode_request(Request(header, "m", Prompt(token_ids=(1, 2, 3)), params))
     request = decode_request(b"r" * 16, encode_header(header), body, meta, column([1, 2, 3]).tobytes())
     assert request.prompt_token_ids.tolist() == [1, 2, 3]
     assert (request.n, request.seed, request.priority, request.tenant) == (3, 2**64 - 1, -3, "tenant")
     assert (request.arrival_ns, request.deadline_ns, request.eos_token_ids) == (1000, 2000, (0, 7))
-    assert request.sampling == params.sampling
+    assert request.sampling == dataclasses.replace(params.sampling, bad_word_ids=words)
     assert request.stopping == Stopping(11, 2, (3, 4), ignore_eos=True)
     assert num_samples(body) == 3
 

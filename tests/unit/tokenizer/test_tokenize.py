@@ -154,3 +154,44 @@ def test_an_empty_text_is_a_prompt_only_if_the_tokenizer_adds_something(
     bare = PromptTokenizer(load_vocabulary(str(write_checkpoint(tmp_path, tokenizer=made.to_str()))))
     with pytest.raises(PenstockError, match="empty"):
         bare.tokenize(_request(Prompt(text="")))
+
+
+def test_bad_words_are_the_tokens_of_both_their_forms(prompts: PromptTokenizer) -> None:
+    def ids(text: str) -> tuple[int, ...]:
+        found = prompts.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(found)
+
+    assert len(ids("xy")) == len(ids("the")) + 1 == 2
+    found = prompts.tokenize(_request(Prompt(text="a"), bad_words=["the", "  xy", "sun"])).bad_word_ids
+    expected = []
+    for word in ("the", "xy", "sun"):
+        expected += [ids(word)] if len(ids(f" {word}")) != len(ids(word)) else [ids(word), ids(f" {word}")]
+    assert found == tuple(expected)
+    assert 3 < len(expected) < 6, "some words have another form of as many tokens, and some have not"
+    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=None)).bad_word_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["xy" * 17], "1 to 32 tokens, 'xyxy.* has 34"),
+        (["ok", "   "], "1 to 32 tokens, '   ' has 0"),
+        (["a\ud800"], "half of a surrogate pair"),
+    ],
+)
+def test_a_bad_word_that_cannot_be_kept_away_is_refused(prompts: PromptTokenizer, words: list[str], said: str) -> None:
+    with pytest.raises(PenstockError, match=said) as refused:
+        prompts.tokenize(_request(Prompt(text="a"), bad_words=words))
+    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_ARGUMENT, "bad_words")
+
+
+def test_bad_words_leave_some_token(prompts: PromptTokenizer) -> None:
+    (only,) = prompts.vocabulary.tokenizer.encode("q", add_special_tokens=False).ids
+    with pytest.raises(PenstockError) as refused:
+        prompts.tokenize(_request(Prompt(text="a"), bad_words=["q"], allowed_token_ids=[only]))
+    assert refused.value.param == "allowed_token_ids"
+    others = [token for token in range(310) if token != only]
+    with pytest.raises(PenstockError, match="bad_words leave no token") as refused:
+        prompts.tokenize(_request(Prompt(text="a"), bad_words=["q"], suppress_tokens=others))
+    assert refused.value.param == "bad_words"
+    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=["qq"], allowed_token_ids=[only])).bad_word_ids

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.changes import keep_allowed
+from worker_svc.core.changes import Changes, keep_allowed
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.launch import options
 from worker_svc.core.sampler import Extras
@@ -18,6 +18,7 @@ _TOKENS = 1024  # of a history that a program counts at a time
 _COUNTING = 8  # programs a row
 _ENTRIES = 128  # of a program
 _ALIGNMENT = 64  # columns, of a row, as logits have it
+_NO_CHANGES = Changes()
 _IN_PROMPT = tl.constexpr(1 << 30)  # a bit beside the count of a token in the output
 
 
@@ -114,6 +115,37 @@ def _add_entries(
     tl.atomic_add(out_ptr + rows * out_stride + token_ids, values, mask=is_entry)
 
 
+@triton.jit
+def _forbid_words(
+    rows_ptr,  # i64[words]
+    token_ids_ptr,  # i64[words, WIDTH]: a word at the end of its row, negative before it
+    slots_ptr,  # i64[rows]
+    positions_ptr,  # i64[rows]
+    integers_ptr,  # i64[slots, INTEGERS]
+    histories_ptr,  # i32[slots, tokens]
+    out_ptr,  # f32[rows, columns]
+    histories_stride,
+    out_stride,
+    INTEGERS: tl.constexpr,
+    NUM_PROMPT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    word = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + word)
+    slot = tl.load(slots_ptr + row)
+    num_prompt = tl.load(integers_ptr + slot * INTEGERS + NUM_PROMPT)
+    columns = tl.arange(0, WIDTH)
+    token_ids = tl.load(token_ids_ptr + word * WIDTH + columns)
+    # Where the word would stand if its last token came now.
+    places = tl.load(positions_ptr + row) - (WIDTH - 1) + columns
+    is_before = (token_ids >= 0) & (columns < WIDTH - 1)
+    is_output = is_before & (places >= num_prompt)
+    past = tl.load(histories_ptr + slot * histories_stride + places, mask=is_output, other=-1).to(tl.int64)
+    num_others = tl.sum((is_before & (past != token_ids)).to(tl.int32), 0)
+    last = tl.sum(tl.where(columns == WIDTH - 1, token_ids, 0), 0)
+    tl.store(out_ptr + row * out_stride + last, float("-inf"), mask=num_others == 0)
+
+
 def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: DeviceSlots, extras: Extras) -> Tensor:
     """Logits f32[rows, vocab_size] of which the tokens at `positions` i64[rows] of `slots` i64[rows] are chosen: logits
     [rows, vocab_size], less what the tokens before them are punished by, with the changes of `extras`. Both may be
@@ -155,7 +187,8 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
         **table,
         **options(warps=8),
     )
-    if extras.changes is not None and (entries := extras.changes.entries) is not None:
+    changes = extras.changes or _NO_CHANGES
+    if (entries := changes.entries) is not None:
         num_entries = len(entries.values)
         _add_entries[(triton.cdiv(num_entries, _ENTRIES),)](
             entries.rows,
@@ -167,6 +200,22 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
             BLOCK=_ENTRIES,
             **options(warps=4),
         )
-    if extras.changes is not None and extras.changes.allowed is not None:
-        keep_allowed(out, extras.changes.allowed)
+    if changes.allowed is not None:
+        keep_allowed(out, changes.allowed)
+    if (words := changes.words) is not None:
+        _forbid_words[(len(words.rows),)](
+            words.rows,
+            words.token_ids,
+            slots,
+            positions,
+            state.integers,
+            state.tokens,
+            out,
+            state.tokens.stride(0),
+            stride,
+            INTEGERS=state.integers.shape[1],
+            NUM_PROMPT=NUM_PROMPT,
+            WIDTH=words.token_ids.shape[1],
+            **options(warps=1),
+        )
     return out
