@@ -33,6 +33,7 @@ MIXED = (
     Sampling(temperature=1.0, min_p=0.05, frequency_penalty=0.2),
     Sampling(temperature=0.0, num_logprobs=3, logit_bias=((7, 1.0), (9, -1.0))),
     Sampling(temperature=1.0),
+    Sampling(temperature=0.9, allowed_token_ids=(5, 6, 7, 8), suppress_token_ids=(6,), bad_word_ids=((5, 7), (8,))),
 )
 CUT = (
     Sampling(temperature=0.9, top_k=20),

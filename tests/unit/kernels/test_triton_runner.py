@@ -133,9 +133,15 @@ TWOFOLD = [
     Sampling(temperature=0.0, num_logprobs=3, logit_bias=((7, 5.0), (9, 4.0)), presence_penalty=1.0),
     Sampling(temperature=1.0, top_k=2, logit_bias=tuple((token, -100.0) for token in range(3, 170))),
     Sampling(temperature=2.0, num_logprobs=5, repetition_penalty=1.5),
-    Sampling(temperature=1.0, top_p=0.3, frequency_penalty=2.0),
+    Sampling(temperature=1.0, top_p=0.3, frequency_penalty=2.0, allowed_token_ids=(40, 41, 42, 90)),
     Sampling(temperature=1.0, min_p=0.5, presence_penalty=-2.0),
-    Sampling(temperature=0.0, frequency_penalty=1.0, num_logprobs=0),
+    Sampling(
+        temperature=0.0,
+        num_logprobs=0,
+        frequency_penalty=1.0,
+        allowed_token_ids=(40, 41, 42),
+        bad_word_ids=((40, 41), (42, 40, 42), (41, 41)),
+    ),
 ]
 
 
