@@ -1,4 +1,4 @@
-"""What a line of the table of parameters says: `SamplingParams` is the table, its declarations are the lines.
+"""The parts of a line of the table of parameters: `SamplingParams` is the table, its declarations are the lines.
 
 Checks, parts, wire format, JSON bodies, defaults of models, columns of workers and docs/api.md follow from it.
 """
@@ -17,7 +17,7 @@ I64_END = 2**63
 
 
 class Part(Enum):
-    """Who reads a parameter, and in which of a request's messages it stands."""
+    """The reader of a parameter, and the message of a request in which it stands."""
 
     REQUEST = "request"  # several
     SAMPLING = "sampling"  # the worker

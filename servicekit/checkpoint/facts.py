@@ -1,4 +1,4 @@
-"""What all services of a pool must hold alike of their model's tokens."""
+"""The facts of a model's tokens that all services of a pool must hold alike."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a local directory, or a repository on the Hugging Face hub."""
+"""The place of a checkpoint: a local directory, or a repository on the Hugging Face hub."""
 
 from pathlib import Path
 

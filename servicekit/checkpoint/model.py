@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """What a checkpoint says of its model.
+    """Read what a checkpoint says of its model.
 
     Raises:
         PenstockError: INTERNAL (operator): a file is broken.

@@ -1,5 +1,5 @@
-"""What changes logits beside penalties: biases, and which tokens a row may have. The host knows it by slot, and takes
-what the rows of a step ask for to the device.
+"""Changes of logits beside penalties: biases, and the tokens that a row may have. The host knows them by slot, and
+takes what the rows of a step ask for to the device.
 """
 
 import sys
@@ -48,7 +48,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the rows of one step ask for; None: no row does."""
+    """All that the rows of one step ask for; None: no row does."""
 
     entries: Entries | None = None
     allowed: Allowed | None = None
@@ -113,7 +113,7 @@ class SlotChanges:
     def changes(
         self, slots: I64, positions: I64, device: torch.device, histories: Tensor | None = None
     ) -> Changes | None:
-        """What the tokens at `positions` of `slots` ask for; with histories i32[slots, tokens] also `Words.past`."""
+        """Those that the tokens at `positions` of `slots` ask for; with histories i32[slots, tokens] with `Words.past`."""
         changes = Changes(
             self._entries(slots, positions, device),
             self._allowed_tokens(slots, device),
@@ -169,8 +169,8 @@ def change(logits: Tensor, changes: Changes) -> None:
     """Change logits f32[rows, vocab_size] in place."""
     if (entries := changes.entries) is not None:
         # `index_put_` that accumulates waits for the device in some versions of torch, to look at the indices.
-        cells = entries.rows * logits.shape[1] + entries.token_ids
-        logits.view(-1).scatter_add_(0, cells, entries.values)
+        places = entries.rows * logits.shape[1] + entries.token_ids
+        logits.view(-1).scatter_add_(0, places, entries.values)
     if changes.allowed is not None:
         keep_allowed(logits, changes.allowed)
     if changes.words is not None:
