@@ -113,7 +113,7 @@ class SlotChanges:
     def changes(
         self, slots: I64, positions: I64, device: torch.device, histories: Tensor | None = None
     ) -> Changes | None:
-        """Those that the tokens at `positions` of `slots` ask for; with histories i32[slots, tokens] with `Words.past`."""
+        """Changes for the tokens at `positions` of `slots`; with histories i32[slots, tokens] also `Words.past`."""
         changes = Changes(
             self._entries(slots, positions, device),
             self._allowed_tokens(slots, device),
