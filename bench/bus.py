@@ -1,4 +1,4 @@
-"""What the bus costs: a commit on the server, and the round trip scheduler → worker → scheduler over two streams.
+"""The cost of the bus: a commit on the server, and the round trip scheduler → worker → scheduler over two streams.
 
 Prints microseconds. Two processes on this machine; payloads of 2 kB; the same writes as the services make: the
 scheduler commits rows and plan and waits for results in one write, the worker appends its result and waits for plans in

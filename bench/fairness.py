@@ -1,4 +1,4 @@
-"""What a flood of one tenant does to another one, under the policy fair.
+"""The harm that a flood of one tenant does to another one, under the policy fair.
 
 A simulated worker whose slots are always taken. Tenant B sends a request now and then and measures the time to its
 first token: first while tenant A keeps every slot busy and lets nothing wait, then while A sends ten times as much as
@@ -61,7 +61,7 @@ def main() -> int:
 def _beside(
     pipeline: ServedPipeline, options: argparse.Namespace, capacity: float, of_a: Load
 ) -> tuple[list[Visit], list[Visit]]:
-    """What A and B saw."""
+    """The figures that A and B saw."""
     a = crowd.start(Load(**{**vars(of_a), "seconds": options.seconds + LEAD_S, "key": "a"}))
     time.sleep(LEAD_S)
     b = crowd.run(Load(of_a.port, options.seconds, options.tokens, 10 + of_a.seed, rate=SHARE_B * capacity, key="b"))

@@ -32,7 +32,7 @@ READY_TIMEOUT_S = 30.0
 
 
 class Feed:
-    """What a detokenizer would send for requests that all go on step by step."""
+    """Text as a detokenizer would send it for requests that all go on step by step."""
 
     def __init__(self, request_ids: list[bytes], num_steps: int) -> None:
         self._ids = b"".join(request_ids)

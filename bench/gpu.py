@@ -101,7 +101,7 @@ def measure_ceilings(keep: Path) -> Ceilings:
 
 
 def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, Measured], list[str]]:
-    """What each engine did, and what went wrong."""
+    """The results of each engine, and what went wrong."""
     found: dict[str, Measured] = {}
     wrong = []
     runs = {

@@ -1,4 +1,4 @@
-"""What a decode step of the worker takes by what its requests ask of the sampler.
+"""The time of a decode step of the worker by what its requests ask of the sampler.
 
     penstock bench sampling [--model 0.6b] [--batches 1,32,256]
 

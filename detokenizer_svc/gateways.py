@@ -1,4 +1,4 @@
-"""Which gateways are there, and which requests have lost the one that served them."""
+"""The gateways that are there, and the requests that have lost the one that served them."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from servicekit.bus.calls import SessionInfo, SessionKind
 
 
 class Gateways:
-    """What surveys of the pool have said about gateways."""
+    """The gateways as surveys of the pool have told of them."""
 
     def __init__(self, late_s: float, orphan_grace_s: float) -> None:
         """No gateway is known to be gone.
@@ -23,7 +23,7 @@ class Gateways:
         self._told: set[bytes] = set()  # orphans that were cancelled
 
     def forget(self) -> None:
-        """What was said does not count any more: the pool has lost it, or this session was lost to the pool."""
+        """Forget what was said: the pool has lost it, or this session was lost to the pool."""
         self._missing_s, self._gone, self._told = {}, set(), set()
 
     def note(self, sessions: Iterable[SessionInfo], routes: Iterable[bytes], now_s: float) -> None:

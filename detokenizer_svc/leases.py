@@ -1,4 +1,4 @@
-"""Which shards a detokenizer should have, and what it has to ask for to get there."""
+"""The shards that a detokenizer should have, and what it has to ask for to get there."""
 
 from collections.abc import Collection, Iterable
 
@@ -9,7 +9,7 @@ _REMEMBERED_S = 10.0  # a death after which nobody took anything was that of one
 
 
 class Deaths:
-    """When detokenizers that died were last heard of: what their shards have waited since."""
+    """The times at which detokenizers that died were last heard of: their shards have waited since."""
 
     def __init__(self) -> None:
         self._alive: set[bytes] = set()
@@ -29,7 +29,7 @@ class Deaths:
         return min(self._heard_s.values(), default=None)
 
     def settle(self) -> None:
-        """What the dead held was taken."""
+        """Note that all that the dead held was taken."""
         self._heard_s.clear()
 
 

@@ -1,4 +1,4 @@
-"""What the loop writes together with its next read."""
+"""The calls that the loop writes together with its next read."""
 
 import time
 from collections import deque

@@ -52,7 +52,7 @@ def _entries(execute: Execute, shard: Shard) -> list[Entry]:
 
 
 def _routes(execute: Execute, shard: Shard, entries: list[Entry]) -> dict[bytes, bytes | None]:
-    """Who gets the text of the requests that these entries open; None: it has ended."""
+    """The gateway that gets the text of the requests that these entries open; None: it has ended."""
     opened = [entry.fields[k.REQUEST] for entry in entries if k.REQUEST in entry.fields]
     routes: dict[bytes, bytes | None] = {}
     for request_id, stored in zip(opened, execute([Fetch(each) for each in opened]), strict=True):

@@ -108,7 +108,7 @@ class DetokenizerService:
 
     @property
     def name(self) -> str:
-        """What people call this process."""
+        """The name by which people call this process."""
         return self._settings.name
 
     def is_ready(self) -> bool:
@@ -130,7 +130,7 @@ class DetokenizerService:
         return self._stats
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         stats = self.stats()
         return service_status(
             ready=self.is_ready(),

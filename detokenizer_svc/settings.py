@@ -1,4 +1,4 @@
-"""What a detokenizer can be told."""
+"""Settings of a detokenizer."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

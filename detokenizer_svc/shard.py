@@ -21,7 +21,7 @@ _MAX_EARLY_ATTACHMENTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one entry of the log led to."""
+    """The consequences of one entry of the log."""
 
     effects: Effects
     sent_ns: int = 0  # when its rows were sent; 0: it had none
@@ -175,5 +175,5 @@ class Shard:
 
 
 def _opened_ns(entry_id: bytes) -> int:
-    """When an entry was written, Unix time by the server's clock, which it tells in milliseconds."""
+    """The time at which an entry was written, Unix time by the server's clock, which it tells in milliseconds."""
     return int(entry_id.split(b"-")[0]) * 1_000_000

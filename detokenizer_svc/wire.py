@@ -79,7 +79,7 @@ def unreadable_request(request_id: bytes) -> OpenRequest:
 
 
 def decode_tokens(payload: bytes) -> tuple[Computed, TokenRows]:
-    """Where and when a TokenBatch was made, and its rows.
+    """Read the place and time at which a TokenBatch was made, and its rows.
 
     Raises:
         PoisonMessageError: not a TokenBatch, or its columns do not fit together.
@@ -93,7 +93,7 @@ def encode_checkpoint(rows: TokenRows, session: bytes, sent_ns: int) -> bytes:
 
 
 def decode_offsets(payload: bytes) -> list[Offset]:
-    """What a client has of each sequence.
+    """Read what a client has of each sequence.
 
     Raises:
         PoisonMessageError: not AttachOffsets.

@@ -207,7 +207,7 @@ class LLMEngine:
         return list(changed.values())
 
     def stats(self) -> SchedulerStats:
-        """What waits, runs and is cached, and totals since the start."""
+        """The state: what waits, runs and is cached, and totals since the start."""
         return self._scheduler.stats()
 
     def close(self) -> None:

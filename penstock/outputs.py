@@ -1,4 +1,4 @@
-"""What `LLM` and `LLMEngine` give back."""
+"""Results of `LLM` and `LLMEngine`."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _FINISH_TEXTS: dict[FinishReason, FinishText] = {
 
 
 class Addition(Protocol):
-    """What one step brought to a sample: a `TextRow` of the pipeline, or a `Delta` that a client received."""
+    """The part of one step that a sample got: a `TextRow` of the pipeline, or a `Delta` that a client received."""
 
     @property
     def text(self) -> str:
@@ -38,7 +38,7 @@ class Addition(Protocol):
 
     @property
     def finish(self) -> FinishReason:
-        """Why it ended; UNSPECIFIED while it goes on."""
+        """The reason why it ended; UNSPECIFIED while it goes on."""
         ...
 
     @property

@@ -1,1 +1,1 @@
-"""What developers run: generators of code and of the bundled model."""
+"""Tools of developers: generators of code and of the bundled model."""

@@ -1,4 +1,4 @@
-"""What computes, torch or Triton's kernels: chosen once, and the only place that knows both."""
+"""The choice of torch or Triton's kernels: made once, and the only place that knows both."""
 
 import logging
 import os
@@ -287,7 +287,7 @@ def _look_for_flash_attention(
 
 
 def _unmeasured(device: torch.device, shape: KVCacheShape) -> str | None:
-    """Why nobody knows whether a FlashAttention package would be faster, if so."""
+    """The reason why nobody knows whether a FlashAttention package would be faster, if so."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
         return "FlashAttention was measured on a Hopper only"
     if shape.head_dim not in _FLASH_HEAD_DIMS:

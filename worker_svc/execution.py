@@ -115,12 +115,12 @@ class Execution:
 
     @property
     def waiting_since_ns(self) -> int:
-        """When the step that is waited for was launched (monotonic); 0: none is."""
+        """The time at which the step that is waited for was launched (monotonic); 0: none is."""
         return self._waiting_since_ns
 
     @property
     def launching_since_ns(self) -> int:
-        """When the launch that runs now began (monotonic); 0: none does."""
+        """The time at which the launch that runs now began (monotonic); 0: none does."""
         return self._launching_since_ns
 
     def start(self) -> None:

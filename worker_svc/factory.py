@@ -169,7 +169,7 @@ def _budget(device: torch.device, share: float) -> Budget | None:
 
 
 def _weights_bytes(config: ModelConfig, plain: Placement) -> int:
-    """What this rank's weights will take: the model is built without memory."""
+    """The bytes that this rank's weights will take: the model is built without memory."""
     meta = replace(plain, device=torch.device("meta"), wanted=[])
     CausalLM(config.decoder, meta, max_model_len=1)
     return sum(tensor.destination.nbytes for tensor in meta.wanted)

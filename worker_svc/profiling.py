@@ -96,7 +96,7 @@ class Profiler:
         self._records = maker.options.cuda_graphs and maker.options.world_size == 1
 
     def profile(self, weights_bytes: int, group: Group) -> MemoryProfile:
-        """How many blocks there will be: the fewest that any rank has room for.
+        """The number of blocks that there will be: the fewest that any rank has room for.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: a full step does not fit beside the weights.

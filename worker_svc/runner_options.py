@@ -1,11 +1,11 @@
-"""What a runner is made from."""
+"""The options of a runner."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """What to load and how much memory to use."""
+    """The model to load and the memory to use."""
 
     model: str  # a local directory or a hub id
     revision: str | None = None  # of a hub id

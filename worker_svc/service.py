@@ -120,7 +120,7 @@ class WorkerService:
         return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
     def status(self) -> ServiceStatus:
-        """What it says of itself."""
+        """The status that it tells."""
         stats = self._stats
         figures = {
             "plans_queued": float(self._num_queued()),
@@ -141,7 +141,7 @@ class WorkerService:
         )
 
     def worker_status(self) -> "worker_pb2.WorkerStatus":
-        """What the control service answers."""
+        """The answer of the control service."""
         return wire.worker_status(
             self.status(),
             self._info,
@@ -151,7 +151,7 @@ class WorkerService:
         )
 
     def memory_profile(self) -> "worker_pb2.MemoryProfile":
-        """How the memory is used.
+        """The uses of the memory.
 
         Raises:
             PenstockError: UNAVAILABLE, the model is still being loaded.

@@ -10,13 +10,13 @@ Context = aio.ServicerContext[Any, Any]
 
 
 class Worker(Protocol):
-    """What the servicer asks of the service, from the thread of the gRPC server."""
+    """The questions of the servicer to the service, from the thread of the gRPC server."""
 
     def worker_status(self) -> worker_pb2.WorkerStatus:
-        """What it does right now."""
+        """The state at the moment."""
 
     def memory_profile(self) -> worker_pb2.MemoryProfile:
-        """How its memory is used.
+        """The uses of its memory.
 
         Raises:
             PenstockError: UNAVAILABLE, the model is still being loaded.
@@ -37,7 +37,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         request: worker_pb2.GetWorkerStatusCall,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> worker_pb2.WorkerStatus:
-        """What the worker does right now."""
+        """The state of the worker at the moment."""
         return self._worker.worker_status()
 
     async def ProfileMemory(  # noqa: N802
@@ -45,7 +45,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         request: worker_pb2.ProfileMemoryCall,  # noqa: ARG002
         context: Context,  # noqa: ARG002
     ) -> worker_pb2.MemoryProfile:
-        """How its memory is used."""
+        """The uses of its memory."""
         return self._worker.memory_profile()
 
     async def Drain(  # noqa: N802

@@ -1,4 +1,4 @@
-"""What a worker can be told."""
+"""Settings of a worker."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What a safetensors file says of its tensors, and where in the file they are."""
+"""The header of a safetensors file: its tensors, and where in the file they are."""
 
 import json
 from dataclasses import dataclass

@@ -85,7 +85,7 @@ def encode_failure(step: int, error: PenstockError, session: bytes, incarnation:
 def worker_info(
     limits: Limits, *, model: str, home_shard: int, world_size: int, device: str, model_digest: bytes
 ) -> WorkerInfo:
-    """What a worker registers."""
+    """The facts that a worker registers."""
     return WorkerInfo(
         model=model,
         num_blocks=limits.num_blocks,

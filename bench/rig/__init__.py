@@ -1,1 +1,1 @@
-"""What the benchmarks share: the machine's description, an in-process loop to compare with, services, clients."""
+"""Parts of several benchmarks: the machine's description, an in-process loop to compare with, services, clients."""

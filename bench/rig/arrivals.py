@@ -23,7 +23,7 @@ END_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Load:
-    """What a process of clients does."""
+    """The task of a process of clients."""
 
     port: int
     seconds: float
@@ -36,7 +36,7 @@ class Load:
 
 @dataclass
 class Visit:
-    """What came of one request; 0: it did not come to that."""
+    """The outcome of one request; 0: it did not come to that."""
 
     sent_s: float
     status: int = 0

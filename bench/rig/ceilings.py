@@ -1,4 +1,4 @@
-"""What the card does at its best, measured in a process of its own: a large copy and a large product."""
+"""The most that the card can do, measured in a process of its own: a large copy and a large product."""
 
 import statistics
 from collections.abc import Callable

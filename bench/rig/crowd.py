@@ -23,7 +23,7 @@ def start(load: Load) -> "subprocess.Popen[str]":
 
 
 def finish(clients: "subprocess.Popen[str]") -> list[Visit]:
-    """What they saw, once they are done."""
+    """The figures that they saw, once they are done."""
     output, _ = clients.communicate()
     if clients.returncode:
         raise SystemExit(f"the clients failed with status {clients.returncode}")

@@ -27,7 +27,7 @@ _PEER_ENVIRON = {
 
 @dataclass(frozen=True)
 class Options:
-    """How the engines are run."""
+    """The settings with which the engines are run."""
 
     chunk: int  # tokens of a step at most; 0: as is the default
     gateways: int
@@ -40,7 +40,7 @@ class Options:
 
 @dataclass
 class Measured:
-    """What one engine did."""
+    """The result of one engine."""
 
     name: str
     start: dict[str, Any] = field(default_factory=dict)  # seconds from its start, and phases
@@ -54,7 +54,7 @@ class Measured:
 
     @staticmethod
     def from_json(text: str) -> "Measured":
-        """What `as_json` made."""
+        """The inverse of `as_json`."""
         fields = json.loads(text)
         return Measured(**fields | {"loads": {row: Load(**load) for row, load in fields["loads"].items()}})
 

@@ -59,7 +59,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def hops_of(services: Services) -> list[HopStatus]:
-    """What all services say of the hops that they read, once they have told the pool."""
+    """The figures that all services tell of the hops that they read, once they have told the pool."""
     time.sleep(STATUS_S)
     with Client(f"127.0.0.1:{services.grpc_port}", timeout_s=10.0) as client:
         sessions = client.pipeline().sessions

@@ -1,4 +1,4 @@
-"""What the pipeline is compared with: the same cores in one process, in a loop that overlaps host and device."""
+"""The loop that the pipeline is compared with: the same cores in one process, host and device overlapped."""
 
 import time
 from collections import deque

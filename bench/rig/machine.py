@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it a figure means nothing."""
+"""The machine that a figure was measured on: without it a figure means nothing."""
 
 import os
 import platform

@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Box:
-    """Where a panel is, in parts of its figure."""
+    """The place of a panel, in parts of its figure."""
 
     left: float
     bottom: float

@@ -31,7 +31,7 @@ _HTTP = re.compile(r"OpenAI HTTP +http://[^:]+:(\d+)")
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw of one run of a work."""
+    """One run of a work as its clients saw it."""
 
     seconds: float  # from the first request to the last end
     ttft_ms: float  # time to the first token, medians over the requests

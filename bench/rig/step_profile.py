@@ -1,4 +1,4 @@
-"""Where the time of decode steps goes: on the device by kernel, and between steps."""
+"""The time of decode steps: on the device by kernel, and between steps."""
 
 import time
 from collections.abc import Callable

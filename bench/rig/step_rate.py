@@ -37,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rate:
-    """What happened between two marks."""
+    """The counts between two marks."""
 
     steps_per_s: float
     cpu_us: dict[str, float]  # CPU time of a step by process, microseconds
@@ -101,7 +101,7 @@ def _wait_for_worker(services: Services, connection: Connection) -> None:
 
 
 def _arrival(number: int, num_steps: int) -> list[Call[Any]]:
-    """What brings one request to the scheduler."""
+    """The entries that bring one request to the scheduler."""
     request_id = os.urandom(16)
     prompt = completion_prompt(number)
     params = SamplingParams(temperature=0, max_tokens=num_steps, ignore_eos=True)

@@ -59,7 +59,7 @@ def latency_lines(model: str, work: Work, found: dict[str, Measured]) -> list[st
 
 
 def notes(found: dict[str, Measured]) -> list[str]:
-    """What else was seen: starts, latencies, profiles."""
+    """All else that was seen: starts, latencies, profiles."""
     lines = []
     for measured in found.values():
         phases = measured.start.get("phases") or {}

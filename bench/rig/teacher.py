@@ -1,4 +1,4 @@
-"""What a model says to a whole sequence at once, in fp32: how far from its favourite each token of an answer is."""
+"""A model's own view of a whole sequence, in fp32: how far from its favourite each token of an answer is."""
 
 from collections.abc import Sequence
 from pathlib import Path

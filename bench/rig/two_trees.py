@@ -24,7 +24,7 @@ print(json.dumps([loop, rate.steps_per_s, rate.cpu_us]))
 
 @dataclass(frozen=True)
 class Turn:
-    """What one checkout showed in one round."""
+    """The results of one checkout in one round."""
 
     loop: float  # steps per second of the cores in one process
     pipeline: Rate

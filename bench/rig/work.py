@@ -1,4 +1,4 @@
-"""What `bench.gpu` lets engines generate, and the least time that a card needs for it."""
+"""The work that `bench.gpu` gives engines, and the least time that a card needs for it."""
 
 import random
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +32,7 @@ class Work:
 
     @property
     def inputs(self) -> list[Any]:
-        """What engines get: token ids or texts."""
+        """The form of the prompts: token ids or texts."""
         return self.texts or self.prompts
 
     @property
@@ -82,7 +82,7 @@ def as_text(work: Work, tokenizer: Tokenizer) -> Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a card does at its best."""
+    """The most that a card can do."""
 
     name: str
     bytes_per_s: float  # copied, bytes read and written

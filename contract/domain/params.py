@@ -1,4 +1,4 @@
-"""What a request asks for, split by who reads it: worker (sampling), scheduler (stopping), detokenizer (text)."""
+"""The parameters of a request, split by who reads it: worker (sampling), scheduler (stopping), detokenizer (text)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -37,7 +37,7 @@ MAX_PENALTY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What the worker reads: how one token is drawn from the logits.
+    """The worker's part: how one token is drawn from the logits.
 
     Applied in this order: repetition, presence and frequency penalty, logit bias, which tokens may come, temperature,
     top-k, top-p, min-p.
@@ -65,7 +65,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """What the scheduler reads: when a sequence ends by its tokens."""
+    """The scheduler's part: when a sequence ends by its tokens."""
 
     max_tokens: int | None = None  # None: until the context is full
     min_tokens: int = 0  # EOS and stop ids cannot be sampled before
@@ -75,7 +75,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What the detokenizer reads: how tokens become text and which strings end it."""
+    """The detokenizer's part: how tokens become text and which strings end it."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
@@ -95,7 +95,7 @@ _ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to generate for one prompt; every field is checked when the object is made.
+    """The parameters of generation for one prompt; every field is checked when the object is made.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.

@@ -47,7 +47,7 @@ def unpack_u32(field: str, packed: bytes) -> list[int]:
 
 
 def encode_header(header: Header) -> common_pb2.Header:
-    """What every message of a request carries."""
+    """The header of every message of a request."""
     return common_pb2.Header(
         request_id=header.request_id,
         tenant=header.tenant,
@@ -114,7 +114,7 @@ def _params(
 
 
 def num_samples(message: requests_pb2.GenerateRequest) -> int:
-    """How many samples a request asks for; not checked."""
+    """The number of samples that a request asks for; not checked."""
     return message.n if message.HasField("n") else 1
 
 
@@ -202,7 +202,7 @@ def encode_value(parameter: Parameter, value: Any) -> dict[str, Any]:
 
 
 def _decode_part(part: Part, message: ProtobufMessage) -> dict[str, Any]:
-    """What a part's message says, by the names that it has there; what is absent has its default."""
+    """Read what a part's message says, by the names that it has there; what is absent has its default."""
     found = {}
     for each in PARTS[part]:
         if isinstance(each.kind, Biases) or not _has_presence(message, each.field) or message.HasField(each.field):

@@ -31,7 +31,7 @@ class LogBatch:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each row's tokens begin, and after the last one their number."""
+        """The offsets at which each row's tokens begin, and after the last one their number."""
         return [0, *np.cumsum(self.rows.counts, dtype=np.int64).tolist()]
 
     @cached_property

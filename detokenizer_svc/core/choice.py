@@ -1,4 +1,4 @@
-"""Which decoder a tokenizer needs: looked up in its definition, then proved on random tokens."""
+"""The choice of the decoder that a tokenizer needs: looked up in its definition, then proved on random tokens."""
 
 import json
 import random

@@ -17,7 +17,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class TextDecoder(Protocol):
-    """What the sequences of one tokenizer and one choice of `skip_special_tokens` share."""
+    """The part that the sequences of one tokenizer and one choice of `skip_special_tokens` share."""
 
     pieces: dict[int, str]  # text by token id where it depends on nothing else; filled as tokens are met
 
@@ -34,7 +34,7 @@ class TextDecoder(Protocol):
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token alone stands for, in UTF-8; may be a part of a character. Empty for an unknown token."""
+        """The bytes of a token alone, in UTF-8; may be a part of a character. Empty for an unknown token."""
         ...
 
 
@@ -54,7 +54,7 @@ def byte_of(name: str) -> bytes | None:
 
 
 class TokenTexts:
-    """What single tokens are, under one choice of `skip_special_tokens`."""
+    """The texts of single tokens, under one choice of `skip_special_tokens`."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -175,7 +175,7 @@ class TokenwiseDecoder:
         return _INCOMPLETE * len(state.data) if state else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds after others."""
+        """The text that the token adds after others."""
         name = self._tokens.name(token_id)
         data = None if name is None else self._byte(name)
         return self._after_anchor((token_id,)).encode() if data is None else data
@@ -234,7 +234,7 @@ class WindowDecoder:
         return _Window()
 
     def step(self, state: _Window, token_id: int) -> tuple[str, _Window]:
-        """What the token adds, if it is certain."""
+        """The text that the token adds, if it is certain."""
         name = self._tokens.name(token_id)
         if name is None:
             return "", state
@@ -250,7 +250,7 @@ class WindowDecoder:
         return added, state
 
     def flush(self, state: _Window) -> str:
-        """What a full decode has after the text that was given out."""
+        """The text of a full decode after that which was given out."""
         return self._tokens.decode(state.token_ids)[state.num_chars :]
 
     def token_bytes(self, token_id: int) -> bytes:

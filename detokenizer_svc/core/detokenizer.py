@@ -48,7 +48,7 @@ class Retirement:
 
     @cached_property
     def result(self) -> FinishedRequest:
-        """What is kept of the request."""
+        """The result that is kept of the request."""
         return self.request.result()
 
     @property
@@ -59,7 +59,7 @@ class Retirement:
 
 @dataclass(slots=True)
 class Effects:
-    """What is to be done after a change, in this order: texts, cancels, retirements, results."""
+    """All that is to be done after a change, in this order: texts, cancels, retirements, results."""
 
     texts: dict[bytes, TextRows] = field(default_factory=dict)  # by route
     retirements: list[Retirement] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Live:
     timeline: Timeline = field(default_factory=Timeline)
 
     def set_route(self, route: bytes) -> None:
-        """Who gets the text from now on."""
+        """Set the gateway that gets the text from now on."""
         for sequence in self.sequences:
             sequence.route = route
 
@@ -120,7 +120,7 @@ class _Live:
         )
 
     def result(self) -> FinishedRequest:
-        """What is kept once all sequences have ended."""
+        """The result that is kept once all sequences have ended."""
         usage = self.usage()
         sequences = tuple(sequence.finished(usage) for sequence in self.sequences)
         return FinishedRequest(self.opened.header, sequences, usage, self.model_digest, self.timeline)
@@ -300,7 +300,7 @@ class Detokenizer:
         return effects
 
     def snapshot(self, request_id: bytes, offsets: SequenceOf[Offset] = ()) -> TextRows:
-        """What a live request has after the given offsets, one row for each sequence that has anything."""
+        """The text that a live request has after the given offsets, one row for each sequence that has anything."""
         request = self._live.get(request_id)
         rows = [
             sequence.rest(offsets[sequence.index] if sequence.index < len(offsets) else Offset())
@@ -325,7 +325,7 @@ class Detokenizer:
         return self._live[request_id].opened.n
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token alone stands for, special tokens included; may be a part of a character."""
+        """The bytes that a token alone stands for, special tokens included; may be a part of a character."""
         data = self._token_bytes.get(token_id)
         if data is None:
             data = self._token_bytes[token_id] = self._decoders[False].token_bytes(token_id)

@@ -1,4 +1,4 @@
-"""How much of a shard's log is kept, for whom, and when that is too much."""
+"""The part of a shard's log that is kept, for whom, and when that is too much."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _MAX_WRITTEN_PER_DROPPED = 4
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """How long the log may be that live requests need, until they get checkpoints instead."""
+    """The length that the log may have for live requests, until they get checkpoints instead."""
 
     num_entries: int
     num_bytes: int
@@ -29,14 +29,14 @@ _START = LogMark(b"0-0")
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What shortens a log: checkpoints of these requests, then everything before a place may be dropped."""
+    """A shortening of a log: checkpoints of these requests, then everything before a place may be dropped."""
 
     before: LogMark
     request_ids: tuple[bytes, ...] = ()
 
 
 class LogExtent:
-    """What was read of one log, from which entry on each live request needs it, and from which on it is kept."""
+    """One log: what was read of it, the entry from which each live request needs it, and that from which it is kept."""
 
     def __init__(self) -> None:
         self._entry_id = b""  # the last one that was read
@@ -87,7 +87,7 @@ class LogExtent:
         return is_over and num_bytes * _MAX_WRITTEN_PER_DROPPED >= self._num_written
 
     def compaction(self, limits: LogLimits) -> Compaction | None:
-        """How to shorten the log now; None: it has only what is needed."""
+        """The shortening that the log needs now; None: it has only what is needed."""
         if self.is_long(limits):
             return Compaction(self._end(), tuple(self._needed))
         oldest = next(iter(self._needed.values()), None) or self._end()

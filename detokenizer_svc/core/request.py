@@ -1,4 +1,4 @@
-"""What the detokenizer knows of a request, from its opening in the log to its result."""
+"""A request as the detokenizer knows it, from its opening in the log to its result."""
 
 from dataclasses import dataclass, field
 
@@ -40,7 +40,7 @@ class OpenRequest:
         return Timeline(self.tokenizing_ns, self.tokenized_ns, self.opened_ns)
 
     def stop_reason(self, token_id: int) -> int | None:
-        """What a token that ended a sequence is called: None for EOS, else the stop token's id."""
+        """The name of a token that ended a sequence: None for EOS, else the stop token's id."""
         return None if token_id in self.eos_token_ids or token_id not in self.stop_token_ids else token_id
 
 

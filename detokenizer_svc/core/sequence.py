@@ -18,7 +18,7 @@ from detokenizer_svc.core.textrows import NewRow, SequenceEnd
 
 
 class Offset(NamedTuple):
-    """What a client has of a sequence."""
+    """The part of a sequence that a client has."""
 
     num_tokens: int = 0
     num_chars: int = 0
@@ -31,7 +31,7 @@ def _needs_more(token_id: int) -> str | None:  # noqa: ARG001  stands in for a l
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What an accepted row brings: the next tokens and perhaps an end."""
+    """The news of an accepted row: the next tokens and perhaps an end."""
 
     token_ids: list[int]  # the next of the sequence
     finish: FinishReason  # UNSPECIFIED: it goes on

@@ -44,7 +44,7 @@ class StopStrings:
         return (piece if self._include else text[: len(text) - held]), None
 
     def release(self) -> str:
-        """What was held back, for a sequence that ends otherwise."""
+        """The text that was held back, for a sequence that ends otherwise."""
         held = "" if self._include else self._tail
         self._tail = ""
         return held
@@ -60,7 +60,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` begin `stop` without completing it; the most there are."""
+    """The number of characters at the end of `text` that begin `stop` without completing it; the most there are."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:
         if stop.startswith(text[start:]):

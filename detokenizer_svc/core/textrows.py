@@ -14,7 +14,7 @@ from detokenizer_svc.core.logprobs import LogprobLog
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnd:
-    """How a sequence ended."""
+    """The end of a sequence."""
 
     reason: FinishReason
     stop_reason: int | str | None = None  # the stop token id or stop string; None for EOS and whatever is not STOP

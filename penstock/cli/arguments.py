@@ -10,7 +10,7 @@ from penstock.client import ClientTls
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Where the gateway is, and who calls."""
+    """The address of the gateway, and who calls."""
     parser.add_argument("--address", default="127.0.0.1:50051", help="host:port of a gateway's gRPC [127.0.0.1:50051]")
     parser.add_argument(
         "--api-key",
@@ -35,7 +35,7 @@ def client_tls(arguments: argparse.Namespace) -> ClientTls | None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
-    """How to generate."""
+    """The parameters of generation."""
     parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"tokens at most [{max_tokens}]")
     parser.add_argument("--temperature", type=float, help="0: always the most likely token [as the model's makers say]")
     parser.add_argument("--top-p", type=float, help="share of the probability to draw from [as they say]")

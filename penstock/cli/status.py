@@ -24,7 +24,7 @@ _DIGEST_CHARS = 16
 
 
 class Rate:
-    """How fast a count grows, between one look and the next."""
+    """The growth of a count between one look and the next."""
 
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""What a client has of its request, and how it goes on when the stream breaks: each token once."""
+"""A client's place in its request, and how it goes on when the stream breaks: each token once."""
 
 from dataclasses import dataclass, replace
 
@@ -36,7 +36,7 @@ class Resumption:
 
     @property
     def next_call(self) -> inference_pb2.GenerateCall | inference_pb2.ResumeCall:
-        """What is to be asked now: at first, and after a pause."""
+        """The call to make now: at first, and after a pause."""
         if not self.request_id:
             return self._call
         return inference_pb2.ResumeCall(request_id=self.request_id, offsets=self._offsets)
@@ -47,7 +47,7 @@ class Resumption:
         return all(sample.finish for sample in self._samples)
 
     def take(self, event: inference_pb2.GenerateEvent, now_s: float) -> Accepted | Delta | None:
-        """What is new in an event; None: nothing.
+        """The part of an event that is new; None: nothing.
 
         Raises:
             PenstockError: INTERNAL: something is missing before it.

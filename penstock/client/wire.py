@@ -1,4 +1,4 @@
-"""What clients send and get, and its protobuf."""
+"""Messages that clients send and get, and their protobuf."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step added to a sample."""
+    """The part of a step that a sample gets."""
 
     sequence: int  # index of the sample
     token_offset: int  # output tokens of the sample before this event
@@ -114,7 +114,7 @@ class Generation:
 def call_metadata(
     api_key: str | None, tenant: str | None = None, control_token: str | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """What is sent along with every call.
+    """The metadata of every call.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: key, token or tenant cannot be one; neither key nor token is quoted.

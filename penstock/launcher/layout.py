@@ -1,4 +1,4 @@
-"""What `penstock serve` can be told, and the processes that follow from it."""
+"""The options of `penstock serve`, and the processes that follow from them."""
 
 import argparse
 import contextlib
@@ -118,13 +118,13 @@ class Child:
 
     @property
     def module(self) -> str:
-        """What is run with `python -m`."""
+        """The module that is run with `python -m`."""
         return f"{self.kind.value}_svc"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What was asked for on the command line."""
+    """The values that the command line asked for."""
 
     settings: LaunchSettings
     passed_on: Mapping[SessionKind, tuple[str, ...]]  # flags for every process of a service
@@ -139,7 +139,7 @@ class Launch:
     redis_url: str | None = field(repr=False)  # with its password; None: a server is to be started
 
     def count(self, kind: SessionKind) -> int:
-        """How many processes of a service."""
+        """The number of processes of a service."""
         replicas: int = getattr(self.settings, f"{kind.value}s")
         return replicas * self.world_size if kind is SessionKind.WORKER else replicas
 
@@ -253,7 +253,7 @@ def _bus_url(redis_url: str | None, password_file: Path | None) -> str | None:
 
 
 def _served_name(model: str) -> str:
-    """What clients call a model: a hub id as it is, a directory by its name."""
+    """The name by which clients call a model: a hub id as it is, a directory by its name."""
     if model == str(BUNDLED_MODEL):
         return BUNDLED_NAME
     return Path(model).resolve().name if Path(model).is_dir() else model

@@ -1,4 +1,4 @@
-"""What the launcher writes to the terminal: its own lines and those of its children, each with its name in front."""
+"""The launcher's output to the terminal: its own lines and those of its children, each with its name in front."""
 
 import os
 import sys

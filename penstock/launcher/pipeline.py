@@ -74,7 +74,7 @@ class Pipeline:
         return self._exit_status
 
     def _make_token(self, stack: ExitStack) -> Path | None:
-        """Where callers need keys, who controls needs a token: the file of one, if the operator gave none."""
+        """The file of a control token: where callers need keys, who controls needs one, given or not."""
         if not self._launch.has_keys or self._launch.control_token_file is not None:
             return None
         path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-control-"))) / "token"

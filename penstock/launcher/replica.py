@@ -83,7 +83,7 @@ class Replica:
         return ready
 
     async def _ask(self, path: str) -> bool | None:
-        """What it says beside its metrics, from a thread of its own, so that one whose loops are stuck answers too.
+        """The status beside its metrics, told from a thread of its own, so that one whose loops are stuck answers too.
 
         None: it says nothing.
         """

@@ -255,7 +255,7 @@ def plain_text(rng: random.Random) -> str:
 
 
 def system_prompt(rng: random.Random) -> str | None:
-    """What stands in the system message, if there is one; it changes nothing, and the model should learn that."""
+    """The text of the system message, if there is one; it changes nothing, and the model should learn that."""
     style = rng.random()
     if style < 0.55:
         return None

@@ -37,7 +37,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one answer."""
+    """The verdict on one answer."""
 
     answer: str
     parses: bool

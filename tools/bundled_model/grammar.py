@@ -35,7 +35,7 @@ VARIABLES: dict[str, Sequence[Word]] = {
     "some_object": lexicon.OBJECTS,
 }
 STORY_VARIABLES = ("hero", "friend", "place", "object", "weather", "trait")
-"""What a story is made of, and what a user may ask it to be about."""
+"""The parts of a story, and what a user may ask it to be about."""
 
 GRAMMAR = Grammar(
     {**stories.RULES, **questions.RULES, **talk.RULES},
@@ -55,7 +55,7 @@ _FAVOURITE_OF = {
     "friend": "hero", "hname": "hero", "fname": "friend", "place": "hero", "object": "hero", "trait": "hero",
     "weather": "place", "spot": "object", "some_place": "some_hero", "some_object": "some_hero",
 }  # fmt: skip
-"""Which word has a favourite for which variable; see ``pick``."""
+"""The words that have a favourite for a variable; see ``pick``."""
 _CHARACTERS = frozenset({"hero", "friend", "hname", "fname"})
 _APART = (STORY_VARIABLES, ("some_hero", "some_place", "some_object"))
 _ATTEMPTS = 50
@@ -66,7 +66,7 @@ _ORDINARY = 5
 
 @dataclass(frozen=True)
 class Ask:
-    """What a right answer is: a text of the rule in which these variables stand for these words."""
+    """A right answer: a text of the rule in which these variables stand for these words."""
 
     rule: str
     words: Bindings = field(default_factory=dict)

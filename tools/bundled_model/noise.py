@@ -1,4 +1,4 @@
-"""What fingers do to a request before it reaches the model: lower case, missing full stops, typing errors."""
+"""The slips of fingers in a request before it reaches the model: lower case, missing full stops, typing errors."""
 
 import random
 

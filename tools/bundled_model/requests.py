@@ -1,4 +1,4 @@
-"""How users ask for stories and poems, and the many things they ask that the bundled model cannot know."""
+"""Users' requests for stories and poems, and the many things they ask that the bundled model cannot know."""
 
 import random
 

@@ -28,7 +28,7 @@ class Word:
 
 
 Bindings = Mapping[str, Word]
-"""Which word each variable stands for."""
+"""The word that each variable stands for."""
 
 
 _HABIT = 0.3

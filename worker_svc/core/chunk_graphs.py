@@ -52,7 +52,7 @@ _NOTHING = Batch(_NONE, _NONE, np.zeros(1, np.int64), *[_NONE] * 3)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """What a graph has room for."""
+    """The size of a graph: what it has room for."""
 
     decodes: int  # sequences that advance by one token
     tokens: int  # of the sequences that advance by more
@@ -121,7 +121,7 @@ def make_shapes(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What a graph reads; views of one tensor, which its first kernel fills. All but the last i64, and as long as the
+    """A graph's inputs; views of one tensor, which its first kernel fills. All but the last i64, and as long as the
     graph's shape wants.
     """
 

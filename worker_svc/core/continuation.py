@@ -8,7 +8,7 @@ from worker_svc.core.slots import I64, HostSlots
 
 
 class Continuation:
-    """What is known of the next steps of a batch that only decodes, so that nothing of it is found out again."""
+    """The facts of the next steps of a batch that only decodes, so that nothing of it is found out again."""
 
     def __init__(self, plan: StepPlan, batch: Batch, state: HostSlots, num_alike: int) -> None:
         """`batch` was made of `plan` and is launched; `state` has been moved on.
@@ -41,7 +41,7 @@ class Continuation:
         self._num_alike -= 1
 
     def _count_room(self) -> int:
-        """How many tokens every slot can advance by in the blocks and the context that it has."""
+        """The number of tokens by which every slot can advance in the blocks and the context that it has."""
         state, limits = self._state, self._state.limits
         ends = np.minimum(state.num_blocks[self.slots] * limits.block_size, limits.max_model_len)
         return int((ends - state.num_computed[self.slots]).min())

@@ -1,4 +1,4 @@
-"""What a runner may leave to the device: steps that only decode or are small, and the choice of tokens."""
+"""The work that a runner may leave to the device: steps that only decode or are small, and the choice of tokens."""
 
 from dataclasses import dataclass
 from typing import Protocol

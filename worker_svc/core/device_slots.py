@@ -1,4 +1,4 @@
-"""What a sequence needs while it is in a slot, on the device: written when it enters, then only read and extended."""
+"""The state of a sequence in a slot, on the device: written when it enters, then only read and extended."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class Runs:
         self.num_cells = 0
 
     def add(self, start: int, row: U32 | I32) -> None:
-        """What enters the cells from `start` on."""
+        """Add what enters the cells from `start` on."""
         self.starts.append(start)
         self._rows.append(row.view(np.int32))
         self.num_cells += len(row)
@@ -103,7 +103,7 @@ class DeviceSlots:
                 self.entering.add(begin + slot * width, row)
 
     def take_entering(self) -> Runs:
-        """What has not been written yet: the taker must write it, before anything reads the tables."""
+        """Take what has not been written yet: the taker must write it, before anything reads the tables."""
         entering, self.entering = self.entering, Runs()
         return entering
 

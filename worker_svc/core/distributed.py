@@ -39,7 +39,7 @@ class Group:
         return int(smallest.item())
 
     def broadcast(self, payload: bytes, device: torch.device) -> bytes:
-        """What rank 0 gave; all ranks give equally many bytes."""
+        """Get what rank 0 gave; all ranks give equally many bytes."""
         if self.process_group is None:
             return payload
         data = torch.tensor(list(payload), dtype=torch.uint8, device=device)

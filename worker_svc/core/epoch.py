@@ -1,10 +1,10 @@
-"""Which plans a worker carries out: those of the present epoch, each once, in order."""
+"""The plans that a worker carries out: those of the present epoch, each once, in order."""
 
 from enum import Enum
 
 
 class PlanVerdict(Enum):
-    """What to do with a plan."""
+    """The verdict on a plan."""
 
     START = "start"  # the first of a new epoch
     RUN = "run"  # the next of the present one

@@ -11,7 +11,7 @@ _NAP_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Which token does what, as soon as a prompt has it or a step makes it; None: no token does."""
+    """The tokens that do something, as soon as a prompt has one or a step makes it; None: no token does."""
 
     die_on_token: int | None = None
     hang_on_token: int | None = None

@@ -1,4 +1,4 @@
-"""What every runner offers, whether it runs a model or only pretends to."""
+"""The interface of all runners, whether they run a model or only pretend to."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from contract.domain.plan import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a scheduler must know to plan for a runner."""
+    """The facts that a scheduler must know to plan for a runner."""
 
     num_blocks: int
     block_size: int  # tokens of a block
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """What plans must keep to."""
+        """The limits that plans must keep to."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start one step after those launched before, without waiting for any of them.

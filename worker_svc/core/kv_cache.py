@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
-    """What one token's KV looks like on one rank."""
+    """The shape of one token's KV on one rank."""
 
     num_layers: int
     num_kv_heads: int

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, and what is missing where something does not."""
+"""The number of KV blocks that fit, and what is missing where something does not."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a rank may use of its device, in bytes."""
+    """The bytes that a rank may use of its device."""
 
     total_bytes: int  # of the device
     share: float  # of it that may be in use, everything counted
@@ -35,7 +35,7 @@ class Budget:
             )
 
     def describe(self) -> str:
-        """What there is and who has it."""
+        """The memory that there is, and who has it."""
         return (
             f"gpu_memory_utilization {self.share:g} of {_size(self.total_bytes)}, less {_size(self.others_bytes)} "
             "that other processes and CUDA itself have"
@@ -44,7 +44,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """Where a rank's memory goes, in bytes."""
+    """The uses of a rank's memory, in bytes."""
 
     total_bytes: int  # of the device; 0 where it is the host's
     weights_bytes: int

@@ -21,7 +21,7 @@ _ONE = np.uint64(1)
 
 
 def context_term(token_id: int) -> int:
-    """What a token adds to the hash of a context, before its position weighs it."""
+    """The term that a token adds to the hash of a context, before its position weighs it."""
     return chain.mix(token_id + 1)
 
 
@@ -32,7 +32,7 @@ def _terms(token_ids: U32) -> U64:
 
 
 class PretendedCache:
-    """What each KV slot's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
+    """The terms that each KV slot's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
     u64[num_blocks].
     """
 

@@ -133,7 +133,7 @@ class ModelRunner:
         del self._model, self._cache, self._attention, self._slots, self._decoder
 
     def _enter(self) -> None:
-        """Which device is current is up to each thread."""
+        """Make this device the current one: that is up to each thread."""
         if self._thread != (thread := threading.get_ident()):
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
@@ -226,7 +226,7 @@ class ModelRunner:
 
 
 def _chosen(decoder: Decoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
-    """What temperatures alone decide may be chosen already; where a row asks for more, tokens are chosen in place of
+    """Choose what temperatures alone decide, if it is not chosen already; where a row asks for more, choose in place of
     these before anything reads them.
     """
     if extras is None and output.token_ids is not None:

@@ -52,7 +52,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class SamplerInput:
-    """What the rows of one step ask for; None: no row does."""
+    """All that the rows of one step ask for; None: no row does."""
 
     draw: Draw | None = None
     penalties: Penalties | None = None
@@ -63,7 +63,7 @@ class SamplerInput:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What some row of a batch asks for besides a temperature, where the device has the slots' parameters."""
+    """All that some row of a batch asks for besides a temperature, where the device has the slots' parameters."""
 
     has_cuts: bool = False  # top-k, top-p or min-p
     has_penalties: bool = False

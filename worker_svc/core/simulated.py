@@ -25,7 +25,7 @@ _NO_LOGPROBS = -1
 
 @dataclass(frozen=True, slots=True)
 class SimulatedConfig:
-    """How the pretended model behaves. The limits' EOS ids are emitted only where `eos_every` says so."""
+    """The behaviour of the pretended model. The limits' EOS ids are emitted only where `eos_every` says so."""
 
     step_s: float = 0.002  # device time of every step, seconds
     eos_every: int = 0  # about one token in so many is EOS; 0: none is

@@ -1,4 +1,4 @@
-"""What the sequences in slots ask of the sampler, as the host knows it: a step launches only the work that some row
+"""The parameters of the sequences in slots, as the host knows it: a step launches only the work that some row
 needs.
 """
 
@@ -61,11 +61,11 @@ class SlotSampling:
         self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or has_changes or has_cuts)
 
     def num_logprobs(self, slots: I64) -> I64:
-        """How many alternatives each slot wants beside its token's logprob; -1: not even that."""
+        """The number of alternatives each slot wants beside its token's logprob; -1: not even that."""
         return self._num_logprobs[slots]
 
     def extras(self, slots: I64, positions: I64, device: torch.device) -> Extras | None:
-        """What the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
+        """All that the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
         if (self._is_plain[slots] & ~self._changes.are_early(slots, positions)).all():
             return None
         return Extras(

@@ -1,4 +1,4 @@
-"""What a worker counts. One thread writes, any thread may read."""
+"""Counts of a worker. One thread writes, any thread may read."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""When a step is done, how long the device worked on it, and how long it had nothing to do before it."""
+"""The end of a step, the time that the device worked on it, and the time that it had nothing to do before it."""
 
 from collections.abc import Callable
 

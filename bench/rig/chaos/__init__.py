@@ -1,1 +1,1 @@
-"""What `penstock bench chaos` is made of: a pipeline, a load with known answers, a killer, an auditor, a table."""
+"""The parts of `penstock bench chaos`: a pipeline, a load with known answers, a killer, an auditor, a table."""

@@ -20,7 +20,7 @@ _LONGEST_S = 5.0  # that can be cut off
 
 @dataclass(frozen=True)
 class Cut:
-    """What a server has lost."""
+    """The writes that a server has lost."""
 
     num_units: int  # commands, or functions with all they did
     num_bytes: int
@@ -74,7 +74,7 @@ def cut(path: Path, keep_bytes: int) -> Cut:
 
 
 def borders(data: bytes) -> Iterator[int]:
-    """Where units end: a command alone, or all from MULTI to EXEC, which is what a function leaves."""
+    """The ends of units: a command alone, or all from MULTI to EXEC, which is what a function leaves."""
     position, is_open = 0, False
     while position < len(data):
         if data[position : position + 1] == b"#":  # a remark, for instance of the time

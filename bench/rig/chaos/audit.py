@@ -52,7 +52,7 @@ async def audit(
     pool: str = "",
     num_gateways: int | None = None,
 ) -> tuple[list[str], float]:
-    """What is left behind after all streams have ended, one sentence for each, and after how many seconds.
+    """Look for what is left after all streams have ended, one sentence for each, and after how many seconds.
 
     Empty: the books are clean.
 

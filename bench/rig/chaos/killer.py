@@ -45,7 +45,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Blow:
-    """What one process suffered, and when."""
+    """A blow that one process suffered, and when."""
 
     kind: str  # of process
     name: str

@@ -33,7 +33,7 @@ CUT_SHORT = "the stream ended without its end mark"
 
 
 class End(Enum):
-    """How a stream ended, as its client saw it."""
+    """The end of a stream as its client saw it."""
 
     DONE = "done"
     LEFT = "left"  # the client went away, as it meant to
@@ -45,7 +45,7 @@ class End(Enum):
 
 @dataclass
 class Sample:
-    """What came of one sample."""
+    """One sample as its client saw it."""
 
     token_ids: list[int] = field(default_factory=list)  # gRPC only
     text: str = ""
@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass
 class Story:
-    """What one client saw of one stream."""
+    """One stream as its client saw it."""
 
     recipe: Recipe
     gateway: str
@@ -78,7 +78,7 @@ class Story:
 
     @property
     def heard_s(self) -> float:
-        """When something was last heard of it."""
+        """The time at which something was last heard of it."""
         return max(self.begun_s, self.refused_s, *self.event_times_s[-1:])
 
     def refuse(self) -> None:
@@ -88,7 +88,7 @@ class Story:
 
 
 class Caller:
-    """How one client reaches the gateways, and how often it drops what it has."""
+    """The way in which one client reaches the gateways, and how often it drops what it has."""
 
     def __init__(self, gateways: Sequence[Gateway], seed: int | None = None, model: str = MODEL) -> None:
         """With a seed, connections are dropped, and the next one goes to any of the gateways."""

@@ -56,7 +56,7 @@ def write_model(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Gateway:
-    """Where one gateway is called."""
+    """The addresses of one gateway."""
 
     name: str
     grpc_address: str
@@ -154,7 +154,7 @@ class ServedPipeline:
 
     @property
     def log(self) -> str:
-        """What launcher and services wrote."""
+        """The output of launcher and services."""
         return self._err.read_text(errors="replace")
 
     def pids(self) -> dict[str, int]:

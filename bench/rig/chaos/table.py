@@ -1,4 +1,4 @@
-"""What a round prints."""
+"""The table that a round prints."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -25,7 +25,7 @@ class Model:
 
 @dataclass
 class Verdict:
-    """What was found in the stories of a round."""
+    """The findings in the stories of a round."""
 
     num_streams: int = 0
     num_of_models: Counter[int] = field(default_factory=Counter)  # streams that are wholly of one, by its place
@@ -65,7 +65,7 @@ def judge(stories: Sequence[Story], models: Sequence[Model], blows: Sequence[Blo
 
 
 def check_reference(story: Story, model_seed: int = 0) -> str:
-    """Why the undisturbed story of a recipe is not what the runner computes; empty: it is."""
+    """The reason why the undisturbed story of a recipe is not what the runner computes; empty: it is."""
     if story.end not in (End.DONE, End.LEFT):
         return f"{story.end.value} {story.error}"
     for index, sample in enumerate(story.samples):

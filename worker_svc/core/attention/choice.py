@@ -1,4 +1,4 @@
-"""Which kernels compute: decided once, from what there is."""
+"""The choice of kernels: decided once, from what there is."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an attention backend offers."""
+"""The interface of attention backends."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Which format each linear layer of a checkpoint has."""
+"""The choice of a format for each linear layer of a checkpoint."""
 
 from collections.abc import Callable
 

@@ -23,7 +23,7 @@ class Dim:
     per: int = 1
 
     def places(self, wanted: slice) -> slice:
-        """Where the wanted outputs or inputs are stored.
+        """The places where the wanted outputs or inputs are stored.
 
         Raises:
             PenstockError: UNIMPLEMENTED: ranks cut within a place.
@@ -47,7 +47,7 @@ class Piece:
     dtype: torch.dtype | None = None
 
     def index(self, outputs: slice, inputs: slice) -> tuple[slice, ...]:
-        """Where it stores these outputs for these inputs."""
+        """The place where it stores these outputs for these inputs."""
         return tuple(dim.places(inputs if dim.of == "in" else outputs) for dim in self.dims)
 
     def shape(self, outputs: int, inputs: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How products of a batch's rows are cut into tiles, as measured best on an H200."""
+"""The cut of products of a batch's rows into tiles, as measured best on an H200."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How a tile of a batch's product ends: normed, gated, added to the residual or to the tile's other parts; in Gluon."""
+"""The end of a tile of a batch's product: normed, gated, added to the residual or to its other parts; in Gluon."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

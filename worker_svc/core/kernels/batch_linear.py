@@ -34,7 +34,7 @@ def _span(item, STEPS: gl.constexpr, SPLITS: gl.constexpr):
 
 @gluon.jit
 def _inputs(step, first, end, tile, DEPTH: gl.constexpr):
-    """Where a step's inputs begin: tiles begin at different ones, so that not all programs want the same rows' inputs
+    """The first of a step's inputs: tiles begin at different ones, so that not all programs want the same rows' inputs
     at once.
     """
     return (first + (step - first + tile * 5) % (end - first)) * DEPTH
@@ -73,7 +73,7 @@ def _ask(
     GATED: gl.constexpr,
     NARROW: gl.constexpr,
 ):
-    """What one warp does."""
+    """The work of one warp."""
     wide, narrow, rows = tiles
     ready, free = barriers
     STAGES: gl.constexpr = wide.shape[0]
@@ -140,7 +140,7 @@ def _multiply(
     NARROW: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    """What all other warps do."""
+    """The work of all other warps."""
     wide, narrow, rows = tiles
     ready, free = barriers
     _, _, items = sizes

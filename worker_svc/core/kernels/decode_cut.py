@@ -1,4 +1,4 @@
-"""How the contexts of decode attention are cut into the work of programs."""
+"""The cut of the contexts of decode attention into the work of programs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ SHARE_BYTES = 5 * MIN_QUERY_ROWS * _TOKEN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class ContextCut:
-    """How contexts are cut into the work of programs."""
+    """The cut of contexts into the work of programs."""
 
     splits: int  # of a context, at most
     split_tokens: int  # a split reads at least so many
@@ -25,7 +25,7 @@ class ContextCut:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How all contexts together are cut into the work of programs that have all heads."""
+    """The cut of all contexts together into the work of programs that have all heads."""
 
     programs: int
     tokens: int  # of a tile

@@ -1,4 +1,4 @@
-"""Which tiles of which contexts are whose: contexts as one line, in equal shares."""
+"""The tiles of contexts that each program has: contexts as one line, in equal shares."""
 
 import triton
 import triton.language as tl

@@ -131,7 +131,7 @@ def _store(
     G: tl.constexpr,
     GP: tl.constexpr,
 ):
-    """What was attended, of a whole context or as a part of it."""
+    """Write what was attended, of a whole context or as a part of it."""
     kv_head = tl.arange(0, HK)[:, None, None]
     group = tl.arange(0, GP)[None, :, None]
     heads = kv_head * G + group

@@ -33,7 +33,7 @@ _REGISTERS, _REGISTERS_TO_ASK = 112, gl.constexpr(40)
 
 @gluon.jit
 def _ask(keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_stride):
-    """What one warp does."""
+    """The work of one warp."""
     key_tiles, value_tiles = tiles
     ready, free = barriers
     slots_ptr, contexts_ptr = columns[1], columns[2]
@@ -88,7 +88,7 @@ def _attend(
     G: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """What all other warps do, each for a head of keys and values."""
+    """The work of all other warps, each for a head of keys and values."""
     key_tiles, value_tiles = tiles
     ready, free = barriers
     rows_ptr, contexts_ptr = columns[0], columns[2]

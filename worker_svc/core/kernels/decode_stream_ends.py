@@ -1,4 +1,4 @@
-"""How what `stream_shares` attended to ends: as a whole context, or as a part of one that is added up; in Gluon."""
+"""The ends of what `stream_shares` attended to: a whole context, or a part of one that is added up; in Gluon."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,4 @@
-"""What a program of decode attention does: it begins with the new token, then takes what is past tile by tile."""
+"""The tiles of a program of decode attention: it begins with the new token, then takes what is past tile by tile."""
 
 import triton
 import triton.language as tl
@@ -23,7 +23,7 @@ def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
 
 @triton.jit
 def constants(rotary_ptr, query_norm_ptr, key_norm_ptr, past, D: tl.constexpr, NORM: tl.constexpr):
-    """What does not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
+    """Inputs that do not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
     HALF: tl.constexpr = D // 2
     half = tl.arange(0, tile_dims(HALF))
     cos = load(rotary_ptr + past * D + half, half, HALF)

@@ -75,7 +75,7 @@ def _few_rows(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is cut."""
+    """The cut of a product."""
 
     outputs: int  # of a tile
     inputs: int  # of a step of its loop

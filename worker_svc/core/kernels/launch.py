@@ -1,4 +1,4 @@
-"""How kernels are launched: programmatic dependent launch where the device has it, and Triton's interpreter."""
+"""The launch of kernels: programmatic dependent launch where the device has it, and Triton's interpreter."""
 
 from functools import cache
 from typing import Any
@@ -23,8 +23,8 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 @cache
 def multiprocessors(device: torch.device, shared_memory: int) -> int:
-    """How many programs with so many bytes of shared memory run at once, each on its own: 0 where there is less. The
-    interpreter runs one after the other.
+    """The number of programs with so many bytes of shared memory that run at once, each on its own: 0 where there is
+    less. The interpreter runs one after the other.
     """
     if device.type != "cuda" or INTERPRETED:
         return 1

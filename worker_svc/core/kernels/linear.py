@@ -116,7 +116,7 @@ def _row_linear(
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """How a product is cut into programs."""
+    """The cut of a product into programs."""
 
     rows: int
     columns: int

@@ -24,7 +24,7 @@ class _Ahead:
         return super().make_ab_pipeline(*args, **kwargs)  # type: ignore[misc]
 
     def load_tma(self, *args: Any, **kwargs: Any) -> Any:
-        """What the warp does that asks for tiles."""
+        """The work of the warp that asks for tiles."""
         if self.weight is None:
             return super().load_tma(*args, **kwargs)  # type: ignore[misc]
         return self._load_ahead(*args, **kwargs)
@@ -55,7 +55,7 @@ class _Ahead:
 
 
 class End(EpiMod):  # type: ignore[misc]
-    """What `gemm_epilogue` makes of a function, for such kernels."""
+    """The class that `gemm_epilogue` makes of a function, for such kernels."""
 
     def _mint(self, *key: Any) -> type:
         base = super()._mint(*key)

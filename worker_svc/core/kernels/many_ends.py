@@ -1,4 +1,4 @@
-"""How a tile of a product of many rows ends where quack-kernels multiplies: as it is, added to the residual, or with
+"""The end of a tile of a product of many rows where quack-kernels multiplies: as it is, added to the residual, or with
 rows scaled and gates and ups made one. Only to be imported where that package is; what it compiles is kept on disk
 under the names here.
 """

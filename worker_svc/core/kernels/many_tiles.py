@@ -1,11 +1,11 @@
-"""How products of many rows are cut into tiles, as measured best on an H200."""
+"""The cut of products of many rows into tiles, as measured best on an H200."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program multiplies at a time."""
+    """The tile that a program multiplies at a time."""
 
     rows: int
     outputs: int  # of a gated product half of them are gates, half ups

@@ -93,7 +93,7 @@ def _chunk_inputs(
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What one decode step computes; all [rows]."""
+    """The inputs of one decode step; all [rows]."""
 
     token_ids: Tensor  # i64
     contexts: Tensor  # i64, tokens with KV once the step is done
@@ -141,7 +141,7 @@ def decode_inputs(slots: Tensor, state: DeviceSlots, table: Tensor | None = None
 
 @dataclass(frozen=True, slots=True)
 class ChunkInputs:
-    """What a step of chunks computes; all [rows]."""
+    """The inputs of a step of chunks; all [rows]."""
 
     token_ids: Tensor  # i64
     positions: Tensor  # i64, of each token in its sequence
@@ -222,7 +222,7 @@ def _draw_inputs(
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """How a token is drawn; all [rows]."""
+    """The parameters by which a token is drawn; all [rows]."""
 
     temperatures: Tensor  # f32
     top_p: Tensor  # f32
@@ -232,7 +232,7 @@ class DrawInputs:
 
 
 def draw_inputs(slots: Tensor, state: DeviceSlots) -> DrawInputs:
-    """What `slots` i64[rows] ask for."""
+    """The parameters that `slots` i64[rows] ask for."""
     # Memory of their own each, since kernels are compiled again for pointers that are not aligned.
     inputs = DrawInputs(
         *(torch.empty(len(slots), device=slots.device) for _ in range(3)),

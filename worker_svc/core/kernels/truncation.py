@@ -1,4 +1,4 @@
-"""Where top-k, top-p and min-p cut a row of logits off, found without sorting it. A first kernel looks at every logit
+"""The cuts of top-k, top-p and min-p through a row of logits, without sorting it. A first kernel looks at every logit
 once: many programs a row, each for some groups of columns. A second finds the cut, one program a row, which as a rule
 looks only at the few groups that have something to keep: the largest of each are logits of the row themselves, so where
 they alone reach what is looked for, nothing below can be the cut. Nothing is added up in an order that depends on the
@@ -49,7 +49,7 @@ def _key(x, BITS: tl.constexpr):
 
 @triton.jit
 def _value(key, BITS: tl.constexpr):
-    """What `_key` made `key` of, the lower bits zeros."""
+    """The inverse of `_key`, the lower bits zeros."""
     bits = key.to(tl.int32) << (32 - BITS)
     flipped = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ((flipped >> (32 - BITS)) << (32 - BITS)).to(tl.float32, bitcast=True)
@@ -62,7 +62,7 @@ def _colder(temperature):
 
 @triton.jit
 def _weigh(x, most, colder):
-    """How likely x is against `most`."""
+    """The weight of x against `most`."""
     return tl.exp2((x - most) * colder)
 
 
@@ -102,7 +102,7 @@ def _look_at_groups(
 
 @triton.jit
 def _narrow(low, high, step, first, second, third, goal):
-    """What is left of [low, high) in steps, of which the first three reach so much; the goal, up to the new `low`."""
+    """The part of [low, high) that is left, in steps of which the first three reach so much of the goal."""
     reached = (first >= goal).to(tl.int64) + (second >= goal).to(tl.int64) + (third >= goal).to(tl.int64)
     return low + reached * step, tl.minimum(high, low + (reached + 1) * step)
 
@@ -124,7 +124,7 @@ def _bound(maxima, weights, masses, most, colder, goal, GROUP: tl.constexpr):
 
 @triton.jit
 def _surely(maxima, weights, masses, end, most, colder, GROUP: tl.constexpr):
-    """What there is at least from `end` up: of each group its maximum, or all but what the others can be below."""
+    """The least that there is from `end` up: of each group its maximum, or all but what the others can be below."""
     others = (GROUP - 1) * _weigh(tl.maximum(end, most - _FAR), most, colder)
     return tl.sum(tl.where(maxima >= end, tl.maximum(weights, masses - others), 0.0), 0)
 
@@ -141,7 +141,7 @@ def _load_groups(near, start, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _add_up(near, first, second, third, most, colder, MASS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """How much weight, or how many, are at least `first`, `second` and `third`."""
+    """The weight, or the number, of those that are at least `first`, `second` and `third`."""
     firsts = tl.zeros((TILE, GROUP), tl.float32)
     seconds = tl.zeros((TILE, GROUP), tl.float32)
     thirds = tl.zeros((TILE, GROUP), tl.float32)
@@ -197,7 +197,7 @@ def _upto_each(values, values_ptr, count, least, most, colder, MASS: tl.constexp
 
 @triton.jit
 def _without(excess, mass, last, most, colder):
-    """What top-k leaves: of those as likely as its last one, as many as it has room for."""
+    """The tokens that top-k leaves: of those as likely as its last one, as many as it has room for."""
     return mass - tl.maximum(excess, 0.0) * _weigh(last, most, colder)
 
 
@@ -313,7 +313,7 @@ def _find_cuts(
 
 
 def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Cutoffs:
-    """What may be drawn of each row of logits [rows, vocab_size].
+    """The tokens that may be drawn of each row of logits [rows, vocab_size].
 
     temperatures f32[rows], top_k i64[rows] (0 keeps all), top_p f32[rows] (1 keeps all) of what top-k left, min_p
     f32[rows] (0 keeps all) relative to the likeliest.

@@ -1,4 +1,4 @@
-"""Where a model's weights live, and which part of each tensor of a checkpoint a rank holds."""
+"""The device of a model's weights, and the part of each tensor of a checkpoint that a rank holds."""
 
 from dataclasses import dataclass, field
 

@@ -1,1 +1,1 @@
-"""What the models' layers are made of: few fused operations behind one interface, several implementations."""
+"""The operations of which models' layers are made: few and fused, one interface, several implementations."""
