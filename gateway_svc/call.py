@@ -1,6 +1,7 @@
 """One client's call: its requests, what the client has of them, and where the rest goes."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -108,6 +109,7 @@ class ClientCall:
     __slots__ = (
         *(
             "accepted_s",
+            "came_ms",
             "client_id",
             "deadline",
             "form",
@@ -141,6 +143,7 @@ class ClientCall:
         ]
         self.num_open = len(self.served)
         self.accepted_s = now_s
+        self.came_ms = time.time_ns() // 1_000_000  # Unix time
         self.client_id = ""  # what the client calls it
         self.is_submitted = False
         self.is_over = False

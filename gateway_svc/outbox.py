@@ -118,6 +118,7 @@ class RequestOutbox:
         header, token_ids = request.header, request.prompt.token_ids
         body, prompt = wire.encode_request(request), wire.encode_prompt(request.prompt)
         bounds = self._bounds if header.tenant else self._bounds_of_nobody
+        now_ns = time.time_ns()
         return Submit(
             header.request_id,
             header.tenant,
@@ -125,12 +126,13 @@ class RequestOutbox:
             body,
             _digest(form, body + prompt),
             self._link.sid,
-            time.time_ns(),
+            now_ns,
             num_tokens=len(prompt) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
             deadline_ns=header.deadline_ns,
             bounds=bounds,
             prompt=prompt,
             reply=wire.encode_reply_form(form if header.request_id == form.request_ids[0] else form.of_another),
+            routed_ms=now_ns // 1_000_000,
         )
 
     def _refusal(self, outcome: SubmitOutcome | Overload | OverLimit, limits: KeyLimits | None) -> PenstockError | None:
@@ -325,7 +327,8 @@ def _submitted(served: Served, stored: StoredRequest) -> Submit:
 
 def _attach(served: Served, route: bytes) -> Attach:
     held = served.route if served.is_taken else b""
-    return Attach(served.request_id, served.call.tenant, route, wire.encode_offsets(served.stream.offsets()), held)
+    offsets = wire.encode_offsets(served.stream.offsets())
+    return Attach(served.request_id, served.call.tenant, route, offsets, held, served.call.came_ms)
 
 
 def _delivered(delivered: Mapping[bytes, int]) -> list[Delivered]:

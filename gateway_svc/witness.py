@@ -75,5 +75,10 @@ def _submission(served: Served) -> Submit | None:
     return (
         None
         if served.submission is None
-        else replace(served.submission, witness=served.stream.witness(), model_digest=served.model_digest)
+        else replace(
+            served.submission,
+            routed_ms=served.call.came_ms,
+            witness=served.stream.witness(),
+            model_digest=served.model_digest,
+        )
     )

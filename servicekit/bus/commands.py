@@ -328,7 +328,12 @@ class Commands:
         add(c.Delivered, "delivered", lambda q: tuple(part for each in q.several for part in each), _nothing)
         self._add(c.CountUntold, lambda _: (b"HGET", self._keys.untold, k.UNTOLD_TRACES), lambda reply: int(reply or 0))
         add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), _recalled)
-        add(c.Attach, "attach", lambda q: (q.request_id, q.tenant, q.route, q.offsets, q.held), _attachment)
+        add(
+            c.Attach,
+            "attach",
+            lambda q: (q.request_id, q.tenant, q.route, q.routed_ms, q.offsets, q.held),
+            _attachment,
+        )
         add(
             c.Cancel,
             "cancel",
@@ -393,7 +398,7 @@ def _submit(call: c.Submit) -> Command:
     bounds = call.bounds
     return (
         *(call.request_id, call.tenant, call.header, call.body, call.prompt),
-        *(call.digest, call.route, call.sent_ns, call.reply),
+        *(call.digest, call.route, call.routed_ms, call.sent_ns, call.reply),
         *(call.num_tokens, call.deadline_ns // 1_000_000),
         *(bounds.requests, bounds.tokens, bounds.tenant_requests, bounds.tenant_tokens),
         call.model_digest,

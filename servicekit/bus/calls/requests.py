@@ -57,9 +57,9 @@ class Submit(Call[SubmitOutcome | Overload | OverLimit]):
     With a witness it confirms, after a restart of the server, a request that was accepted before; no bound refuses it.
     If the request is there, only what the witness adds to the one stored changes, per sequence: an older one shortens
     nothing, one of another history is not taken. Its hint is written again (PROMPT: `prompts`, READY: `requests`); a
-    request that has ended stays so. The first gateway that confirms a request in a server run gets its route, since an
-    attachment may be among the writes that were lost; one that comes later, or after an `Attach`, does not: it may have
-    slept while its client went elsewhere.
+    request that has ended stays so. Of the gateways that confirm a request in a server run, that to which its client
+    came last gets its route, since an attachment may be among the writes that were lost, and a gateway may have slept
+    while its client went elsewhere.
     """
 
     request_id: bytes
@@ -79,6 +79,7 @@ class Submit(Call[SubmitOutcome | Overload | OverLimit]):
     model_digest: bytes = b""  # of the model that computed the witness; empty: nothing is known of it
     prompt: bytes = b""  # the part of the body that its tokenizer alone reads
     metered: Metered | None = None  # what it counts for, of a key with limits; with a witness only as one that goes on
+    routed_ms: int = 0  # when the client came to the gateway that has the route, Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class Attach(Call[Attachment]):
     route: bytes
     offsets: bytes  # penstock.v1.AttachOffsets
     held: bytes = b""  # only if the route is this one, or `route` already; empty: whatever it is
+    routed_ms: int = 0  # when the client came to that gateway, Unix time
 
 
 @dataclass(frozen=True, slots=True)

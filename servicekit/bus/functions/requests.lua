@@ -89,15 +89,23 @@ local function keep_witness(key, witness, model)
   end
 end
 
-local function confirm(prefix, key, id, route, sent_ns, witness, model)
-  local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed', 'prompt')
+-- Whoever had the route, and lives, asks again and learns that it lost it.
+local function set_route(prefix, key, id, before, route, routed_ms)
+  redis.call('HSET', key, 'route', route, 'routed', present_term(prefix), 'routed_ms', routed_ms)
+  if before ~= route and is_active(prefix, hex(before)) then
+    redis.call('XADD', prefix .. '@text@' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
+  end
+end
+
+local function confirm(prefix, key, id, route, routed_ms, sent_ns, witness, model)
+  local request = redis.call('HMGET', key, 'state', 'header', 'body', 'routed', 'prompt', 'route', 'routed_ms')
   if request[1] == 'ENDED' then
     return
   end
   keep_witness(key, witness, model)
-  local term = present_term(prefix)
-  if request[4] ~= term then
-    redis.call('HSET', key, 'route', route, 'routed', term)
+  -- The last gateway to which its client came: the attachment to it may be lost.
+  if request[4] ~= present_term(prefix) or tonumber(routed_ms) > tonumber(request[7]) then
+    set_route(prefix, key, id, request[6], route, routed_ms)
   end
   if request[1] == 'PROMPT' then
     hint_prompt(prefix, id, sent_ns, request[2], request[3], request[5])
@@ -109,9 +117,9 @@ end
 -- After the fixed arguments the witness, a string of tokens for each sequence; none: the request is new.
 local function submit(keys, args)
   local prefix, id, tenant, header, body, prompt = keys[1], unpack(args, 1, 5)
-  local digest, route, sent_ns, reply, tokens, due_ms = unpack(args, 6, 11)
-  local bounds, model, metered = { unpack(args, 12, 15) }, args[16], read_metered(args[17])
-  local witness = { unpack(args, 18) }
+  local digest, route, routed_ms, sent_ns, reply, tokens, due_ms = unpack(args, 6, 12)
+  local bounds, model, metered = { unpack(args, 13, 16) }, args[17], read_metered(args[18])
+  local witness = { unpack(args, 19) }
   local digits, now = hex(id), now_ms()
   local key = prefix .. '@request@' .. digits
   local known = redis.call('HMGET', key, 'digest', 'tenant')
@@ -120,7 +128,7 @@ local function submit(keys, args)
       return 2
     end
     if #witness > 0 then
-      confirm(prefix, key, id, route, sent_ns, witness, model)
+      confirm(prefix, key, id, route, routed_ms, sent_ns, witness, model)
     end
     return 1
   end
@@ -144,8 +152,8 @@ local function submit(keys, args)
     redis.call('DEL', mark_key)
   end
   redis.call('HSET', key, 'tenant', tenant, 'state', 'PROMPT', 'header', header, 'body', body, 'prompt', prompt,
-    'digest', digest, 'reply', reply, 'route', route, 'routed', present_term(prefix), 'cancel', reason, 'strikes', '0',
-    'struck_at', '0', 'waits', tokens)
+    'digest', digest, 'reply', reply, 'route', route, 'routed', present_term(prefix), 'routed_ms', routed_ms,
+    'cancel', reason, 'strikes', '0', 'struck_at', '0', 'waits', tokens)
   begin_waiting(prefix, waiting, digits, tokens, reason == '0' and due_ms or AT_ONCE, now)
   if metered then
     begin_metered(prefix, metered, key, digits, now, #witness > 0)
@@ -447,7 +455,7 @@ local function recall(keys, args)
 end
 
 local function attach(keys, args)
-  local prefix, id, tenant, route, offsets, held = keys[1], unpack(args)
+  local prefix, id, tenant, route, routed_ms, offsets, held = keys[1], unpack(args)
   local key = request_key(prefix, id)
   local request = redis.call('HMGET', key, 'tenant', 'state', 'shard', 'route')
   if request[1] ~= tenant then
@@ -460,10 +468,7 @@ local function attach(keys, args)
   if held ~= '' and before ~= held and before ~= route then
     return { request[2], false, 1 }
   end
-  redis.call('HSET', key, 'route', route, 'routed', present_term(prefix))
-  if before ~= route and is_active(prefix, hex(before)) then
-    redis.call('XADD', prefix .. '@text@' .. hex(before), 'MAXLEN', '~', '@TEXT_CAP@', '*', '@REQUEST@', id)
-  end
+  set_route(prefix, key, id, before, route, routed_ms)
   if request[3] then
     redis.call('XADD', prefix .. '@attach@' .. request[3], 'MAXLEN', '~', '@ATTACH_CAP@', '*', '@REQUEST@', id,
       '@ROUTE@', route, '@OFFSETS@', offsets)

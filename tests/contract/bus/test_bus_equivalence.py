@@ -292,7 +292,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     _simple(c.CountWaiting, tenants),
     _simple(c.Recall, request_ids, tenants),
     _simple(c.Delivered, st.lists(st.tuples(request_ids, st.integers(1, 2**63)), max_size=3).map(tuple)),
-    _simple(c.Attach, request_ids, tenants, routes, payloads, routes),
+    _simple(c.Attach, request_ids, tenants, routes, payloads, routes, st.integers(0, 3)),
     _simple(
         c.Cancel, request_ids, st.integers(1, 5), st.just(9), st.none() | tenants, st.sampled_from([-1, -1, 0]), routes
     ),

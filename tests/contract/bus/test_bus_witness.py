@@ -61,9 +61,12 @@ class Restartable:
         assert found is not None
         return found
 
-    def confirm(self, request_id: bytes, *sequences: bytes) -> SubmitOutcome | Overload:
+    def confirm(
+        self, request_id: bytes, *sequences: bytes, route: bytes = ROUTE, routed_ms: int = 0
+    ) -> SubmitOutcome | Overload:
         """A gateway's submit with a witness, through another session than the first one."""
-        return self.flow.connection.call(replace(submit(request_id), witness=sequences, route=ROUTE))
+        again = replace(submit(request_id), witness=sequences, route=route, routed_ms=routed_ms)
+        return self.flow.connection.call(again)
 
 
 @pytest.fixture(params=["memory", "valkey", "redis"])
@@ -348,6 +351,27 @@ def test_the_first_gateway_that_confirms_a_request_in_a_run_gets_its_text(pool_o
     assert pool_of.stored(request_id).route == ROUTE
     flow.connection.call(replace(submit(request_id), witness=(A,)))
     assert pool_of.stored(request_id).route == ROUTE, "the other one may have slept while its client went elsewhere"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["it_tells_last", "it_tells_first"])
+def test_the_gateway_to_which_a_client_came_last_gets_its_text_though_the_attachment_was_lost(
+    pool_of: Restartable, order: tuple[int, int]
+) -> None:
+    flow = pool_of.flow
+    flow.session(SessionKind.GATEWAY)  # who said hello to the run before
+    request_id = flow.submitted()
+    flow.connection.call(Attach(request_id, "tenant", sid_of(201), b"", routed_ms=10))
+    pool_of.restart()
+    routes = [flow.session(SessionKind.GATEWAY) for _ in range(2)]
+    for each in order:
+        pool_of.confirm(request_id, A, route=routes[each], routed_ms=(10, 20)[each])
+        assert flow.connection.call(Revalidate(routes[each], LONG_MS))
+    assert pool_of.stored(request_id).route == routes[1]
+    # The other one asks again, and learns it.
+    told = [flow.fields(flow.bus.keys.text(route)) for route in routes]
+    assert told == [[{REQUEST: request_id}] if order == (0, 1) else [], []]
+    answer = flow.connection.call(Attach(request_id, "tenant", routes[0], b"", held=routes[0], routed_ms=10))
+    assert answer.is_elsewhere
 
 
 def test_a_witness_takes_no_request_from_a_gateway_that_was_attached_since_the_restart(pool_of: Restartable) -> None:
