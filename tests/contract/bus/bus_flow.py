@@ -48,7 +48,9 @@ def ask(url: str, *command: str) -> str:
     with parse_address(url).open_socket() as sock:
         sock.sendall(pack(command))
         while (reply := reader.gets()) is False:
-            reader.feed(sock.recv(1 << 16))
+            if not (received := sock.recv(1 << 16)):
+                raise ConnectionResetError("the server closed the connection before it answered")
+            reader.feed(received)
     return " ".join(reply) if isinstance(reply, list) else str(reply)
 
 
