@@ -30,12 +30,16 @@ class Counter:
 
     def write(self, primary: Pod) -> None:
         """One more, on the disks of the primary and of every replica."""
-        copies = len(self._valkeys.servers) - 1
-        with primary.client() as client:
+        copied = [1, len(self._valkeys.servers) - 1]
+
+        def is_copied() -> bool:
+            # On this connection or, if that was given up, on another: only what came by the same is waited for.
             client.sadd(f"{{{NAME}}}:written", self.written)
-            self.written += 1
-            # It waits for what came by the same connection.
-            assert client.execute_command("WAITAOF", 1, copies, 60_000) == [1, copies]
+            return bool(client.execute_command("WAITAOF", *copied, 1000) == copied)
+
+        with primary.client() as client:
+            wait_until(is_copied, "every disk has it")
+        self.written += 1
 
     def assert_kept(self, primary: Pod) -> None:
         with primary.client("services") as client:
