@@ -1,215 +1,24 @@
-"""Calls on the wire: the command that each is sent as, and its answer made from the reply (RESP2)."""
+"""The table of calls: the command that each is sent as, and which of `replies` makes its answer."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import hiredis
 
 from servicekit.bus import calls as c
 from servicekit.bus import keys as k
+from servicekit.bus import replies
 from servicekit.bus.library import Library
+from servicekit.bus.replies import Reply
 
 C = TypeVar("C", bound=c.Call[Any])
 Command = tuple[bytes | str | int, ...]
-Reply = Any  # bytes, int, None or a list of replies
-
-
-_NOT_YET = 0  # instead of a list
-_OF_KEY = 2  # whose limit a submit was refused by: 0 the pool, 1 the tenant
 
 
 def pack(command: Command) -> bytes:
     """One command as it is sent."""
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
-
-
-def _nothing(_: Reply) -> None:
-    return None
-
-
-def _entries(reply: Reply) -> list[c.Entry]:
-    return [c.Entry(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in reply or ()]
-
-
-def _ids(reply: Reply) -> list[bytes] | None:
-    return None if reply is None else [bytes.fromhex(request_id.decode()) for request_id in reply]
-
-
-def _stored(reply: Reply) -> c.StoredRequest:
-    request_id, tenant, state, header, body, meta, route, shard, owner, cancel, strikes, struck_at, *told = reply[:14]
-    witness, model_digest = told
-    return c.StoredRequest(
-        request_id,
-        tenant.decode(),
-        c.RequestState(state.decode()),
-        header or b"",
-        body or b"",
-        meta or b"",
-        route,
-        None if shard is None else int(shard),
-        None if owner is None else bytes.fromhex(owner.decode()),
-        int(cancel),
-        int(strikes),
-        int(struck_at),
-        tuple(witness),
-        model_digest or b"",
-    )
-
-
-def _with_tokens(reply: Reply) -> c.StoredRequest:
-    return replace(_stored(reply), token_ids=reply[14] or b"")
-
-
-def _submitted(reply: Reply) -> c.SubmitOutcome | c.Overload | c.OverLimit:
-    if isinstance(reply, int):
-        return c.SubmitOutcome(reply)
-    of_tenant, of_tokens, wait_ms = reply
-    if of_tenant == _OF_KEY:
-        return c.OverLimit(c.Limit(of_tokens), wait_ms)
-    return c.Overload(bool(of_tenant), bool(of_tokens), wait_ms)
-
-
-def _waiting(reply: Reply) -> c.Waiting:
-    return c.Waiting(*reply)
-
-
-def _all_stored(reply: Reply) -> list[c.StoredRequest]:
-    return [_stored(request) for request in reply]
-
-
-def _optional_stored(reply: Reply) -> c.StoredRequest | None:
-    return replace(_stored(reply), prompt=reply[14] or b"") if reply else None
-
-
-def _claimed(reply: Reply) -> c.Claimed | c.Settling | None:
-    if reply == _NOT_YET:
-        return c.NOT_YET
-    return None if reply is None else c.Claimed(map(_with_tokens, reply[0]), *reply[1:])
-
-
-def _taken(reply: Reply) -> list[bytes] | c.Settling | None:
-    return c.NOT_YET if reply == _NOT_YET else _ids(reply)
-
-
-def _loaded(reply: Reply) -> c.Loaded | c.Settling | None:
-    if reply == _NOT_YET:
-        return c.NOT_YET
-    if reply is None:
-        return None
-    requests, logs, checkpoints = reply
-    return c.Loaded(
-        [_with_tokens(request) for request in requests],
-        {int(shard): _entries(log) for shard, log in logs},
-        dict(checkpoints),
-    )
-
-
-def _checkpoints(reply: Reply) -> list[c.Checkpoint] | None:
-    return None if reply is None else [c.Checkpoint(_stored(request), rows) for request, rows in reply]
-
-
-def _greeting(reply: Reply) -> c.Greeting:
-    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]), term=reply[2])
-
-
-def _sessions(reply: Reply) -> list[c.SessionInfo]:
-    return [
-        c.SessionInfo(
-            bytes.fromhex(sid.decode()),
-            c.SessionKind(kind.decode()),
-            name.decode(),
-            address.decode(),
-            bool(alive),
-            num_owned,
-            status,
-            bool(left),
-            silent_ms,
-        )
-        for sid, kind, name, address, alive, num_owned, status, left, silent_ms in reply
-    ]
-
-
-def _surveyed(reply: Reply) -> c.Surveyed | None:
-    if reply is None:
-        return None
-    generation, is_whole, sessions, gone_sessions, workers, gone_workers, is_last = reply
-    return c.Surveyed(
-        generation,
-        bool(is_whole),
-        bool(is_last),
-        _sessions(sessions),
-        [bytes.fromhex(sid.decode()) for sid in gone_sessions],
-        [
-            c.RegisteredWorker(
-                name.decode(),
-                bytes.fromhex(incarnation.decode()),
-                info,
-                None if owner is None else bytes.fromhex(owner.decode()),
-            )
-            for name, incarnation, info, owner in workers
-        ],
-        [name.decode() for name in gone_workers],
-    )
-
-
-def _server_state(reply: Reply) -> c.ServerState:
-    told = dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
-    writes = ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status")
-    return c.ServerState(
-        int(told.get("used_memory", 0)),
-        int(told.get("maxmemory", 0)),
-        told.get("aof_enabled") == "1",
-        all(told.get(each, "ok") == "ok" for each in writes),  # a managed server may not say it
-    )
-
-
-def _attachment(reply: Reply) -> c.Attachment:
-    if reply is None or reply == _NOT_YET:
-        return c.Attachment(known=False, is_settling=reply is not None)
-    return c.Attachment(
-        known=True, state=c.RequestState(reply[0].decode()), result=reply[1], is_elsewhere=bool(reply[2])
-    )
-
-
-def _recalled(reply: Reply) -> c.Recalled | c.Settling | None:
-    if reply == _NOT_YET:
-        return c.NOT_YET
-    return None if reply is None else c.Recalled(c.RequestState(reply[0].decode()), reply[1], reply[2], int(reply[3]))
-
-
-def _workers(reply: Reply) -> list[c.WorkerEntry]:
-    entries = [
-        c.WorkerEntry(
-            name.decode(),
-            bytes.fromhex(incarnation.decode()),
-            bool(alive),
-            info,
-            None if owner is None else bytes.fromhex(owner.decode()),
-        )
-        for name, incarnation, alive, info, owner in reply
-    ]
-    return sorted(entries, key=lambda entry: entry.worker)
-
-
-def _pairing(reply: Reply) -> c.Pairing | c.Unwanted | None:
-    if reply == 0:
-        return c.UNWANTED
-    return None if reply is None else c.Pairing(bytes.fromhex(reply[0].decode()), reply[1], reply[2])
-
-
-def _streams(reply: Reply) -> dict[bytes, list[c.Entry]]:
-    return {stream: _entries(entries) for stream, entries in reply or ()}
-
-
-def _group_entries(reply: Reply) -> list[c.Entry]:
-    # An entry that is pending and was deleted has no fields.
-    return _entries([entry for entry in reply[0][1] if entry[1] is not None]) if reply else []
-
-
-def _reclaimed(reply: Reply) -> list[c.Entry]:
-    return _entries(reply[1])
 
 
 def block_s(call: c.Call[Any]) -> float:
@@ -285,24 +94,24 @@ class Commands:
                 q.term,
                 *sum(q.shape, ()),
             ),
-            _greeting,
+            replies.greeting,
         )
         add(c.Revalidate, "revalidate", lambda q: (q.sid.hex(), q.ttl_ms), bool)
         add(c.Renew, "renew", _renew, c.Renewed)
-        add(c.Leave, "leave", lambda q: (q.sid.hex(),), _nothing)
+        add(c.Leave, "leave", lambda q: (q.sid.hex(),), replies.nothing)
         self._add(
             c.ReadStatus,
             lambda q: (b"HGET", self._keys.session(q.sid), k.STATUS),
             lambda reply: reply or b"",
         )
-        self._add(c.ReadServerState, lambda _: (b"INFO", b"memory", b"persistence"), _server_state)
-        add(c.ListSessions, "list_sessions", lambda _: (), _sessions)
-        add(c.Survey, "survey", lambda q: (q.since, q.count), _surveyed)
+        self._add(c.ReadServerState, lambda _: (b"INFO", b"memory", b"persistence"), replies.server_state)
+        add(c.ListSessions, "list_sessions", lambda _: (), replies.sessions)
+        add(c.Survey, "survey", lambda q: (q.since, q.count), replies.surveyed)
 
     def _add_requests(self) -> None:
         add = self._add_function
-        add(c.Submit, "submit", _submit, _submitted)
-        add(c.Fetch, "fetch", lambda q: (q.request_id,), _optional_stored)
+        add(c.Submit, "submit", _submit, replies.submitted)
+        add(c.Fetch, "fetch", lambda q: (q.request_id,), replies.fetched)
         add(
             c.Tokenized,
             "tokenized",
@@ -310,14 +119,14 @@ class Commands:
             bool,
         )
         add(c.Reject, "reject", lambda q: (q.request_id, q.entry_id, q.shard, q.row), bool)
-        add(c.Overdue, "overdue", lambda q: (q.count,), _all_stored)
-        add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), _waiting)
-        add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), _claimed)
-        add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), _taken)
+        add(c.Overdue, "overdue", lambda q: (q.count,), replies.all_stored)
+        add(c.CountWaiting, "count_waiting", lambda q: (q.tenant,), replies.waiting)
+        add(c.Claim, "claim", lambda q: (q.sid.hex(), q.count, q.shard), replies.claimed)
+        add(c.Take, "take", lambda q: (q.sid.hex(), q.dead.hex()), replies.taken)
         add(c.Strike, "strike", lambda q: (q.sid.hex(), *(each for s in q.struck for each in _struck(s))), bool)
-        add(c.HandOver, "hand_over", lambda q: (q.sid.hex(), q.receiver.hex(), *q.request_ids), _ids)
-        add(c.Owned, "owned", lambda q: (q.sid.hex(),), _ids)
-        add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), _loaded)
+        add(c.HandOver, "hand_over", lambda q: (q.sid.hex(), q.receiver.hex(), *q.request_ids), replies.ids)
+        add(c.Owned, "owned", lambda q: (q.sid.hex(),), replies.ids)
+        add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), replies.loaded)
         self._add(c.Commit, self._commit, bool)
         add(
             c.Retire,
@@ -325,14 +134,14 @@ class Commands:
             lambda q: (q.sid.hex(), q.shard, q.ttl_ms, q.route, ",".join(map(str, q.tokens)), *_retired(q)),
             bool,
         )
-        add(c.Delivered, "delivered", lambda q: tuple(part for each in q.several for part in each), _nothing)
+        add(c.Delivered, "delivered", lambda q: tuple(part for each in q.several for part in each), replies.nothing)
         self._add(c.CountUntold, lambda _: (b"HGET", self._keys.untold, k.UNTOLD_TRACES), lambda reply: int(reply or 0))
-        add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), _recalled)
+        add(c.Recall, "recall", lambda q: (q.request_id, q.tenant), replies.recalled)
         add(
             c.Attach,
             "attach",
             lambda q: (q.request_id, q.tenant, q.route, q.routed_ms, q.offsets, q.held),
-            _attachment,
+            replies.attachment,
         )
         add(
             c.Cancel,
@@ -351,12 +160,12 @@ class Commands:
     def _add_workers(self) -> None:
         add = self._add_function
         add(c.RegisterWorker, "register_worker", lambda q: (q.sid.hex(), q.worker, q.info, q.model_digest), bytes)
-        add(c.ListWorkers, "list_workers", lambda _: (), _workers)
-        add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), _pairing)
-        add(c.Unpair, "unpair", lambda q: (q.sid.hex(), q.worker), _nothing)
+        add(c.ListWorkers, "list_workers", lambda _: (), replies.workers)
+        add(c.Pair, "pair", lambda q: (q.sid.hex(), q.worker), replies.pairing)
+        add(c.Unpair, "unpair", lambda q: (q.sid.hex(), q.worker), replies.nothing)
         add(c.LeaseShard, "lease_shard", lambda q: (q.sid.hex(), q.shard, int(q.held), q.num_read), bool)
         add(c.LogBacklogs, "log_backlogs", lambda q: q.shards, list)
-        add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), _nothing)
+        add(c.ReleaseShard, "release_shard", lambda q: (q.sid.hex(), q.shard), replies.nothing)
         add(
             c.Compact,
             "compact",
@@ -367,22 +176,22 @@ class Commands:
             c.ReadCheckpoints,
             "read_checkpoints",
             lambda q: (q.sid.hex(), q.shard, q.after, q.count),
-            _checkpoints,
+            replies.checkpoints,
         )
 
     def _add_streams(self) -> None:
         self._add(c.Append, _append, bytes)
-        self._add(c.Read, _read, _streams)
-        self._add(c.ReadGroup, _read_group, _group_entries)
+        self._add(c.Read, _read, replies.streams)
+        self._add(c.ReadGroup, _read_group, replies.group_entries)
         self._add(
             c.Reclaim,
             lambda q: (b"XAUTOCLAIM", q.stream, q.group, q.consumer, q.min_idle_ms, b"0-0", b"COUNT", q.count),
-            _reclaimed,
+            replies.reclaimed,
         )
-        self._add_function(c.Acknowledge, "acknowledge", lambda q: (q.stream, q.group, q.entry_id), _nothing)
+        self._add_function(c.Acknowledge, "acknowledge", lambda q: (q.stream, q.group, q.entry_id), replies.nothing)
         self._add_function(c.LastId, "last_id", lambda q: (q.stream,), bytes)
         self._add(c.Length, lambda q: (b"XLEN", q.stream), int)
-        self._add(c.DropStream, lambda q: (b"UNLINK", q.stream), _nothing)
+        self._add(c.DropStream, lambda q: (b"UNLINK", q.stream), replies.nothing)
 
     def _commit(self, call: c.Commit) -> Command:
         head = (b"FCALL", self._commit_function, 1, self._prefix, call.sid.hex(), call.worker, call.plan, call.started)

@@ -11,12 +11,13 @@ import hiredis
 
 from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Command, Commands, Reply, block_s, pack
+from servicekit.bus.commands import Command, Commands, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import CONNECT_TIMEOUT_S, RedisAddress
 from servicekit.bus.redis_finder import AddressFinder
 from servicekit.bus.redis_handshake import PATIENCE_S, BusMoved, bus_error, check_replies, first_commands, load_library
+from servicekit.bus.replies import Reply
 
 R = TypeVar("R")
 

@@ -12,12 +12,13 @@ import hiredis
 
 from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import Call
-from servicekit.bus.commands import Commands, Reply, awake_s, block_s, pack
+from servicekit.bus.commands import Commands, awake_s, block_s, pack
 from servicekit.bus.interface import BusUnavailable
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
 from servicekit.bus.redis_finder import AddressFinder
 from servicekit.bus.redis_handshake import PATIENCE_S, BusMoved, bus_error, check_replies, first_commands, load_library
+from servicekit.bus.replies import Reply
 
 R = TypeVar("R")
 

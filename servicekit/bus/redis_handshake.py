@@ -5,10 +5,11 @@ from collections.abc import Iterable
 import hiredis
 
 from contract.domain.errors import ErrorCode, PenstockError
-from servicekit.bus.commands import Command, Reply
+from servicekit.bus.commands import Command
 from servicekit.bus.interface import BusFull, BusUnavailable, differs
 from servicekit.bus.library import Library
 from servicekit.bus.redis_address import RedisAddress
+from servicekit.bus.replies import Reply
 
 # How long a server that does not answer is waited for, on top of a call's own `block_ms`: as long as gateways wait. A
 # process finds its half-open connections one after the other, and streams may stand still for each; its session must
