@@ -26,7 +26,8 @@ from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2
 from detokenizer_svc import wire
-from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.stats import DetokenizerStats
 from detokenizer_svc.shard import Shard
 from scheduler_svc.wire import encode_rows
 from servicekit.bus import keys as k

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from detokenizer_svc.core.detokenizer import DetokenizerStats
+from detokenizer_svc.core.stats import DetokenizerStats
 from servicekit.hops import hop_families
 from servicekit.metric_families import CounterFamily, Family, GaugeFamily, dead_letters
 from servicekit.pool_stats import POOL_FAMILIES

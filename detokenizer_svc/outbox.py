@@ -9,7 +9,7 @@ import structlog
 
 from contract.domain.request import format_request_id
 from detokenizer_svc import wire
-from detokenizer_svc.core.detokenizer import Effects, Retirement
+from detokenizer_svc.core.effects import Effects, Retirement
 from detokenizer_svc.core.textrows import TextRows
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats

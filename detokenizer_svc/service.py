@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
 from detokenizer_svc import leases, wire
-from detokenizer_svc.core.detokenizer import Detokenizer, Retirement
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Retirement
 from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.spans import is_sampled

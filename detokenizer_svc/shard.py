@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import RequestError
 from detokenizer_svc import wire
-from detokenizer_svc.core.detokenizer import Detokenizer, Effects
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Effects
 from detokenizer_svc.core.extent import Compaction, LogExtent
 from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.textrows import NewRow, text_rows

@@ -1,4 +1,4 @@
-"""All that the log has told of one request, as few rows: what a compaction keeps of it."""
+"""The rows that a compaction keeps of a request: few, and all that the log has told of it."""
 
 from collections.abc import Sequence as SequenceOf
 
@@ -17,7 +17,7 @@ def logged_rows(
 ) -> TokenRows:
     """The rows that give a new `Detokenizer` the same sequences, and a scheduler the same histories.
 
-    They say what the log said, not what was made of it: a stop string is found in them again. Behind it there is
+    They say what the log said, not what was made of it: a stop string is found in them again. After it there is
     nothing, as nothing of that was taken.
 
     Args:

@@ -1,4 +1,4 @@
-"""The choice of the decoder that a tokenizer needs: looked up in its definition, then proved on random tokens."""
+"""The decoder that a tokenizer needs: looked up in its definition, then proved on random tokens."""
 
 import json
 import random
@@ -32,6 +32,25 @@ def choose_decoder(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> TextDe
     elif _is_tokenwise(steps) and (anchor := _find_anchor(tokens)) is not None:
         candidate = TokenwiseDecoder(tokens, anchor, byte_fallback="ByteFallback" in kinds)
     return candidate if candidate is not None and _equals_full_decode(candidate, tokens) else WindowDecoder(tokens)
+
+
+class Decoders:
+    """The decoders of one tokenizer, with and without special tokens, and the bytes of single tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._by_skipping = {skip: choose_decoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)}
+        self._token_bytes: dict[int, bytes] = {}
+
+    def of(self, *, skip_special_tokens: bool) -> TextDecoder:
+        """The decoder that leaves special tokens out, or the one that does not."""
+        return self._by_skipping[skip_special_tokens]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token alone stands for, special tokens included; may be a part of a character."""
+        data = self._token_bytes.get(token_id)
+        if data is None:
+            data = self._token_bytes[token_id] = self._by_skipping[False].token_bytes(token_id)
+        return data
 
 
 def decode_all(decoder: TextDecoder, token_ids: list[int]) -> str:

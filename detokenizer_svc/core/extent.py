@@ -106,7 +106,7 @@ class LogExtent:
             self._needed = dict.fromkeys(compaction.request_ids, compaction.before)
 
     def _end(self) -> LogMark:
-        """Behind the last entry."""
+        """The place after the last entry."""
         if not self._num_entries:
             return _START
         milliseconds, _, number = self._entry_id.partition(b"-")

@@ -103,7 +103,7 @@ class Shards:
         known = self._known.get(key)
         if known is None:
             core = self._core
-            shared = (core._decoders, core._token_bytes, core._stats)
+            shared = (core._decoders, core._stats)
             shard = copy.deepcopy(self._shards[key[0]], {id(each): each for each in shared})
             result = change(shard)
             known = self._known[key] = self._number(shard), result
@@ -125,12 +125,12 @@ def _projected(shard: Shard) -> Any:
             request.num_ended,
             tuple((s.token_ids.tobytes(), s.num_chars, repr(s.end), repr(s.told), s.route) for s in request.sequences),
         )
-        for request_id, request in core._live.items()
+        for request_id, request in core._requests.items()
     )
     early = tuple((request_id, route, tuple(offsets)) for request_id, (route, offsets) in shard._early.items())
     read = (extent._entry_id, extent._num_entries, extent._num_bytes, extent._num_last_bytes)
     marks = (read, extent._kept, tuple(extent._needed.items()), extent._num_written)
-    return shard.log_position, shard.attach_position, marks, early, live, frozenset(core._ended)
+    return shard.log_position, shard.attach_position, marks, early, live, frozenset(core._requests._ended)
 
 
 class DetokenizerState(NamedTuple):

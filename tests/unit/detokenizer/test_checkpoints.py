@@ -15,7 +15,8 @@ from contract.domain.plan import Logprobs
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed, Start, StartReason
 from detokenizer_svc import wire
-from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer, Effects
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Cancellation, Effects
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from scheduler_svc.wire import read_histories
 

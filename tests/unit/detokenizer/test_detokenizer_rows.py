@@ -13,7 +13,8 @@ from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason, RequestError, Usage
 from contract.domain.params import TextOptions
 from contract.domain.plan import Logprobs
-from detokenizer_svc.core.detokenizer import Cancellation, Detokenizer
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Cancellation
 from detokenizer_svc.core.request import OpenRequest
 from detokenizer_svc.core.sequence import Offset
 

@@ -5,7 +5,9 @@ from structlog.testing import capture_logs
 from tokenizers_under_test import byte_level
 
 from contract.domain.finish import FinishReason
-from detokenizer_svc.core.detokenizer import Detokenizer, DetokenizerStats, Effects
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Effects
+from detokenizer_svc.core.stats import DetokenizerStats
 from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
