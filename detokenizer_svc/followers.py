@@ -1,10 +1,13 @@
 """gRPC clients that follow a live request, fed by the service's loop."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.rows import TextRow
+from detokenizer_svc.core.detokenizer import Detokenizer
+from detokenizer_svc.core.effects import Effects
+from detokenizer_svc.core.sequence import Offset
 
 Item = TextRow | PenstockError | None  # a row; why it ends early; None: the request has ended
 
@@ -30,12 +33,12 @@ class Followers:
         self._by_request: dict[bytes, list[Follower]] = {}
 
     def join(self, follower: Follower) -> None:
-        """Begins to follow with the loop's next turn."""
+        """Begin to follow with the loop's next turn."""
         with self._lock:
             self._new.append(follower)
 
     def leave(self, follower: Follower) -> None:
-        """Ends it; rows may still be delivered until the loop's next turn."""
+        """End it; rows may still be delivered until the loop's next turn."""
         with self._lock:
             self._gone.append(follower)
 
@@ -52,25 +55,34 @@ class Followers:
             self._remove(follower)
         return new
 
-    def add(self, follower: Follower) -> None:
-        """Gets the rows of its request from now on."""
-        self._by_request.setdefault(follower.request_id, []).append(follower)
+    def begin(self, follower: Follower, detokenizers: Iterable[Detokenizer]) -> None:
+        """Give one that is new what its request has, and from now on what comes; or the error that it is not here."""
+        request_id = follower.request_id
+        for detokenizer in detokenizers:
+            if request_id in detokenizer:
+                offsets = [Offset(follower.from_offset)] * detokenizer.num_sequences(request_id)
+                for row in detokenizer.snapshot(request_id, offsets).rows():
+                    follower.deliver(row)
+                self._by_request.setdefault(request_id, []).append(follower)
+                return
+        follower.deliver(
+            PenstockError(ErrorCode.NOT_FOUND, "no live request of this id is in a shard of this detokenizer")
+        )
 
     def __bool__(self) -> bool:
         return bool(self._by_request)
 
-    def deliver(self, row: TextRow) -> None:
-        """Hands a row to those who follow its request."""
-        for follower in self._by_request.get(row.request_id, ()):
-            follower.deliver(row)
-
-    def end(self, request_id: bytes) -> None:
-        """The request has ended."""
-        for follower in self._by_request.pop(request_id, ()):
-            follower.deliver(None)
+    def take(self, effects: Effects) -> None:
+        """Hand rows and ends to those who follow their requests."""
+        for row in effects.rows():
+            for follower in self._by_request.get(row.request_id, ()):
+                follower.deliver(row)
+        for retirement in effects.retirements:
+            for follower in self._by_request.pop(retirement.request_id, ()):
+                follower.deliver(None)
 
     def lose(self, request_id: bytes) -> None:
-        """Another detokenizer has the request from now on."""
+        """Tell those who follow a request that another detokenizer has it from now on."""
         error = PenstockError(ErrorCode.UNAVAILABLE, "another detokenizer has the request now; ask again")
         for follower in self._by_request.pop(request_id, ()):
             follower.deliver(error)

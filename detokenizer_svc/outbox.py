@@ -53,17 +53,28 @@ class TextOutbox:
         self._stats = stats
         self._trace_of = trace_of
 
+    def put(self, sid: bytes, shard: Shard, effects: Effects) -> None:
+        """Put all that rows of a shard's log led to."""
+        for route, rows in effects.texts.items():
+            self.put_text(sid, route, rows)
+        self._put_cancels(effects)
+        self.put_ended(shard, effects.retirements)
+        if effects.results:
+            self.retire(sid)  # so that they are there
+            self._put_results(effects)
+
+    def put_whole(self, sid: bytes, shard: Shard, effects: Effects) -> None:
+        """The same while a shard is rebuilt: of what has ended all text, of what goes on none yet."""
+        self._put_cancels(effects)
+        for each in effects.retirements:
+            self.put_text(sid, each.route, each.result.rows())
+        self.put_ended(shard, effects.retirements)
+
     def put_text(self, sid: bytes, route: bytes, rows: TextRows) -> None:
-        """Rows for the gateway session `route`, unless nobody is there who would read them."""
+        """Put rows for the gateway session `route`, unless nobody is there who would read them."""
         if route and not self._gateways.is_gone(route) and len(rows):
             payload = wire.encode_text(rows, sid, time.time_ns())
             self.calls.append(Append(self._keys.text(route), {k.PAYLOAD: payload}, k.TEXT_CAP))
-
-    def put_cancels(self, effects: Effects) -> None:
-        """The schedulers need not go on with sequences that a stop string has ended."""
-        for cancel in effects.cancels:
-            self.calls.append(Cancel(cancel.request_id, int(cancel.reason), time.time_ns(), sequence=cancel.sequence))
-            self._stats.num_stop_cancels += 1
 
     @property
     def num_ended(self) -> int:
@@ -71,11 +82,11 @@ class TextOutbox:
         return len(self._ended)
 
     def put_ended(self, shard: Shard, retirements: Iterable[Retirement]) -> None:
-        """Requests whose last text was put here before. To retire them can wait: their clients have all they want."""
+        """Put requests whose last text was put here. To retire them can wait: their clients have all they want."""
         self._ended.extend((shard, each) for each in retirements)
 
     def retire(self, sid: bytes, count: int | None = None) -> None:
-        """Ends the first `count` requests that were put here, None: all; some of each gateway together."""
+        """End the first `count` requests that were put here, None: all; some of each gateway together."""
         several: dict[tuple[Shard, bytes], list[Retirement]] = {}
         for _ in range(len(self._ended) if count is None else min(count, len(self._ended))):
             shard, each = self._ended.popleft()
@@ -87,13 +98,35 @@ class TextOutbox:
         self._stats.num_retired += sum(map(len, several.values()))
 
     def clear(self) -> None:
-        """Nothing is to be done of what was put here."""
+        """Do nothing of what was put here."""
         self.calls.clear()
         self._ended.clear()
 
     def forget(self, shard: Shard) -> None:
-        """Whoever has the shard now finds in its log who has ended."""
+        """Retire nothing of a shard: whoever has it now finds in its log who has ended."""
         self._ended = deque(each for each in self._ended if each[0] is not shard)
+
+    def put_letter(self, entry: Entry, stream: str, why: str) -> None:
+        """Keep what cannot be read, for the operator."""
+        _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
+        self._stats.dead_letters[stream] += 1
+        self.calls.append(dead_letter(self._keys, stream, entry.fields, why))
+
+    def drop_text(self) -> None:
+        """Drop text for a server that is full: it takes results even then, and text can be asked for again.
+
+        Letters go as well: while they were refused nothing would be read, and nothing would end and make room.
+        """
+        dropped = [call for call in self.calls if isinstance(call, Append)]
+        self.calls = [call for call in self.calls if not isinstance(call, Append)]
+        if num_letters := sum(call.stream == self._keys.dead for call in dropped):
+            _logger.error("dead letters were not kept", count=num_letters)
+
+    def _put_cancels(self, effects: Effects) -> None:
+        """Tell schedulers of sequences that a stop string has ended: they need not go on with them."""
+        for cancel in effects.cancels:
+            self.calls.append(Cancel(cancel.request_id, int(cancel.reason), time.time_ns(), sequence=cancel.sequence))
+            self._stats.num_stop_cancels += 1
 
     def _retire(self, sid: bytes, shard: Shard, route: bytes, several: Sequence[Retirement]) -> Retire:
         for each in several if is_debugging() else ():
@@ -111,24 +144,8 @@ class TextOutbox:
         traces = tuple(map(self._trace_of, several)) if self._trace_of else ()
         return Retire(sid, shard.number, request_id, result, self._result_ttl_ms, route, tuple(others), tokens, traces)
 
-    def put_results(self, effects: Effects) -> None:
-        """Gateways that came for text when it had gone to another call find it in the result."""
+    def _put_results(self, effects: Effects) -> None:
+        """Send gateways that came for the text of an ended request to its result."""
         for route, request_id in effects.results:
             if not self._gateways.is_gone(route):
                 self.calls.append(Append(self._keys.text(route), {k.REQUEST: request_id}, k.TEXT_CAP))
-
-    def put_letter(self, entry: Entry, stream: str, why: str) -> None:
-        """Keeps what cannot be read, for the operator."""
-        _logger.error("dead letter", stream=stream, entry=entry.entry_id.decode(), why=why)
-        self._stats.dead_letters[stream] += 1
-        self.calls.append(dead_letter(self._keys, stream, entry.fields, why))
-
-    def drop_text(self) -> None:
-        """For a server that is full: it takes results even then, and text can be asked for again.
-
-        Letters go as well: while they were refused nothing would be read, and nothing would end and make room.
-        """
-        dropped = [call for call in self.calls if isinstance(call, Append)]
-        self.calls = [call for call in self.calls if not isinstance(call, Append)]
-        if num_letters := sum(call.stream == self._keys.dead for call in dropped):
-            _logger.error("dead letters were not kept", count=num_letters)

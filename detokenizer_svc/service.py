@@ -13,21 +13,21 @@ import structlog
 from prometheus_client.registry import Collector
 from tokenizers import Tokenizer
 
-from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
-from detokenizer_svc import leases, wire
+from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.effects import Retirement
 from detokenizer_svc.core.extent import LogLimits
-from detokenizer_svc.core.sequence import Offset
 from detokenizer_svc.core.spans import is_sampled
-from detokenizer_svc.followers import Follower, Followers
+from detokenizer_svc.followers import Followers
 from detokenizer_svc.gateways import Gateways
+from detokenizer_svc.leases import Deaths
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
 from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
+from detokenizer_svc.shards import LeasedShards
 from detokenizer_svc.tracing import SpanCollector, TraceExporter
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.ahead import Ahead
@@ -81,15 +81,13 @@ class DetokenizerService:
         self._settings = settings
         self._bus = bus
         self._core = Detokenizer(tokenizer)  # has no requests; every shard has a sibling of it
-        self._shards: dict[int, Shard] = {}
-        # Asked for or given back by a call whose answer has not come: may be leased, and are not served.
-        self._unsure: set[int] = set()
+        self._shards = LeasedShards(settings.num_shards)
         self._limits = LogLimits(settings.compact_entries, settings.compact_bytes)
         self._ttl_ms = int(settings.session_ttl_s * 1000)
         self._keep_at_s = 0.0
         self._gateways = Gateways(settings.session_ttl_s, settings.orphan_grace_s)
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
-        self._deaths = leases.Deaths()
+        self._deaths = Deaths()
         self._recoveries = Recoveries("shard")
         self.followers = Followers()
         self._hop = Hop("tokens")
@@ -105,7 +103,6 @@ class DetokenizerService:
         self._session: Session | None = None  # for other threads
         self._ready = False
         self._draining = False
-        self._has_successor = False  # another detokenizer that stays
 
     @property
     def name(self) -> str:
@@ -123,11 +120,9 @@ class DetokenizerService:
 
     def stats(self) -> ServiceStats:
         """Counts of now."""
-        self._stats.num_live_requests = sum(len(shard.detokenizer) for shard in list(self._shards.values()))
+        self._stats.num_live_requests = self._shards.num_requests
         self._stats.num_shards = len(self._shards)
-        self._stats.log_lengths = {
-            number: (shard.extent.num_entries, shard.extent.num_bytes) for number, shard in list(self._shards.items())
-        }
+        self._stats.log_lengths = self._shards.lengths()
         return self._stats
 
     def status(self) -> ServiceStatus:
@@ -155,7 +150,7 @@ class DetokenizerService:
         ]
 
     def run(self, stop: Stop) -> None:
-        """Serves until it has drained: at once if others can take the shards, else when its requests have ended."""
+        """Serve until it has drained: at once if others can take the shards, else when its requests have ended."""
         session = self._session = Session(
             self._bus,
             self.kind,
@@ -177,7 +172,7 @@ class DetokenizerService:
         except Stopped:
             _logger.warning("ended without the bus", unsent=len(self._outbox.calls))
         finally:
-            for shard in list(self._shards.values()):
+            for shard in self._shards:
                 self._forget(shard)
             session.leave()
             if exporter is not None:
@@ -192,8 +187,7 @@ class DetokenizerService:
         if not stop.draining.is_set():
             return False
         self._draining = True
-        has_requests = any(len(shard.detokenizer) for shard in self._shards.values())
-        return stop.now.is_set() or self._has_successor or not has_requests
+        return stop.now.is_set() or self._shards.has_successor or not self._shards.num_requests
 
     def _flush(self, session: Session) -> None:
         self._outbox.retire(session.sid)
@@ -209,7 +203,7 @@ class DetokenizerService:
             if time.monotonic() >= self._keep_at_s:
                 self._keep(session)
             for follower in self.followers.take_new():
-                self._welcome(follower)
+                self.followers.begin(follower, [shard.detokenizer for shard in self._shards])
             self._exchange(session, stop)
         except BusUnavailable as error:
             self._recover(session, error)
@@ -225,9 +219,9 @@ class DetokenizerService:
         if recovery.lost or recovery.new_run:
             # What is known may be more than what the log still has, or others have it: begin anew from the log.
             self._outbox.clear()
-            self._unsure.clear()
+            self._shards.unsure.clear()
             self._gateways.forget()
-            for shard in list(self._shards.values()):
+            for shard in self._shards:
                 self._forget(shard)
 
     # --- the hot path -------------------------------------------------------------------------------------------------
@@ -235,12 +229,8 @@ class DetokenizerService:
     def _exchange(self, session: Session, stop: Stop) -> None:
         """One write: effects and the next read."""
         calls = self._outbox.calls
-        positions: dict[bytes, bytes] = {}
-        for shard in self._shards.values():
-            positions[shard.log_stream] = shard.log_position
-            positions[shard.attach_stream] = shard.attach_position
-        num_requests = sum(len(each.detokenizer) for each in self._shards.values())
-        if positions:
+        num_requests = self._shards.num_requests
+        if positions := self._shards.positions():
             positions |= self._bell.listen(is_idle=not num_requests)
         num_effects = len(calls)
         block_ms = 0 if self._outbox.num_ended else READ_BLOCK_MS
@@ -254,7 +244,7 @@ class DetokenizerService:
         entries: dict[bytes, list[Entry]] = answers[num_effects]
         received_ns = time.time_ns()
         self._bell.hear(entries)
-        for shard in self._shards.values():
+        for shard in self._shards:
             for entry in entries.get(shard.log_stream, ()):
                 began_s = time.perf_counter()
                 taken = shard.take(entry)
@@ -272,7 +262,7 @@ class DetokenizerService:
         self._settle(session)
 
     def _note_done(self, calls: Sequence[Call[Any]], answers: Sequence[Any]) -> None:
-        """Calls have been carried out; `answers` begin with those to them."""
+        """Take note that calls have been carried out; `answers` begin with those to them."""
         if any(isinstance(call, Retire) and not done for call, done in zip(calls, answers, strict=False)):
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
@@ -289,60 +279,40 @@ class DetokenizerService:
         self._outbox.calls[:0] = again
 
     def _perform(self, session: Session, shard: Shard, entry: Entry, taken: Taken, stream: str) -> None:
-        sid = session.sid
         if taken.poison:
             self._outbox.put_letter(entry, stream, taken.poison)
-        effects = taken.effects
-        for route, rows in effects.texts.items():
-            self._outbox.put_text(sid, route, rows)
-        self._outbox.put_cancels(effects)
-        self._outbox.put_ended(shard, effects.retirements)
-        if effects.results:
-            self._outbox.retire(sid)  # so that they are there
-            self._outbox.put_results(effects)
+        self._outbox.put(session.sid, shard, taken.effects)
         if self.followers:
-            for row in effects.rows():
-                self.followers.deliver(row)
-            for retirement in effects.retirements:
-                self.followers.end(retirement.request_id)
+            self.followers.take(taken.effects)
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _keep(self, session: Session) -> None:
-        """Renews, confirms what is held, shortens its logs, and moves towards the fair share."""
+        """Renew, confirm what is held, shorten its logs, and move towards the fair share."""
         self._keep_at_s = time.monotonic() + self._ttl_ms / 1000 / RENEWALS
-        held = list(self._shards)
         self._outbox.retire(session.sid)  # before their rows are dropped, or the shard is given back
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         calls: list[Call[Any]] = [*self._outbox.calls, *([renewal] if renewal else [])]
         num_before = len(calls)
-        calls += [
-            LeaseShard(session.sid, number, held=True, num_read=self._shards[number].extent.num_entries)
-            for number in held
-        ]
-        # A lease that lives and is not served would keep all others from the shard.
-        calls += [ReleaseShard(session.sid, number) for number in sorted(self._unsure)]
+        calls += self._shards.confirmations(session.sid)
         calls.append(session.roster.survey())
         answers = session.connection.execute(calls)
         if renewal and not answers[len(self._outbox.calls)]:
             self._recover(session)
             return
         self._outbox.calls = []
-        self._unsure.clear()
-        for number, has_lease in zip(held, answers[num_before:], strict=False):
-            if not has_lease:
-                _logger.warning("lost a shard", shard=number)
-                self._stats.num_lost_shards += 1
-                self._forget(self._shards[number])
+        for shard in self._shards.confirm(answers[num_before:]):
+            _logger.warning("lost a shard", shard=shard.number)
+            self._stats.num_lost_shards += 1
+            self._forget(shard)
         sessions = self._sessions(session, answers[-1])
         self._note_gateways(sessions)
         self._deaths.note(sessions, time.monotonic())
-        self._has_successor = leases.has_successor(sessions, session.sid)
-        share = leases.fair_share(self._settings.num_shards, sessions)
-        self._give_back(session, leases.surplus(self._shards, share))
+        self._shards.note(sessions, session.sid)
+        self._give_back(session, self._shards.surplus())
         self._compact(session)
         if not self._draining:
-            self._take_shards(session, share)
+            self._take_shards(session)
         self._ready = True
 
     def _sessions(self, session: Session, surveyed: Surveyed | None) -> list[SessionInfo]:
@@ -354,7 +324,7 @@ class DetokenizerService:
     def _note_gateways(self, sessions: Iterable[SessionInfo]) -> None:
         """Text goes to gateways that are there; what belongs to one that stays away is cancelled."""
         now_s = time.monotonic()
-        requests = [each for shard in self._shards.values() for each in shard.detokenizer.routes()]
+        requests = self._shards.routes()
         self._gateways.note(sessions, {route for _, route in requests}, now_s)
         for request_id, route in self._gateways.orphans(requests, now_s):
             # Unless its client comes back through another gateway at this moment.
@@ -362,8 +332,8 @@ class DetokenizerService:
             self._stats.num_orphans += 1
 
     def _compact(self, session: Session) -> None:
-        """Shortens the logs. What has ended must have been retired before: its rows are kept by nobody."""
-        for shard in self._shards.values():
+        """Shorten the logs. What has ended must have been retired before: its rows are kept by nobody."""
+        for shard in self._shards:
             if (compaction := shard.extent.compaction(self._limits)) is None:
                 continue
             calls = shard.compact(compaction, session.sid, time.time_ns())
@@ -376,31 +346,29 @@ class DetokenizerService:
                 self._stats.num_compactions += 1
                 self._stats.num_checkpoint_bytes += num_bytes
 
-    def _give_back(self, session: Session, numbers: list[int]) -> None:
-        for number in numbers:
-            _logger.info("gave back a shard", shard=number)
-            self._forget(self._shards[number])
-            self._unsure.add(number)
-            session.connection.call(ReleaseShard(session.sid, number))
-            self._unsure.discard(number)
+    def _give_back(self, session: Session, shards: Iterable[Shard]) -> None:
+        for shard in shards:
+            _logger.info("gave back a shard", shard=shard.number)
+            self._forget(shard)
+            self._shards.unsure.add(shard.number)
+            session.connection.call(ReleaseShard(session.sid, shard.number))
+            self._shards.unsure.discard(shard.number)
 
-    def _take_shards(self, session: Session, share: int) -> None:
+    def _take_shards(self, session: Session) -> None:
         heard_s, has_taken = self._deaths.last_heard_s(), False
-        for number in leases.candidates(self._shards, self._settings.num_shards, session.sid):
-            if len(self._shards) >= share:
-                break
-            self._unsure.add(number)
+        for number in self._shards.wanted(session.sid):
+            self._shards.unsure.add(number)
             if session.connection.call(LeaseShard(session.sid, number)):
                 self._rebuild(session, number)
                 has_taken = True
                 if heard_s is not None:
                     self._recoveries.observe("shard", time.monotonic() - heard_s)
-            self._unsure.discard(number)
+            self._shards.unsure.discard(number)
         if has_taken:
             self._deaths.settle()
 
     def _forget(self, shard: Shard) -> None:
-        del self._shards[shard.number]
+        self._shards.drop(shard)
         self._outbox.forget(shard)
         for request_id in shard.detokenizer.live_requests():
             self.followers.lose(request_id)
@@ -413,37 +381,20 @@ class DetokenizerService:
         for entry, taken in rebuild(lambda calls: self._execute(session, calls), session.sid, shard):
             if taken.poison:
                 self._outbox.put_letter(entry, "tokens", taken.poison)
-            self._outbox.put_cancels(taken.effects)
-            for each in taken.effects.retirements:
-                self._outbox.put_text(session.sid, each.route, each.result.rows())
-            self._outbox.put_ended(shard, taken.effects.retirements)
+            self._outbox.put_whole(session.sid, shard, taken.effects)
         for route, rows in shard.detokenizer.snapshots():
             self._outbox.put_text(session.sid, route, rows)
-        self._shards[number] = shard
+        self._shards.add(shard)
         self._stats.num_rebuilds += 1
         num_entries, num_bytes = shard.extent.num_entries, shard.extent.num_bytes
         live = len(shard.detokenizer)
         _logger.info("took a shard", shard=number, entries=num_entries, bytes=num_bytes, live_requests=live)
 
     def _execute(self, session: Session, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Carries out calls of something long, and stays alive meanwhile."""
+        """Carry out calls of something long, and stay alive meanwhile."""
         self._progress_ns = time.monotonic_ns()
         renewal = session.tick(time.monotonic(), self.status().SerializeToString())
         answers = session.connection.execute([*calls, renewal] if renewal else calls)
         if renewal and not answers.pop():
             raise BusUnavailable("the session was fenced while it took a shard")
         return answers
-
-    # --- who follows --------------------------------------------------------------------------------------------------
-
-    def _welcome(self, follower: Follower) -> None:
-        for shard in self._shards.values():
-            if follower.request_id in shard.detokenizer:
-                offsets = [Offset(follower.from_offset)] * shard.detokenizer.num_sequences(follower.request_id)
-                for row in shard.detokenizer.snapshot(follower.request_id, offsets).rows():
-                    follower.deliver(row)
-                self.followers.add(follower)
-                return
-        follower.deliver(
-            PenstockError(ErrorCode.NOT_FOUND, "no live request of this id is in a shard of this detokenizer")
-        )

@@ -12,6 +12,7 @@ from detokenizer_svc.gateways import Gateways
 from detokenizer_svc.metrics import ServiceStats
 from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
 from detokenizer_svc.shard import Shard
+from servicekit.bus import keys as k
 from servicekit.bus.calls import Append, Entry, Retire
 from servicekit.bus.keys import Keys
 
@@ -60,10 +61,12 @@ def test_no_call_retires_more_than_a_few() -> None:
 
 def test_a_gateway_that_is_gone_is_not_told_of_a_result() -> None:
     gateways, here, gone = Gateways(1.0, 1.0), b"h" * 16, b"g" * 16
-    outbox = TextOutbox(Keys("pool"), gateways, 60.0, ServiceStats(DetokenizerStats()))
+    names = Keys("pool")
+    outbox = TextOutbox(names, gateways, 60.0, ServiceStats(DetokenizerStats()))
     gateways.note([], [gone], 0.0)
-    outbox.put_results(Effects(results=[(gone, b"r" * 16), (here, b"r" * 16)]))
-    assert [call.stream for call in outbox.calls] == [Keys("pool").text(here)]
+    shard = Shard(0, names, Detokenizer(byte_level()))
+    outbox.put(b"s" * 16, shard, Effects(results=[(gone, b"r" * 16), (here, b"r" * 16)]))
+    assert outbox.calls == [Append(names.text(here), {k.REQUEST: b"r" * 16}, k.TEXT_CAP)]
 
 
 def test_a_full_server_is_sent_results_alone_and_lost_letters_are_told() -> None:
