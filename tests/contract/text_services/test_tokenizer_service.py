@@ -57,7 +57,7 @@ def test_a_text_becomes_tokens_and_waits_for_a_scheduler(pool: Pool) -> None:
 def test_prompts_that_come_to_a_listening_tokenizer_wait_for_nothing_else(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "READ_BLOCK_MS", 4 * round(PATIENCE_S * 1000))
+    monkeypatch.setattr("tokenizer_svc.hints.READ_BLOCK_MS", 4 * round(PATIENCE_S * 1000))
     with running(pool.tokenizer_service(stay_awake_ms=1)):
         for number in (1, 2):
             _tokens(pool, pool.submit(number, Prompt(text="the old mill")))
