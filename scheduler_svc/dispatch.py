@@ -408,7 +408,7 @@ class Dispatcher:
                 self._hand_over(model_digest, owners[0])
 
     def _hand_over(self, model_digest: bytes, receiver: bytes) -> None:
-        request_ids = tuple(self.scheduler.of_model(model_digest))
+        request_ids = tuple(self.scheduler.requests.of_model(model_digest))
         _log.info("hands requests to another scheduler, whose workers have their model", count=len(request_ids))
         self.scheduler.hand_over(request_ids)
         self.outbox.append(Pending(HandOver(self.sid, receiver, request_ids), partial(self._handed_over, request_ids)))

@@ -6,7 +6,7 @@ import numpy as np
 
 from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan
 from scheduler_svc.core.sequence import SequenceState
-from scheduler_svc.core.worker import I64, Reused
+from scheduler_svc.core.worker import I64, Reused, WorkerState
 
 
 @dataclass(slots=True)
@@ -38,6 +38,23 @@ class Draft:
                 request_id=request.request_id,
             )
         )
+
+    def advance(self, worker: WorkerState, sequence: SequenceState, budget: int) -> int:
+        """Plan a sequence's next chunk, at most `budget` tokens; returns how many."""
+        slot = sequence.slot
+        num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
+        num_tokens = min(num_left, budget)
+        if num_tokens == 0:
+            return 0
+        worker.num_computed_tokens[slot] += num_tokens
+        if num_tokens == num_left:
+            worker.num_tokens[slot] += 1
+            worker.at_tip[slot] = True
+            worker.prefilling.pop(sequence, None)
+        else:
+            worker.prefilling[sequence] = None
+        self.chunks.append((sequence, num_tokens))
+        return num_tokens
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""

@@ -1,25 +1,22 @@
-"""Proves that the scheduler's books balance; tests call it after every step."""
+"""The proof that the scheduler's books balance; tests call it after every step."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 from scheduler_svc.core.blocks import BlockManager
 from scheduler_svc.core.isolation import IsolatingQueue
-from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
+from scheduler_svc.core.requests import Requests
+from scheduler_svc.core.sequence import SequenceState, Status
 from scheduler_svc.core.worker import WorkerState
 
 
-def check_integrity(
-    workers: Mapping[str, WorkerState],
-    requests: Mapping[bytes, ScheduledRequest],
-    waiting: IsolatingQueue,
-    models: Mapping[bytes, int],
-) -> None:
+def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> None:
     """Compare what is counted with what is there.
 
     Raises:
         AssertionError: the books do not balance; the message says where.
     """
+    waiting, models = requests.waiting, requests.models
     for request_id, request in requests.items():
         live = [sequence for sequence in request.sequences if sequence.status is not Status.ENDED]
         assert request.num_live == len(live) > 0, f"request {request_id.hex()} counts {request.num_live} live sequences"

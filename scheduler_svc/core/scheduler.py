@@ -6,8 +6,7 @@ the same thing.
 (Iteration-level scheduling after Yu et al., "Orca", 2022; chunked prefill after Agrawal et al., "Sarathi-Serve", 2024.)
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.early_cancels import EarlyCancel, EarlyCancels
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
-from scheduler_svc.core.isolation import IsolatingQueue
-from scheduler_svc.core.ordered_queue import OrderedQueue
 from scheduler_svc.core.policy import POLICIES
+from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.reuse import belongs_elsewhere, reusable
 from scheduler_svc.core.rows import (
     NO_ROWS,
@@ -51,12 +49,9 @@ class Scheduler:
         self.config = config
         self.policy = POLICIES[config.scheduling_policy](config.tenant_weights)
         self.workers: dict[str, WorkerState] = {}
-        self.requests: dict[bytes, ScheduledRequest] = {}
-        self.waiting = IsolatingQueue(self.policy, config.tolerance)
-        self.models: Counter[bytes] = Counter()  # requests that began on a model and must go on with it, by its digest
-        self._deadlines: OrderedQueue[bytes] = OrderedQueue()
+        self.requests = Requests(self.policy, config.tolerance)
+        self.waiting = self.requests.waiting
         self._early_cancels = EarlyCancels()
-        self._order = 0
         self._counters = Counters()
 
     # Workers.
@@ -77,47 +72,10 @@ class Scheduler:
         for sequence in list(worker.running()):
             worker.vacate(sequence)
             sequence.start_reason = StartReason.WORKER_LOST
-            self._wait(sequence)
-
-    # Models.
-
-    def of_model(self, model_digest: bytes) -> list[bytes]:
-        """The ids of the requests that began on a model."""
-        return [each.request_id for each in self.requests.values() if each.model_digest == model_digest]
-
-    def abandon(self, model_digest: bytes, gone_s: float) -> TokenRows:
-        """End the requests that began on a model which has had no worker anywhere for `gone_s`. Returns their ends."""
-        ids = self.of_model(model_digest)
-        return self._end([abandoned(sequence, gone_s) for each in ids for sequence in self.requests[each].sequences])
-
-    def hand_over(self, request_ids: Iterable[bytes]) -> None:
-        """Let go of requests, none of which runs: another scheduler goes on with them."""
-        for request in [self.requests[each] for each in request_ids]:
-            for sequence in request.sequences:
-                self.waiting.discard(sequence)
-            self._let_go(request)
-
-    def _pin(self, request: ScheduledRequest, model_digest: bytes) -> None:
-        request.model_digest = model_digest
-        self.models[model_digest] += 1
-
-    def _unpin(self, request: ScheduledRequest) -> None:
-        """Nothing of a request depends on its model (any more)."""
-        if request.model_digest is not None:
-            self.models -= Counter((request.model_digest,))
-            request.model_digest = None
-
-    def _unpin_if_unbegun(self, request: ScheduledRequest) -> None:
-        """A request all of whose slots were lost before its first token may begin again on any model."""
-        if request.model_digest is not None and request.may_change_model:
-            self._unpin(request)
-            for sequence in request.sequences:
-                if sequence in self.waiting:
-                    self.waiting.discard(sequence)
-                    self.waiting.push(sequence)
+            self.requests.wait(sequence)
 
     def strike(self, worker_id: str) -> tuple[list[ScheduledRequest], TokenRows]:
-        """Before `remove_worker`, for one that has died: what it was computing may be the reason.
+        """Count the death of a worker against what it was computing, which may be the reason; then `remove_worker`.
 
         Returns the requests that got a strike, and the ends of those that are not tried again.
         """
@@ -127,6 +85,25 @@ class Scheduler:
             self.config.tolerance.strike(request)
         ends = [end for request in struck for end in self._sentence(request)]
         return struck, self._end(ends)
+
+    # Models.
+
+    @property
+    def models(self) -> Mapping[bytes, int]:
+        """The requests that began on a model and must go on with it, by its digest."""
+        return self.requests.models
+
+    def abandon(self, model_digest: bytes, gone_s: float) -> TokenRows:
+        """End the requests that began on a model which has had no worker anywhere for `gone_s`. Returns their ends."""
+        ids = self.requests.of_model(model_digest)
+        return self._end([abandoned(sequence, gone_s) for each in ids for sequence in self.requests[each].sequences])
+
+    def hand_over(self, request_ids: Iterable[bytes]) -> None:
+        """Let go of requests, none of which runs: another scheduler goes on with them."""
+        for request in [self.requests[each] for each in request_ids]:
+            for sequence in request.sequences:
+                self.waiting.discard(sequence)
+            self.requests.close(request)
 
     # Requests.
 
@@ -138,16 +115,7 @@ class Scheduler:
         """Queue a request; one that is here already is left alone. Returns the rows that end it at once, if any do."""
         if request.request_id in self.requests:
             return NO_ROWS
-        self._order += 1
-        state = ScheduledRequest(
-            request, self._order, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants
-        )
-        self.requests[request.request_id] = state
-        if request.model_digest is not None:
-            self._pin(state, request.model_digest)
-        self.policy.open(state)
-        if request.deadline_ns:
-            self._deadlines.push(request.deadline_ns, request.request_id)
+        state = self.requests.open(request, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants)
         ends = []
         for sequence in state.sequences:
             if sequence.index in request.ended_sequences:
@@ -159,7 +127,7 @@ class Scheduler:
             elif sequence.index > 0 and not request.output_token_ids:
                 sequence.status = Status.HELD
             else:
-                self._wait(sequence)
+                self.requests.wait(sequence)
         for cancel in self._early_cancels.take(request.request_id):
             ends += self._cancelled(request.request_id, cancel.reason, cancel.sequence)
         if 0 < request.deadline_ns <= now_ns:
@@ -180,9 +148,8 @@ class Scheduler:
         """End the requests whose deadline has passed, and forget old cancels of unknown requests."""
         self._early_cancels.expire(now_ns)
         ends: list[SequenceEnd] = []
-        while (first := self._deadlines.peek()) and first[0] <= now_ns:
-            self._deadlines.pop()
-            ends += self._cancelled(first[1], CancelReason.DEADLINE)
+        for request_id in self.requests.take_late(now_ns):
+            ends += self._cancelled(request_id, CancelReason.DEADLINE)
         return self._end(ends)
 
     # Steps.
@@ -201,7 +168,7 @@ class Scheduler:
         decoding = self._give_blocks(worker, draft)
         budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
-            budget -= self._advance(worker, sequence, budget, draft)
+            budget -= draft.advance(worker, sequence, budget)
         may_begin = not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker))
         if may_begin and len(self.waiting):
             self._admit(worker, budget, draft, now_ns)
@@ -253,27 +220,10 @@ class Scheduler:
         victim = max(worker.running(), key=self.policy.key)
         worker.vacate(victim)
         victim.start_reason = StartReason.PREEMPTED
-        self._wait(victim)
+        self.requests.wait(victim)
         draft.has_preempted = True
         victim.request.num_preemptions += 1
         self._counters.num_preemptions += 1
-
-    def _advance(self, worker: WorkerState, sequence: SequenceState, budget: int, draft: Draft) -> int:
-        """Plan the sequence's next chunk, at most `budget` tokens; returns how many."""
-        slot = sequence.slot
-        num_left = int(worker.num_tokens[slot] - worker.num_computed_tokens[slot])
-        num_tokens = min(num_left, budget)
-        if num_tokens == 0:
-            return 0
-        worker.num_computed_tokens[slot] += num_tokens
-        if num_tokens == num_left:
-            worker.num_tokens[slot] += 1
-            worker.at_tip[slot] = True
-            worker.prefilling.pop(sequence, None)
-        else:
-            worker.prefilling[sequence] = None
-        draft.chunks.append((sequence, num_tokens))
-        return num_tokens
 
     def _window(self, worker: WorkerState) -> int:
         """Plans that may be in flight: steps that are shorter than the way to the worker and back need one more."""
@@ -315,7 +265,7 @@ class Scheduler:
                 break
             waiting.pop()
             self._start(worker, sequence, reused, draft, now_ns)
-            budget -= self._advance(worker, sequence, budget, draft)
+            budget -= draft.advance(worker, sequence, budget)
         for key, sequence in passed_over:
             waiting.push(key, sequence)
 
@@ -325,7 +275,7 @@ class Scheduler:
         if not sequence.started:
             self.policy.charge([(sequence, request.num_prompt_tokens - reused.num_tokens)])
         if request.model_digest is None:
-            self._pin(request, worker.model_digest)
+            self.requests.pin(request, worker.model_digest)
         slot = worker.place(sequence, reused, now_ns)
         if is_first:
             worker.num_cached_tokens[slot] = reused.num_tokens
@@ -349,22 +299,10 @@ class Scheduler:
                 worker.register_blocks(sequence, min(num_computed, int(worker.num_received_tokens[slot])))
             if num_computed >= sequence.request.num_prompt_tokens:
                 sequence.prompt_issued = True
-                self._wait_for_slots(sequence.request)
+                self.requests.wait_for_slots(sequence.request)
         return plan
 
     # Ends.
-
-    def _wait(self, sequence: SequenceState) -> None:
-        sequence.status, sequence.num_deferrals = Status.WAITING, 0
-        self._unpin_if_unbegun(sequence.request)
-        self.policy.enter(sequence)
-        self.waiting.push(sequence)
-
-    def _wait_for_slots(self, request: ScheduledRequest) -> None:
-        """Let the further samples wait for slots: the prompt is planned, or its first sample is gone."""
-        for sequence in request.sequences[1:]:
-            if sequence.status is Status.HELD:
-                self._wait(sequence)
 
     def _sentence(self, request: ScheduledRequest) -> list[SequenceEnd]:
         """The result of a strike: nothing yet, that the request runs alone, or its end."""
@@ -378,7 +316,7 @@ class Scheduler:
             elif sequence.status is not Status.WAITING:
                 continue
             self.waiting.discard(sequence)
-            self._wait(sequence)
+            self.requests.wait(sequence)
         return []
 
     def _cancelled(self, request_id: bytes, reason: CancelReason, index: int | None = None) -> list[SequenceEnd]:
@@ -401,21 +339,14 @@ class Scheduler:
         sequence.status = Status.ENDED
         request.num_live -= 1
         if request.num_live == 0:
-            self._let_go(request)
+            self.requests.close(request)
             finished = self._counters.num_finished_requests
             finished[end.outcome] = finished.get(end.outcome, 0) + 1
             return True
         if sequence.index == 0:
-            self._wait_for_slots(request)
-        self._unpin_if_unbegun(request)
+            self.requests.wait_for_slots(request)
+        self.requests.unpin_if_unbegun(request)
         return True
-
-    def _let_go(self, request: ScheduledRequest) -> None:
-        del self.requests[request.request_id]
-        self._unpin(request)
-        self.policy.close(request)
-        self.waiting.close(request)
-        self._deadlines.discard(request.request_id)
 
     # Introspection.
 
@@ -446,4 +377,4 @@ class Scheduler:
         Raises:
             AssertionError: they do not; the message says where.
         """
-        check_integrity(self.workers, self.requests, self.waiting, self.models)
+        check_integrity(self.workers, self.requests)

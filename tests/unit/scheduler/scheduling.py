@@ -171,7 +171,7 @@ class Scheduling:
         scheduler = self.scheduler
         assert not scheduler.requests
         assert not len(scheduler.waiting)
-        assert not len(scheduler._deadlines)
+        assert not len(scheduler.requests._deadlines)
         if isinstance(scheduler.policy, Fair):
             assert not scheduler.policy._queue._classes
         for worker in scheduler.workers.values():

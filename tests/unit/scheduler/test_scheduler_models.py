@@ -139,7 +139,7 @@ def test_what_is_handed_over_is_another_schedulers_without_a_row() -> None:
     begin(scheduling, 1, 2)
     scheduling.remove_worker("a")
     scheduling.add_worker("b", NEW)
-    ids = scheduling.scheduler.of_model(OLD)
+    ids = scheduling.scheduler.requests.of_model(OLD)
     assert ids == [request_id(1), request_id(2)]
     scheduling.scheduler.hand_over(ids)
     scheduling.scheduler.check_integrity()
