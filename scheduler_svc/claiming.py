@@ -1,4 +1,4 @@
-"""The times at which the pool of requests is asked for more, and since when they could be had."""
+"""The times at which requests are claimed, and since when each could be had."""
 
 from servicekit.bus import keys
 from servicekit.bus.calls import Entry
@@ -10,7 +10,7 @@ MAX_HINTS = 4096
 
 
 class Claiming:
-    """Return whether a claim is due; times are monotonic nanoseconds but for those of hints."""
+    """The next claim; times are monotonic nanoseconds but for those of hints."""
 
     def __init__(self) -> None:
         self.is_due = True

@@ -1,4 +1,4 @@
-"""Return whether a plan waits a moment for requests that are known to be on their way.
+"""The moment for which a plan waits for requests that are known to be on their way.
 
 A step that begins prompts costs a fixed time besides that of its tokens, and what has just missed a plan waits until
 its step has ended. So while there is room for requests that were submitted and are not here yet, a plan waits: on a

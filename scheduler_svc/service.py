@@ -11,7 +11,7 @@ from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
 from scheduler_svc.dispatch import Dispatcher
 from scheduler_svc.metrics import Meters, SchedulerCollector
-from scheduler_svc.pending import Pending
+from scheduler_svc.outbox import Pending
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Read, SessionKind
@@ -185,11 +185,11 @@ class SchedulerService:
             with self._lock:
                 models = b"".join(sorted(dispatcher.scheduler.models))
             renewal = dataclasses.replace(renewal, status=status, draining=draining, models=models)
-            dispatcher.outbox.append(Pending(renewal))
+            dispatcher.outbox.put(renewal)
         with self._lock:
             dispatcher.plan()
             dispatcher.look_around(is_draining=self._is_draining)
-        pending = dispatcher.outbox
+        pending = dispatcher.outbox.pending
         if not pending and (pause_s := self._pause_s(dispatcher)):
             stop.wait(pause_s)
         is_waiting = dispatcher.is_gathering or dispatcher.due_ns
@@ -211,7 +211,7 @@ class SchedulerService:
         if any(map(Pending.is_fenced, pending, answers)):
             self._recover()
             return
-        dispatcher.outbox = []
+        dispatcher.outbox.pending = []
         with self._lock:
             for each, answer in zip(pending, answers, strict=True):
                 if each.answered is not None:

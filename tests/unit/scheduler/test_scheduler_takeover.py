@@ -29,7 +29,7 @@ def test_a_fenced_scheduler_starts_over_and_what_it_held_goes_on_elsewhere() -> 
 
 
 def test_a_scheduler_without_a_worker_hands_its_requests_to_one_that_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.dispatch.HAND_OVER_NS", 100_000_000)
+    monkeypatch.setattr("scheduler_svc.neighbours.HAND_OVER_NS", 100_000_000)
     bus = MemoryBus()
     other = b"o" * 16
     with scheduler(bus, "s1") as service:
