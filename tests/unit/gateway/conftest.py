@@ -1,16 +1,19 @@
 import io
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import structlog
 from memory_bus import MemoryBus
+from pool_sites import Site
 from running_gateway import RunningGateway
 from scripted_pipeline import ScriptedPipeline
 
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
+from gateway_svc import pools
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from servicekit import logs
@@ -42,6 +45,15 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
 @pytest.fixture
 def gateway(launch: Callable[..., RunningGateway]) -> RunningGateway:
     return launch()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """No pool yet; its gateways end with the test."""
+    made = Site(tmp_path)
+    monkeypatch.setattr(pools, "open_bus", made.open_bus)
+    yield made
+    made.close()
 
 
 @pytest.fixture
