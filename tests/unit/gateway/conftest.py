@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from api_keys import KEY, OTHER_KEY, line
 from memory_bus import MemoryBus
 from pool_sites import Site
 from running_gateway import RunningGateway
@@ -45,6 +46,14 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
 @pytest.fixture
 def gateway(launch: Callable[..., RunningGateway]) -> RunningGateway:
     return launch()
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    """A file with the keys of two tenants."""
+    path = tmp_path / "keys"
+    path.write_text("# who may call\n\n" + line(KEY, "one", name="laptop") + line(OTHER_KEY, "other", min_priority=5))
+    return path
 
 
 @pytest.fixture
