@@ -10,11 +10,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from bus_flow import Flow, write_everything
+from bus_flow import Flow, seem_restarted, seem_settled, write_everything
 from memory_bus import MemoryBus
+from restartable import Restartable
 
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer, find_server
+from servicekit.bus.keys import SETTLE_MS
 
 _pools = count(1)
 
@@ -90,3 +92,29 @@ def outage(request: pytest.FixtureRequest, pool: str, tmp_path: Path) -> Iterato
 
     yield Outage(open_bus(server.url, pool), kill, server.start)
     server.close()
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def pool_of(request: pytest.FixtureRequest, pool: str) -> Iterator[Restartable]:
+    if request.param == "memory":
+        offset_ms = 0
+
+        def wait() -> None:
+            nonlocal offset_ms
+            offset_ms += SETTLE_MS
+
+        memory = MemoryBus(pool, lambda: 1_700_000_000_000 + offset_ms)
+        connection = memory.connect()
+
+        def restart() -> None:
+            memory.stop()
+            memory.start()
+            connection.reconnect()
+
+        yield Restartable(Flow(memory, connection), restart, wait)
+        return
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    bus = open_bus(url, pool)
+    flow = Flow(bus, bus.connect())
+    yield Restartable(flow, lambda: seem_restarted(url, bus.keys), lambda: seem_settled(url, bus.keys))
+    flow.connection.close()
