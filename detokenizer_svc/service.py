@@ -114,7 +114,7 @@ class DetokenizerService:
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
-        """Of the loop's last turn, or of now, while it waits for the bus."""
+        """The time of the loop's last turn, or now while it waits for the bus: `time.monotonic_ns()`."""
         session = self._session
         return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
@@ -227,7 +227,7 @@ class DetokenizerService:
     # --- the hot path -------------------------------------------------------------------------------------------------
 
     def _exchange(self, session: Session, stop: Stop) -> None:
-        """One write: effects and the next read."""
+        """Write effects together with the next read, and perform what that leads to."""
         calls = self._outbox.calls
         num_requests = self._shards.num_requests
         if positions := self._shards.positions():
@@ -267,7 +267,7 @@ class DetokenizerService:
             self._keep_at_s = 0.0  # ended already, or the lease is lost: find out
 
     def _send_ahead(self, session: Session) -> None:
-        """Many requests that end at once: gateways get the ends while the results are made."""
+        """Send the ends of many requests ahead: gateways get them while the results are made."""
         self._settle(session)
         calls, self._outbox.calls = self._outbox.calls, []
         self._outbox.calls = self._ahead.send(session.connection, calls)
@@ -322,7 +322,7 @@ class DetokenizerService:
         return session.roster.sessions(time.monotonic())
 
     def _note_gateways(self, sessions: Iterable[SessionInfo]) -> None:
-        """Text goes to gateways that are there; what belongs to one that stays away is cancelled."""
+        """Note which gateways are there: they get text. What belongs to one that stays away is cancelled."""
         now_s = time.monotonic()
         requests = self._shards.routes()
         self._gateways.note(sessions, {route for _, route in requests}, now_s)
@@ -376,7 +376,7 @@ class DetokenizerService:
     # --- taking a shard over ------------------------------------------------------------------------------------------
 
     def _rebuild(self, session: Session, number: int) -> None:
-        """Gateways get all text of what lives in a shard that was taken, and keep what is new to them."""
+        """Rebuild a shard that was taken. Gateways get all text of what lives in it, and keep what is new to them."""
         shard = Shard(number, self._bus.keys, self._core.sibling())
         for entry, taken in rebuild(lambda calls: self._execute(session, calls), session.sid, shard):
             if taken.poison:

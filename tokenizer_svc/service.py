@@ -93,7 +93,7 @@ class TokenizerService:
         return self._ready and not self._draining
 
     def last_progress_ns(self) -> int:
-        """Of the loop's last turn, or of now, while it waits for the bus."""
+        """The time of the loop's last turn, or now while it waits for the bus: `time.monotonic_ns()`."""
         session = self._session
         return max(self._progress_ns, session.waited_ns if session is not None else 0)
 
@@ -258,7 +258,7 @@ class TokenizerService:
         self._stats.num_long_prompts = len(self._long)
 
     def _send_ahead(self, session: Session) -> None:
-        """Schedulers get the first of many prompts while the last are tokenized, and one before all else is done."""
+        """Send outcomes ahead: schedulers get the first of many while the last are made, one alone before all else."""
         calls, self._unsent = self._unsent, []
         self._settle(session)
         self._unsent += self._ahead.send(session.connection, calls)

@@ -22,12 +22,12 @@ def pack(command: Command) -> bytes:
 
 
 def block_s(call: c.Call[Any]) -> float:
-    """The time that a call may wait on the server."""
+    """The time that a call may wait on the server, seconds."""
     return call.block_ms / 1000 if isinstance(call, c.Read | c.ReadGroup) else 0.0
 
 
 def awake_s(call: c.Call[Any]) -> float:
-    """For how long of that its caller wants nobody to sleep."""
+    """The part of that for which its caller wants nobody to sleep, seconds."""
     return call.awake_s if isinstance(call, c.Read | c.ReadGroup) else 0.0
 
 
