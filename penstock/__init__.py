@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from contract import __version__
 from contract.domain.errors import PenstockError
 from contract.domain.params import SamplingParams
+from contract.domain.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from penstock.client import AsyncClient, Client
@@ -22,6 +23,7 @@ __all__ = [
     "PenstockError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -156,7 +156,7 @@ class LLMEngine:
             request_id=header.request_id,
             prompt_token_ids=tokenized.token_ids,
             n=params.n,
-            sampling=replace(params.sampling, bad_word_ids=tokenized.bad_word_ids),
+            sampling=replace(params.sampling, bad_word_ids=tokenized.bad_word_ids, grammar=tokenized.grammar),
             stopping=tokenized.stopping,
             seed=header.seed,
             eos_token_ids=tokenized.eos_token_ids,

@@ -44,8 +44,9 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
         if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
             stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
         sampling = decode_sampling(generate.sampling)
-        if prompt.bad_word_ids:
-            sampling = dataclasses.replace(sampling, bad_word_ids=decode_words(prompt.bad_word_ids))
+        if prompt.bad_word_ids or prompt.grammar:
+            words = decode_words(prompt.bad_word_ids)
+            sampling = dataclasses.replace(sampling, bad_word_ids=words, grammar=prompt.grammar)
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -160,6 +161,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         min_output_tokens=admission.min_output_tokens,
         stop_token_ids=_packed(np.array(masked, np.uint32)),
         request_id=admission.request_id,
+        eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
     )
 
 
@@ -197,6 +199,7 @@ def decode_result(payload: bytes) -> ReceivedResult:
             logprobs=logprobs,
             step_ns=message.step_ns,
             idle_ns=message.idle_ns,
+            failures={each.slot: each.message for each in message.failures},
         )
     except (DecodeError, ValueError) as error:
         raise PoisonMessageError(f"not a StepResult: {error}") from error

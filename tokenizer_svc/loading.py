@@ -5,6 +5,7 @@ from typing import Any
 
 from contract.domain.errors import broken
 from servicekit.checkpoint.facts import model_facts
+from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import GENERATION_CONFIG, Checkpoint, read_checkpoint, read_json
 from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer_files
@@ -53,6 +54,7 @@ def load_vocabulary(
         max_token_bytes=max_token_bytes(read_json(directory / TOKENIZER)),
         defaults=generation_defaults(chosen, facts.vocab_size),
         defaults_not_done=tuple(not_done(chosen)),
+        grammar_tokens=GrammarTokens(lambda: text.tokenizer, facts.vocab_size),
     )
 
 

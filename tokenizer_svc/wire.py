@@ -123,6 +123,7 @@ def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokeniz
         tokenizing_unix_ns=tokenizing_ns,
         tokenized_unix_ns=tokenized_ns,
         bad_word_ids=requests.encode_words(prompt.bad_word_ids),
+        grammar=prompt.grammar,
     ).SerializeToString()
 
 

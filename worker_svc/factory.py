@@ -1,14 +1,17 @@
 """Makes the runner of one rank from a checkpoint: device, weights, KV memory."""
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from contract.domain.errors import invalid, unimplemented
+from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import Checkpoint, read_checkpoint
+from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer
 from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
@@ -110,9 +113,19 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     fitted = fit_model_len(max_model_len, profile, options.block_size, budget, explicit=explicit)
     started_ns = clock_ns()
     runner, profile = profiler.make_runner(profile, fitted)
+    runner.take_grammars(_grammar_tokens(options, checkpoint, config))
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
     return LoadedRunner(runner, profile, config, device, group, compute, checkpoint, dtype)
+
+
+def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, config: ModelConfig) -> GrammarTokens:
+    """The tokens that grammars are made of; they are made meanwhile, so that the first grammar need not wait."""
+    directory = find_checkpoint(options.tokenizer, options.revision) if options.tokenizer else checkpoint.directory
+    tokens = GrammarTokens(lambda: read_tokenizer(directory), config.decoder.vocab_size)
+    if (directory / TOKENIZER).is_file():
+        threading.Thread(target=tokens, name="grammar tokens", daemon=True).start()
+    return tokens
 
 
 def _read_model(options: RunnerOptions) -> tuple[Checkpoint, ModelConfig, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servicekit.checkpoint.facts import ModelFacts, model_facts
+from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import num_cores
 from worker_svc.core.digest import digest_of
@@ -68,7 +69,8 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     )
     _wake_promptly()
     behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every, model_seed=settings.simulated_seed)
-    runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep)
+    tokens = _grammar_tokens(settings, facts.vocab_size)
+    runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, tokens)
     if faults := Faults(settings.die_on_token, settings.hang_on_token):
         runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
@@ -86,6 +88,14 @@ def _simulated_facts(settings: WorkerSettings) -> ModelFacts:
     has_tokenizer = (directory / TOKENIZER).is_file()
     text = read_tokenizer_files(directory) if has_tokenizer else None
     return model_facts(read_checkpoint(directory), text, max_model_len=settings.max_model_len)
+
+
+def _grammar_tokens(settings: WorkerSettings, vocab_size: int) -> GrammarTokens | None:
+    """The tokens that grammars are made of, where there is a tokenizer."""
+    directory = Path(settings.tokenizer or settings.model).expanduser()
+    from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer  # noqa: PLC0415  (as above)
+
+    return GrammarTokens(lambda: read_tokenizer(directory), vocab_size) if (directory / TOKENIZER).is_file() else None
 
 
 def _die() -> None:
@@ -119,6 +129,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
     options = RunnerOptions(
         model=settings.model,
         revision=settings.revision,
+        tokenizer=settings.tokenizer,
         dtype=settings.dtype,
         device=settings.device,
         block_size=settings.block_size,

@@ -9,6 +9,7 @@ class RunnerOptions:
 
     model: str  # a local directory or a hub id
     revision: str | None = None  # of a hub id
+    tokenizer: str | None = None  # a directory or a hub id, of what grammars are made of; None: the model's
     dtype: str = "auto"  # auto: as stored, but float32 on a CPU
     device: str = "auto"  # auto: cuda if there is one
     block_size: int = 16  # tokens

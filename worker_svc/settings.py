@@ -16,6 +16,10 @@ class WorkerSettings(ServiceSettings):
 
     model: str = field(metadata={"help": "checkpoint directory or Hugging Face hub id"})
     revision: str | None = field(default=None, metadata={"help": "branch, tag or commit of a hub id"})
+    tokenizer: str | None = field(
+        default=None,
+        metadata={"help": "directory or hub id of the tokenizer, for structured outputs; none: the model's"},
+    )
     runner: Literal["model", "simulated"] = field(
         default="model", metadata={"help": "model: the real one; simulated: fixed step time, deterministic tokens"}
     )

@@ -70,6 +70,8 @@ def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_un
     message.step_ns = result.step_ns
     message.idle_ns = result.idle_ns
     message.slack_ns = slack_ns
+    for slot, why in result.failures.items():
+        message.failures.add(slot=slot, message=why)
     if result.logprobs is not None:
         message.logprobs.CopyFrom(encode_logprobs(result.logprobs))
     return message.SerializeToString()
@@ -145,6 +147,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         min_output_tokens=message.min_output_tokens,
         stop_token_ids=tuple(_column("stop_token_ids", message.stop_token_ids).tolist()),
         request_id=message.request_id,
+        eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
     )
 
 

@@ -20,6 +20,7 @@ from contract.domain.parameter import (
     Strings,
     TokenIds,
 )
+from contract.domain.structured_outputs import Structured, StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -56,6 +57,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
     # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""  # of the whole output, in llguidance's form: tokenizers make it of `structured_outputs`; "": none
 
     @property
     def is_greedy(self) -> bool:
@@ -90,6 +92,8 @@ _BIASES = Biases(MAX_LOGIT_BIAS, Number(-100.0, 100.0))
 _STOPS = Strings(MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "stop string", may_be_one=True)
 _STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
 _BAD_WORDS = Strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "bad word")
+# With these there might be no token left, or none that may end the output.
+_NOT_BESIDE_A_FORM = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words", "suppress_tokens")
 _ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 
@@ -173,10 +177,18 @@ class SamplingParams:
         Part.REQUEST,
         "words that are not generated: in their tokens, and in those after a space if as many, as vLLM has it",
     ] = field(default=(), hash=False)
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None,
+        Structured(),
+        Part.REQUEST,
+        "the form of the output: [one of several](#structured-outputs)",
+    ] = None
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
+        if self.structured_outputs is not None and (also := next(filter(self._says, _NOT_BESIDE_A_FORM), None)):
+            raise invalid(f"{also} and structured_outputs exclude each other: the form alone says what may come", also)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})", "min_tokens")
 
@@ -194,6 +206,9 @@ class SamplingParams:
     def text(self) -> TextOptions:
         """The detokenizer's part."""
         return TextOptions(**self._part(TEXT))
+
+    def _says(self, name: str) -> bool:
+        return bool(getattr(self, name))
 
     def _part(self, part: Part) -> dict[str, Any]:
         return {each.field: each.kind.read(getattr(self, each.name)) for each in PARTS[part]}

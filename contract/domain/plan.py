@@ -1,6 +1,6 @@
 """The step that a scheduler asks of a worker, and the answer. Columns are little-endian arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,7 @@ class Admission:
     min_output_tokens: int = 0  # `stop_token_ids` cannot be sampled before this many output tokens
     stop_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop ids: masked until min_output_tokens
     request_id: bytes = b""  # 16 bytes, for logs; nothing is decided by it
+    eos_token_ids: tuple[int, ...] = ()  # of these one ends an output that its grammar may end
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +91,4 @@ class StepResult:
     logprobs: Logprobs | None = None  # None: no slot asked
     step_ns: int = 0  # device time of the step, nanoseconds
     idle_ns: int = 0  # device time between the end of the step before and the start of this one, nanoseconds
+    failures: Mapping[int, str] = field(default_factory=dict)  # slot → why its sequence cannot go on: no token counts

@@ -65,6 +65,7 @@ class GenerateRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -103,6 +104,10 @@ class GenerateRequest(_message.Message):
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Words that are not generated, as their tokens, and as those that they have after a space if these are as many."""
 
+    @_builtins.property
+    def structured_outputs(self) -> Global___StructuredOutputs:
+        """The form that the output must have; absent: any."""
+
     def __init__(
         self,
         *,
@@ -118,10 +123,11 @@ class GenerateRequest(_message.Message):
         seed: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        structured_outputs: Global___StructuredOutputs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -215,6 +221,89 @@ class ReplyForm(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplyForm: _TypeAlias = ReplyForm  # noqa: Y015
+
+@_typing.final
+class StructuredOutputs(_message.Message):
+    """The form of an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    DISABLE_ANY_WHITESPACE_FIELD_NUMBER: _builtins.int
+    WHITESPACE_PATTERN_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    """A JSON schema."""
+    json_object: _builtins.bool
+    """True: any JSON object."""
+    regex: _builtins.str
+    """A regular expression of the whole output."""
+    grammar: _builtins.str
+    """A grammar in Lark's or GBNF's syntax."""
+    structural_tag: _builtins.str
+    """JSON: schemas that hold between a beginning and an end, each where its trigger comes."""
+    disable_any_whitespace: _builtins.bool
+    """JSON has no white space between its tokens [false]."""
+    whitespace_pattern: _builtins.str
+    """Expression of the white space that JSON may have between its tokens [up to a few characters]."""
+    @_builtins.property
+    def choice(self) -> Global___Choices:
+        """One of some texts."""
+
+    def __init__(
+        self,
+        *,
+        json: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choice: Global___Choices | None = ...,
+        grammar: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
+        disable_any_whitespace: _builtins.bool = ...,
+        whitespace_pattern: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "form", b"form", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "disable_any_whitespace", b"disable_any_whitespace", "form", b"form", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__whitespace_pattern: _TypeAlias = _typing.Literal["whitespace_pattern"]  # noqa: Y015
+    _WhichOneofArgType__whitespace_pattern: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__whitespace_pattern) -> _WhichOneofReturnType__whitespace_pattern | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___StructuredOutputs: _TypeAlias = StructuredOutputs  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Texts of which an output is one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -323,6 +412,7 @@ class SamplingParameters(_message.Message):
     SUPPRESS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits [1]; 0: the most likely token is taken."""
     top_k: _builtins.int
@@ -347,6 +437,10 @@ class SamplingParameters(_message.Message):
     """u32 per token, packed little-endian: tokens that are never sampled, whatever their bias [none]."""
     allowed_token_ids: _builtins.bytes
     """u32 per token, packed little-endian: no others are sampled; at least one [all]."""
+    grammar: _builtins.str
+    """Grammar of the whole output, in llguidance's form; empty: none. Made of structured_outputs by the tokenizer; in a
+    client's call nobody reads it.
+    """
     @_builtins.property
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
         """Token sequences: the last of each is not sampled where the output ends with the others. Made of bad_words by the
@@ -369,10 +463,11 @@ class SamplingParameters(_message.Message):
         suppress_token_ids: _builtins.bytes | None = ...,
         allowed_token_ids: _builtins.bytes | None = ...,
         bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allowed_token_ids: _TypeAlias = _typing.Literal["allowed_token_ids"]  # noqa: Y015
     _WhichOneofArgType__allowed_token_ids: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids"]  # noqa: Y015
@@ -537,6 +632,7 @@ class TokenizedPrompt(_message.Message):
     TOKENIZED_UNIX_NS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     eos_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: the model's end-of-sequence tokens."""
     max_tokens: _builtins.int
@@ -547,6 +643,8 @@ class TokenizedPrompt(_message.Message):
     """When it had its tokens, Unix time in nanoseconds. Only tells."""
     num_tokens: _builtins.int
     """How many tokens the prompt has; their ids are stored beside this, u32 each, packed little-endian."""
+    grammar: _builtins.str
+    """What SamplingParameters has under this name."""
     @_builtins.property
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
         """What SamplingParameters has under this name."""
@@ -560,10 +658,11 @@ class TokenizedPrompt(_message.Message):
         tokenized_unix_ns: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
         bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
+        grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,8 +3,10 @@
 isort:skip_file
 Hop worker → scheduler, stream `results:{worker}`. Columns are packed little-endian u32 unless said otherwise."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from contract.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -34,6 +36,7 @@ class StepResult(_message.Message):
     IDLE_NS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SLACK_NS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     scheduler_session: _builtins.bytes
     """16 bytes: the scheduler's session whose plan this answers."""
     step: _builtins.int
@@ -64,6 +67,10 @@ class StepResult(_message.Message):
     def error(self) -> _common_pb2.Error:
         """The step failed and the epoch is over: the scheduler pairs anew and computes again what was in flight."""
 
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotFailure]:
+        """Sequences that cannot go on, each by a fault of its own; what their slots sampled does not count."""
+
     def __init__(
         self,
         *,
@@ -78,14 +85,41 @@ class StepResult(_message.Message):
         idle_ns: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         slack_ns: _builtins.int = ...,
+        failures: _abc.Iterable[Global___SlotFailure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "logprobs", b"logprobs", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "error", b"error", "idle_ns", b"idle_ns", "logprobs", b"logprobs", "origin", b"origin", "scheduler_session", b"scheduler_session", "slack_ns", b"slack_ns", "slots", b"slots", "step", b"step", "step_ns", b"step_ns", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "error", b"error", "failures", b"failures", "idle_ns", b"idle_ns", "logprobs", b"logprobs", "origin", b"origin", "scheduler_session", b"scheduler_session", "slack_ns", b"slack_ns", "slots", b"slots", "step", b"step", "step_ns", b"step_ns", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepResult: _TypeAlias = StepResult  # noqa: Y015
+
+@_typing.final
+class SlotFailure(_message.Message):
+    """A sequence that cannot go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    """Its slot."""
+    message: _builtins.str
+    """Why, in a sentence for the client."""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotFailure: _TypeAlias = SlotFailure  # noqa: Y015
 
 @_typing.final
 class WorkerInfo(_message.Message):

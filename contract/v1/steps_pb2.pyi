@@ -102,6 +102,7 @@ class Admission(_message.Message):
     MIN_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -120,6 +121,8 @@ class Admission(_message.Message):
     """Column: EOS and stop ids, masked until min_output_tokens; empty if that is 0."""
     request_id: _builtins.bytes
     """16 bytes: the request that it belongs to, for the worker's logs; nothing is decided by it."""
+    eos_token_ids: _builtins.bytes
+    """Column: EOS ids, of which one ends an output that its grammar may end; empty where there is no grammar."""
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -137,10 +140,11 @@ class Admission(_message.Message):
         min_output_tokens: _builtins.int = ...,
         stop_token_ids: _builtins.bytes = ...,
         request_id: _builtins.bytes = ...,
+        eos_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from contract.domain.errors import invalid
 from contract.domain.parameter import Biases, Parameter, Part, Strings, TokenIds
 from contract.domain.params import PARTS, Sampling, SamplingParams, Stopping, TextOptions
 from contract.domain.request import Header, Message
+from contract.domain.structured_outputs import FORMS, StructuredOutputsParams
 from contract.v1 import common_pb2, requests_pb2
 
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
@@ -80,6 +81,7 @@ def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
     return requests_pb2.GenerateRequest(
         n=params.n,
         bad_words=params.bad_words or (),
+        structured_outputs=encode_structured_outputs(params.structured_outputs),
         sampling=sampling,
         stopping=requests_pb2.StoppingParameters(**_encode_part(Part.STOPPING, params.stopping)),
         text_options=requests_pb2.TextParameters(**_encode_part(Part.TEXT, params.text)),
@@ -96,6 +98,8 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
     bad_words = tuple(message.bad_words)
     decode = _params if sum(map(len, (*parts, *bad_words))) <= _MOST_BYTES else _params.__wrapped__
     params = decode(num_samples(message), bad_words, *parts)
+    if message.HasField("structured_outputs"):
+        params = replace(params, structured_outputs=_decode_structured_outputs(message.structured_outputs))
     return params if seed is None else replace(params, seed=seed)
 
 
@@ -121,7 +125,9 @@ def num_samples(message: requests_pb2.GenerateRequest) -> int:
 def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
     """The worker's part of the parameters."""
     bad_word_ids = encode_words(sampling.bad_word_ids)
-    return requests_pb2.SamplingParameters(**_encode_part(Part.SAMPLING, sampling), bad_word_ids=bad_word_ids)
+    return requests_pb2.SamplingParameters(
+        **_encode_part(Part.SAMPLING, sampling), bad_word_ids=bad_word_ids, grammar=sampling.grammar
+    )
 
 
 def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
@@ -139,7 +145,11 @@ def _sampling(payload: bytes) -> Sampling:
 
 
 def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    return Sampling(**_decode_part(Part.SAMPLING, message), bad_word_ids=decode_words(message.bad_word_ids))
+    return Sampling(
+        **_decode_part(Part.SAMPLING, message),
+        bad_word_ids=decode_words(message.bad_word_ids),
+        grammar=message.grammar,
+    )
 
 
 def encode_words(words: Iterable[Iterable[int]]) -> list[requests_pb2.TokenIds]:
@@ -154,6 +164,31 @@ def decode_words(words: Iterable[requests_pb2.TokenIds]) -> tuple[tuple[int, ...
         PenstockError: INVALID_ARGUMENT: one is no column.
     """
     return tuple(tuple(unpack_u32("bad_word_ids", word.ids)) for word in words)
+
+
+def encode_structured_outputs(form: StructuredOutputsParams | None) -> requests_pb2.StructuredOutputs | None:
+    """The form of an output; None: it may have any."""
+    if form is None:
+        return None
+    said = {name: value for name in FORMS if (value := getattr(form, name)) not in (None, False)}
+    if "choice" in said:
+        said["choice"] = requests_pb2.Choices(texts=said["choice"])
+    return requests_pb2.StructuredOutputs(
+        **said,
+        disable_any_whitespace=bool(form.disable_any_whitespace),
+        whitespace_pattern=form.whitespace_pattern,
+    )
+
+
+def _decode_structured_outputs(message: requests_pb2.StructuredOutputs) -> StructuredOutputsParams:
+    said = {name: getattr(message, name) for name in FORMS if message.HasField(name)}
+    if "choice" in said:
+        said["choice"] = tuple(message.choice.texts)
+    return StructuredOutputsParams(
+        **said,
+        disable_any_whitespace=message.disable_any_whitespace,
+        whitespace_pattern=message.whitespace_pattern if message.HasField("whitespace_pattern") else None,
+    )
 
 
 def decode_stopping(message: requests_pb2.StoppingParameters) -> Stopping:

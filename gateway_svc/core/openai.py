@@ -14,6 +14,7 @@ from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, Generat
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.messages import check_depth, parse_messages
+from gateway_svc.core.structured_outputs import FormFields, read_form
 from gateway_svc.core.unsupported import check_fields, unknown_field
 
 MAX_CHOICES = 1024  # prompts times n in one call
@@ -67,7 +68,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
+class _Body(FormFields, frozen=True, kw_only=True):
     """The fields of both calls beside parameters. Null means the default, as OpenAI's clients send it."""
 
     model: str | None = None
@@ -254,6 +255,7 @@ def _params(
         defaults: those of the model.
     """
     said = {name: getattr(raw, name) for name in PARAMETERS} | {"max_tokens": max_tokens, "logprobs": num_logprobs}
+    said["structured_outputs"] = read_form(raw, said["structured_outputs"])
     said = {
         name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value is not None
     }

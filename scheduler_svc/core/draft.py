@@ -36,6 +36,7 @@ class Draft:
                 min_output_tokens=request.queued.stopping.min_tokens,
                 stop_token_ids=request.stop_token_ids,
                 request_id=request.request_id,
+                eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
             )
         )
 

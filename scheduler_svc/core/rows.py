@@ -1,7 +1,7 @@
 """Makes the rows of the log: the tokens of a result, and the ends that need no token."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,6 +79,11 @@ def ended_by_strikes(sequence: SequenceState, num_alone: int) -> SequenceEnd:
     return SequenceEnd(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
 
 
+def failed(sequence: SequenceState, message: str) -> SequenceEnd:
+    """The end of a sequence that its worker cannot go on with."""
+    return SequenceEnd(sequence, FinishReason.ERROR, RequestError(ErrorCode.INTERNAL, message))
+
+
 def abandoned(sequence: SequenceState, gone_s: float) -> SequenceEnd:
     """The end of a sequence whose model has had no worker for so many seconds, while others had."""
     return SequenceEnd(sequence, FinishReason.ERROR, RequestError.of(model_replaced(gone_s)))
@@ -115,6 +120,21 @@ def end_rows(ends: list[SequenceEnd]) -> TokenRows:
 
 
 NO_ROWS = end_rows([])
+
+
+def with_ends(rows: TokenRows, ends: TokenRows) -> TokenRows:
+    """Rows, and after them those of sequences that end without a token."""
+    return replace(
+        rows,
+        request_ids=[*rows.request_ids, *ends.request_ids],
+        sequences=np.concatenate((rows.sequences, ends.sequences)),
+        positions=np.concatenate((rows.positions, ends.positions)),
+        chains=np.concatenate((rows.chains, ends.chains)),
+        counts=np.concatenate((rows.counts, ends.counts)),
+        finishes=np.concatenate((rows.finishes, ends.finishes)),
+        cached_tokens=np.concatenate((rows.cached_tokens, ends.cached_tokens)),
+        errors=rows.errors | {len(rows) + row: error for row, error in ends.errors.items()},
+    )
 
 
 def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:

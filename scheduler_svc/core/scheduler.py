@@ -31,8 +31,10 @@ from scheduler_svc.core.rows import (
     end_rows,
     ended_by_strikes,
     ended_by_tokens,
+    failed,
     token_rows,
     unholdable,
+    with_ends,
 )
 from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
@@ -186,6 +188,7 @@ class Scheduler:
         valid = worker.settle(result, now_ns)
         if valid is None:
             return NO_ROWS
+        ends = [failed(worker.sequence_in(slot), why) for slot, why in worker.failures(result, valid)]
         rows, slots = token_rows(worker, result, valid)
         self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
         self._counters.num_generated_tokens += len(rows.token_ids)
@@ -198,7 +201,7 @@ class Scheduler:
         for row in rows.finishes.nonzero()[0].tolist():
             sequence = worker.sequence_in(int(slots[row]))
             self._finish(SequenceEnd(sequence, FinishReason(rows.finishes[row])))
-        return rows
+        return with_ends(rows, self._end(ends)) if ends else rows
 
     def _give_blocks(self, worker: WorkerState, draft: Draft) -> I64:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""

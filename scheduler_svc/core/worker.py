@@ -285,6 +285,15 @@ class WorkerState:
             self.num_computed_tokens -= short
         return alive[slots]
 
+    def failures(self, result: StepResult, valid: Mask) -> list[tuple[int, str]]:
+        """Slots whose occupant cannot go on, and why; they are taken out of `valid`, the rows of a settled result."""
+        found = []
+        for row in valid.nonzero()[0].tolist() if result.failures else ():
+            if (why := result.failures.get(int(result.slots[row]))) is not None:
+                valid[row] = False
+                found.append((int(result.slots[row]), why))
+        return found
+
     def stats(self) -> WorkerStats:
         """A snapshot."""
         return WorkerStats(

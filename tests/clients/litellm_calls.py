@@ -1,6 +1,7 @@
 """Calls of litellm with its defaults; run in an environment of its own with a gateway's URL and a model's name."""
 
 import asyncio
+import json
 import sys
 
 import litellm
@@ -48,8 +49,18 @@ else:
 
 # What is not there is refused by name.
 try:
-    litellm.completion(messages=messages, max_tokens=1, response_format={"type": "json_object"}, **chat)
+    litellm.completion(messages=messages, max_tokens=1, response_format={"type": "json_schema"}, **chat)
 except litellm.BadRequestError as error:
     assert "response_format" in str(error)
 else:
-    raise AssertionError("response_format was taken")
+    raise AssertionError("a response_format without a schema was taken")
+
+schema = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+described = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+reply = litellm.completion(messages=messages, max_tokens=100, response_format=described, **chat)
+assert set(json.loads(reply.choices[0].message.content)) == {"ok"}

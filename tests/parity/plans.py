@@ -20,6 +20,7 @@ class Drive:
     seed: int = 0
     min_output_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
@@ -66,6 +67,7 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
                     seed=sequence.seed,
                     min_output_tokens=sequence.min_output_tokens,
                     stop_token_ids=sequence.stop_token_ids,
+                    eos_token_ids=sequence.eos_token_ids,
                 )
             )
             room[slot] = limits.block_size

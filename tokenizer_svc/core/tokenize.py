@@ -11,6 +11,7 @@ from contract.domain.parameter import Biases, TokenIds
 from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
+from tokenizer_svc.core.grammars import GrammarCompiler
 from tokenizer_svc.core.vocabulary import Vocabulary
 
 _OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
@@ -24,6 +25,7 @@ class TokenizedPrompt:
     eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them
     stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # see `Sampling`
+    grammar: str = ""  # see `Sampling`
 
 
 class PromptTokenizer:
@@ -31,6 +33,7 @@ class PromptTokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
+        self._grammars = GrammarCompiler(vocabulary)
 
     def tokenize(self, request: Request, *, clips: bool = False) -> TokenizedPrompt:
         """Tokenizes and checks one request.
@@ -42,10 +45,11 @@ class PromptTokenizer:
         """
         bad_word_ids = self._bad_word_ids(request.params.bad_words or ())
         self._check_params(request, bad_word_ids)
+        grammar = self._grammars.compile(request.params.structured_outputs)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
         stopping = self._resolve(request, len(token_ids), clips)
-        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids)
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
 
     def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0) -> U32:
         """The token ids of a prompt: u32[num_prompt_tokens], at least one.

@@ -1,7 +1,9 @@
 """A model's text side: the tokenizer, its special tokens, EOS, limits and chat templates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
@@ -19,4 +21,5 @@ class Vocabulary:
     chat: ChatTemplates
     max_token_bytes: int | None = None  # bytes of text that one token stands for at most, where that is known
     defaults: GenerationDefaults = OPENAI_DEFAULTS  # what holds where a request does not say otherwise
+    grammar_tokens: Callable[[], LLTokenizer] | None = None  # what grammars of outputs are made of; None: none are
     defaults_not_done: tuple[str, ...] = ()  # what the model's makers wish beside them, and nothing here does

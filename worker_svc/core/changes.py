@@ -47,12 +47,21 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Rows that may have the tokens only whose bits are set, as a grammar says."""
+
+    rows: Tensor  # i64[m], each once
+    words: Tensor  # i32[m, ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """All that the rows of one step ask for; None: no row does."""
 
     entries: Entries | None = None
     allowed: Allowed | None = None
     words: Words | None = None
+    masks: TokenMasks | None = None  # those of a step are known last: a grammar must have seen the token before
 
 
 _NO_CHANGES = Changes()
@@ -175,6 +184,8 @@ def change(logits: Tensor, changes: Changes) -> None:
         keep_allowed(logits, changes.allowed)
     if changes.words is not None:
         forbid_words(logits, changes.words)
+    if changes.masks is not None:
+        keep_masked(logits, changes.masks)
 
 
 def keep_allowed(logits: Tensor, allowed: Allowed) -> None:
@@ -184,6 +195,13 @@ def keep_allowed(logits: Tensor, allowed: Allowed) -> None:
     kept = logits[allowed.rows, allowed.token_ids]
     logits.index_fill_(0, allowed.limited, -torch.inf)
     logits.index_put_((allowed.rows, allowed.token_ids), kept)
+
+
+def keep_masked(logits: Tensor, masks: TokenMasks) -> None:
+    """Forbid all tokens whose bits are not set, in place."""
+    bits = (masks.words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
+    is_allowed = bits.view(len(masks.rows), -1)[:, : logits.shape[1]].bool()
+    logits[masks.rows] = logits[masks.rows].masked_fill(~is_allowed, -torch.inf)
 
 
 def forbid_words(logits: Tensor, words: Words) -> None:

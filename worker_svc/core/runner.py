@@ -1,20 +1,24 @@
 """Carries out step plans on a model: state stays on the device, changes go up, results come down, nothing waits."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from llguidance import LLTokenizer
 from torch import Tensor
 
 from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.changes import TokenMasks
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
+from worker_svc.core.device_grammars import DeviceGrammars
 from worker_svc.core.device_slots import DeviceSlots
+from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.sampler import Extras, Sampled, sample
@@ -30,10 +34,11 @@ class _Sampling:
     slots: U32
     counts: U32
     num_logprobs: I64
+    failures: Mapping[int, str]  # as in `StepResult`
 
     @classmethod
-    def of(cls, slots: I64, num_logprobs: I64) -> "_Sampling":
-        return cls(slots.astype(np.uint32), np.ones(len(slots), np.uint32), num_logprobs)
+    def of(cls, slots: I64, num_logprobs: I64, failures: Mapping[int, str]) -> "_Sampling":
+        return cls(slots.astype(np.uint32), np.ones(len(slots), np.uint32), num_logprobs, failures)
 
 
 class PendingModelStep:
@@ -60,6 +65,7 @@ class PendingModelStep:
             logprobs=_pack_logprobs(sampling.num_logprobs, *columns[1:]) if len(columns) > 1 else None,
             step_ns=step_ns,
             idle_ns=idle_ns,
+            failures=sampling.failures,
         )
 
 
@@ -94,6 +100,7 @@ class ModelRunner:
         self._device = cache.keys.device
         self._host = HostSlots(limits)
         self._slots = DeviceSlots(self._host, self._device)
+        self._grammars = DeviceGrammars(SlotGrammars(None, limits.vocab_size), self._device)
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
         self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
@@ -105,6 +112,10 @@ class ModelRunner:
     def limits(self) -> Limits:
         """Implement `Runner.limits`."""
         return self._limits
+
+    def take_grammars(self, tokens: Callable[[], LLTokenizer]) -> None:
+        """From now on sequences may have grammars, made of these tokens."""
+        self._grammars = DeviceGrammars(SlotGrammars(tokens, self._limits.vocab_size), self._device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingModelStep:
@@ -153,9 +164,11 @@ class ModelRunner:
         slots, positions, asked = batch.slots[batch.samples], batch.sample_positions, self._slots.sampling
         extras = asked.extras(slots, positions, self._device) if self._decoder is not None else None
         outputs = self._outputs(batch, extras)
+        failures = self._grammars.follow(slots, outputs[0]) if outputs else {}
         advance(batch, self._host)
-        sampling = _Sampling.of(slots, asked.num_logprobs(slots))
-        if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes:
+        sampling = _Sampling.of(slots, asked.num_logprobs(slots), failures)
+        has_grammars = self._grammars.holds(slots)
+        if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes and not has_grammars:
             going_on = Continuation(plan, batch, self._host, asked.num_alike(slots, positions))
             self._going_on = going_on, sampling, extras
         return outputs, sampling
@@ -164,12 +177,15 @@ class ModelRunner:
         host, slots = self._host, self._slots
         if plan.step == 1:
             host.clear()
+            self._grammars.clear()
         host.release(plan.released_slots)
+        self._grammars.release(plan.released_slots)
         # Most plans have none of these.
         if plan.admissions:
             for admission in plan.admissions:
                 host.admit(admission)
             slots.admit(plan.admissions)
+            self._grammars.admit(plan.admissions)
         if len(plan.append_slots):
             slots.write_blocks(host.append(plan))
         if len(plan.copy_sources):
@@ -192,7 +208,10 @@ class ModelRunner:
             output = self._compute(batch)
         if output is None or len(batch.samples) == 0:
             return []
-        return _chosen(decoder, output, extras) if decoder is not None else self._sample(batch, output)
+        masks = self._grammars.masks(batch.slots[batch.samples])
+        if decoder is None:
+            return self._sample(batch, output, masks)
+        return _chosen(decoder, output, extras.masked(masks) if extras is not None else None)
 
     def _compute(self, batch: Batch) -> DecodeOutput | None:
         """Operation by operation; nobody has chosen tokens then. None: there are none to choose."""
@@ -216,11 +235,11 @@ class ModelRunner:
             return None
         return DecodeOutput(self._model.logits(hidden), None, sample_slots, sample_positions)
 
-    def _sample(self, batch: Batch, output: DecodeOutput) -> list[Tensor]:
+    def _sample(self, batch: Batch, output: DecodeOutput, masks: TokenMasks | None) -> list[Tensor]:
         """Without a decoder."""
         slots = batch.slots[batch.samples]
         asked = self._slots.sampling.sampler_input(slots, batch.sample_positions, self._slots.tokens)
-        sampled = sample(output.logits.float(), asked)
+        sampled = sample(output.logits.float(), asked.masked(masks))
         self._slots.write_tokens(output.slots, output.positions, sampled.token_ids)
         return _columns(sampled)
 

@@ -2,13 +2,13 @@
 else is in the batch, nor on which worker draws it. Work that no row asks for is not done.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.changes import Changes, change
+from worker_svc.core.changes import Changes, TokenMasks, change
 from worker_svc.core.noise import uniform
 
 PART_TOKENS = 4096  # of the vocabulary: a part is drawn first, then a token of it
@@ -60,6 +60,10 @@ class SamplerInput:
     logprob_rows: Tensor | None = None  # i64[l]
     num_top_logprobs: int = 0  # the most that a row asks for
 
+    def masked(self, masks: TokenMasks | None) -> "SamplerInput":
+        """Ask for the same, of the tokens that `masks` leave."""
+        return self if masks is None else replace(self, changes=replace(self.changes or Changes(), masks=masks))
+
 
 @dataclass(frozen=True, slots=True)
 class Extras:
@@ -70,6 +74,10 @@ class Extras:
     changes: Changes | None = None
     logprob_rows: Tensor | None = None  # as in `SamplerInput`
     num_top_logprobs: int = 0
+
+    def masked(self, masks: TokenMasks | None) -> "Extras":
+        """Ask for the same, of the tokens that `masks` leave."""
+        return self if masks is None else replace(self, changes=replace(self.changes or Changes(), masks=masks))
 
 
 @dataclass(frozen=True, slots=True)

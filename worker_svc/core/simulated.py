@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from llguidance import LLTokenizer
 
 from contract.domain import chain
 from contract.domain.params import Sampling
-from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch, tokens_of
+from worker_svc.core.grammars import SlotGrammars, allowed_ids
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
 from worker_svc.core.slots import I64, HostSlots
@@ -21,6 +23,7 @@ from worker_svc.core.slots import I64, HostSlots
 U64 = npt.NDArray[np.uint64]
 _MASK = 2**64 - 1
 _NO_LOGPROBS = -1
+_FIRST_SLOT = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,14 @@ class SimulatedRunner:
     """Implement `Runner`. The device begins a step when the one before has ended; `sleep` takes seconds."""
 
     def __init__(
-        self, limits: Limits, config: SimulatedConfig, clock_ns: Callable[[], int], sleep: Callable[[float], None]
+        self,
+        limits: Limits,
+        config: SimulatedConfig,
+        clock_ns: Callable[[], int],
+        sleep: Callable[[float], None],
+        grammar_tokens: Callable[[], LLTokenizer] | None = None,
     ) -> None:
+        """`grammar_tokens`: those of the pretended model; None: no sequence may have a grammar."""
         self._limits = limits
         self._config = config
         self._clock_ns = clock_ns
@@ -70,6 +79,8 @@ class SimulatedRunner:
         self._num_logprobs = np.full(limits.max_num_seqs, _NO_LOGPROBS, np.int64)
         self._min_tokens = np.zeros(limits.max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, tuple[int, ...]] = {}
+        self._grammars = SlotGrammars(grammar_tokens, limits.vocab_size)
+        self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size)
 
     @property
@@ -83,6 +94,7 @@ class SimulatedRunner:
         free_ns = now_ns if self._device_free_ns is None else self._device_free_ns
         start_ns = max(now_ns, free_ns)
         self._update_slots(plan)
+        self._failures = {}
         slots, counts, token_ids = self._compute(plan)
         self._device_free_ns = start_ns + self._step_ns
         result = StepResult(
@@ -93,6 +105,7 @@ class SimulatedRunner:
             logprobs=_logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size),
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
+            failures=self._failures,
         )
         return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
 
@@ -104,8 +117,10 @@ class SimulatedRunner:
         state = self._slots
         if plan.step == 1:
             state.clear()
+            self._grammars.clear()
             self._cache.poison_all()
         state.release(plan.released_slots)
+        self._grammars.release(plan.released_slots)
         for admission in plan.admissions:
             self._admit(admission)
         self._cache.poison(state.append(plan).blocks)
@@ -114,6 +129,7 @@ class SimulatedRunner:
 
     def _admit(self, admission: Admission) -> None:
         self._slots.admit(admission)
+        self._grammars.remember(admission)
         slot, sampling = admission.slot, admission.sampling
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
         self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
@@ -169,9 +185,27 @@ class SimulatedRunner:
         for row in (positions < self._min_tokens[slots]).nonzero()[0].tolist():
             stop_ids = self._stop_ids[int(slots[row])]
             token_ids[row] = _allowed(int(token_ids[row]), stop_ids, self._limits.vocab_size)
+        self._follow(slots, drawn, token_ids)
         self._tokens[slots, positions] = token_ids
         state.num_tokens[slots] += 1
         return token_ids
+
+    def _follow(self, slots: I64, drawn: U64, token_ids: U32) -> None:
+        """Draw the tokens of sequences with a grammar among those that may come."""
+        followers = self._grammars.of(slots)
+        if not followers:
+            return
+        masks = self._grammars.masks(followers)
+        self._failures |= {int(slots[row]): why for row, follower in followers if (why := follower.failure())}
+        for words, (row, follower) in zip(masks.words, followers, strict=True):
+            token_ids[row] = choose_allowed(int(drawn[row]), words, self._limits.vocab_size)
+            follower.follow([int(token_ids[row])])
+
+
+def choose_allowed(drawn: int, words: npt.NDArray[np.int32], vocab_size: int) -> int:
+    """The token that 64 random bits draw among those that a row of `Masks.words` allows."""
+    allowed = allowed_ids(words, vocab_size)
+    return int(allowed[drawn % len(allowed)])
 
 
 def expected_tokens(
@@ -184,8 +218,11 @@ def expected_tokens(
     model_seed: int = 0,
     min_output_tokens: int = 0,
     stop_token_ids: tuple[int, ...] = (),
+    grammar_tokens: Callable[[], LLTokenizer] | None = None,
 ) -> Iterator[int]:
     """The output of the simulated runner for one sequence, without end, slots or blocks: what tests compare with."""
+    grammars = SlotGrammars(grammar_tokens, limits.vocab_size)
+    grammars.remember(_alone(prompt_ids, sampling, seed, limits))
     context, weight, num_tokens = 0, 1, 0
     for token_id in prompt_ids:
         context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
@@ -194,8 +231,24 @@ def expected_tokens(
         token_id = int(_choose(np.array([drawn], np.uint64), limits, eos_every)[0])
         if num_tokens < len(prompt_ids) + min_output_tokens:
             token_id = _allowed(token_id, stop_token_ids, limits.vocab_size)
+        for row, follower in grammars.of(_FIRST_SLOT):
+            token_id = choose_allowed(drawn, grammars.masks([(row, follower)]).words[row], limits.vocab_size)
+            follower.follow([token_id])
         yield token_id
         context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
+
+
+def _alone(prompt_ids: Sequence[int], sampling: Sampling, seed: int, limits: Limits) -> Admission:
+    return Admission(
+        slot=int(_FIRST_SLOT[0]),
+        token_ids=np.array(prompt_ids, np.uint32),
+        num_prompt_tokens=len(prompt_ids),
+        num_computed_tokens=0,
+        block_ids=NO_TOKENS,
+        sampling=sampling,
+        seed=seed,
+        eos_token_ids=limits.eos_token_ids,
+    )
 
 
 def _salt(sampling: Sampling, seed: int, model_seed: int) -> int:

@@ -10,6 +10,7 @@ from penstock.engine import LLMEngine
 from penstock.outputs import RequestOutput
 from penstock.prompts import PromptLike
 from scheduler_svc.core.config import SchedulerConfig
+from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.vocabulary import Vocabulary
 from worker_svc.core.interface import Limits
@@ -28,7 +29,14 @@ def make_vocabulary(context_length: int = 512) -> Vocabulary:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    return Vocabulary(tokenizer, 257, (EOS,), context_length, ChatTemplates({"default": CHAT_TEMPLATE}, {}))
+    return Vocabulary(
+        tokenizer,
+        257,
+        (EOS,),
+        context_length,
+        ChatTemplates({"default": CHAT_TEMPLATE}, {}),
+        grammar_tokens=GrammarTokens(lambda: tokenizer, 257),
+    )
 
 
 def make_limits(**changes: int) -> Limits:
@@ -54,14 +62,15 @@ def make_engine(
     step_s: float = 0.0,
 ) -> LLMEngine:
     limits = limits or make_limits()
-    runner = SimulatedRunner(limits, SimulatedConfig(step_s=step_s, eos_every=eos_every), time.monotonic_ns, time.sleep)
+    vocabulary, behaviour = make_vocabulary(), SimulatedConfig(step_s=step_s, eos_every=eos_every)
+    runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, vocabulary.grammar_tokens)
     config = SchedulerConfig(
         scheduling_policy=scheduling_policy,
         plans_in_flight=plans_in_flight,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
     )
-    return LLMEngine(make_vocabulary(), runner, config, seed=seed)
+    return LLMEngine(vocabulary, runner, config, seed=seed)
 
 
 def run(engine: LLMEngine, requests: dict[str, tuple[PromptLike, SamplingParams]]) -> dict[str, RequestOutput]:

@@ -89,7 +89,16 @@ def test_parameters_out_of_bounds_are_named(form: str, fields: dict[str, Any], p
         ({"prompt": "x"}, "prompt"),
         ({"add_special_tokens": True}, "add_special_tokens"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "strict": True}}, "response_format"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_json": {}, "ignore_eos": True}, "ignore_eos"),
     ],
 )  # fmt: skip
 def test_malformed_chats_are_named(fields: dict[str, Any], param: str) -> None:

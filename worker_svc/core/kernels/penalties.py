@@ -10,6 +10,7 @@ from torch import Tensor
 from worker_svc.core.changes import Changes, keep_allowed
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.token_masks import keep_masked
 from worker_svc.core.sampler import Extras
 from worker_svc.core.slot_sampling import FREQUENCY, NUM_PROMPT, PRESENCE, REPETITION
 
@@ -218,4 +219,6 @@ def changed_logits(logits: Tensor, slots: Tensor, positions: Tensor, state: Devi
             WIDTH=words.token_ids.shape[1],
             **options(warps=1),
         )
+    if changes.masks is not None:
+        keep_masked(out, changes.masks)
     return out

@@ -1,0 +1,94 @@
+"""Grammars of sequences whose tokens are chosen on a device: tokens come down to the host, masks go up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from contract.domain.plan import U32, Admission
+from worker_svc.core.changes import TokenMasks
+from worker_svc.core.grammars import Follower, SlotGrammars
+from worker_svc.core.slots import I64
+from worker_svc.core.transfer import upload
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """Tokens of a step on their way to the host, and who waits for them, by their rows."""
+
+    followers: list[tuple[int, Follower]]
+    token_ids: Tensor  # i64[rows]
+    arrived: torch.cuda.Event | None  # None: they are here
+
+    def take(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        token_ids = self.token_ids.tolist()
+        for row, follower in self.followers:
+            follower.follow([token_ids[row]])
+
+
+class DeviceGrammars:
+    """A step of a batch in which some sequence has a grammar is launched as any other; only the choice of its tokens
+    waits until those of the step before have come down, while the device computes.
+    """
+
+    def __init__(self, grammars: SlotGrammars, device: torch.device) -> None:
+        self._grammars = grammars
+        self._device = device
+        self._coming: list[_Coming] = []
+
+    def clear(self) -> None:
+        """Empty every slot."""
+        self._grammars.clear()
+        self._coming.clear()
+
+    def release(self, slots: U32) -> None:
+        """Empty `slots`."""
+        self._grammars.release(slots)
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Sequences enter their slots.
+
+        Raises:
+            PenstockError: INTERNAL: one has a grammar, and this worker has no tokenizer.
+        """
+        for admission in admissions:
+            self._grammars.remember(admission)
+
+    def holds(self, slots: I64) -> bool:
+        """Return whether one of `slots` has a grammar."""
+        return bool(self._grammars.of(slots))
+
+    def masks(self, slots: I64) -> TokenMasks | None:
+        """The tokens that may come next in `slots`, whose tokens so far have all been launched; waits for them. None:
+        any may.
+        """
+        followers = self._grammars.of(slots)
+        if not followers:
+            return None
+        for coming in self._coming:
+            coming.take()
+        self._coming.clear()
+        masks = self._grammars.masks(followers)
+        (rows,) = upload(self._device, masks.rows)
+        words = torch.from_numpy(masks.words)
+        on_device = words.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else words
+        return TokenMasks(rows, on_device)
+
+    def follow(self, slots: I64, token_ids: Tensor) -> dict[int, str]:
+        """Take note of the tokens i64[rows] that were launched for `slots`. Returns the slots whose sequence cannot go
+        on, and why: these do not count.
+        """
+        followers = self._grammars.of(slots)
+        if not followers:
+            return {}
+        arrived = None
+        if self._device.type == "cuda":
+            landing = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+            token_ids = landing.copy_(token_ids, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._coming.append(_Coming(followers, token_ids, arrived))
+        return {int(slots[row]): why for row, follower in followers if (why := follower.failure())}
