@@ -9,6 +9,7 @@ from contract.domain.errors import invalid
 
 MAX_FORM_BYTES = 64 * 1024  # of a schema, expression, grammar or of all choices together
 MAX_CHOICES = 1024
+_JSON = ("json", "json_object")
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
@@ -34,8 +35,7 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _as_text(self.json))
         if isinstance(self.choice, Sequence) and not isinstance(self.choice, str):
             object.__setattr__(self, "choice", tuple(self.choice))
-        said = [name for name in FORMS if getattr(self, name) not in (None, False)]
-        if len(said) != 1:
+        if len(said := self._said) != 1:
             found = " and ".join(said) or "none"
             raise _wrong(f"structured_outputs takes exactly one of {', '.join(FORMS)}, got {found}")
         for name in ("json_object", "disable_any_whitespace"):
@@ -47,13 +47,18 @@ class StructuredOutputsParams:
             _check_choices(self.choice)
         for name in ("json", "structural_tag"):
             _check_object(name, getattr(self, name))
-        if not self._is_json and (self.disable_any_whitespace or self.whitespace_pattern is not None):
+        if self.said not in _JSON and (self.disable_any_whitespace or self.whitespace_pattern is not None):
             name = "disable_any_whitespace" if self.disable_any_whitespace else "whitespace_pattern"
-            raise _wrong(f"{name} is of JSON only, and {said[0]} is given", name)
+            raise _wrong(f"{name} is of JSON only, and {self.said} is given", name)
 
     @property
-    def _is_json(self) -> bool:
-        return self.json is not None or bool(self.json_object)
+    def said(self) -> str:
+        """The field that says the form: one of `FORMS`."""
+        return self._said[0]
+
+    @property
+    def _said(self) -> list[str]:
+        return [name for name in FORMS if getattr(self, name) not in (None, False)]
 
 
 @dataclass(frozen=True, slots=True)

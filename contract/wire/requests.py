@@ -170,9 +170,8 @@ def encode_structured_outputs(form: StructuredOutputsParams | None) -> requests_
     """The form of an output; None: it may have any."""
     if form is None:
         return None
-    said = {name: value for name in FORMS if (value := getattr(form, name)) not in (None, False)}
-    if "choice" in said:
-        said["choice"] = requests_pb2.Choices(texts=said["choice"])
+    value = getattr(form, form.said)
+    said: dict[str, Any] = {form.said: requests_pb2.Choices(texts=value) if form.said == "choice" else value}
     return requests_pb2.StructuredOutputs(
         **said,
         disable_any_whitespace=bool(form.disable_any_whitespace),

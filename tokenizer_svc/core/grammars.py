@@ -11,7 +11,10 @@ from tokenizer_svc.core.vocabulary import Vocabulary
 
 # White space between JSON's tokens has an end, or a model that likes it would write nothing else until its last token.
 _WHITE_SPACE = r"[ \t\n\r]{0,16}"
-_ANY_OBJECT = '{"type": "object"}'
+_GUIDANCE = "x-guidance"  # the key of a schema under which it says how it is followed
+# All tokens that can go on may come, and not the longest alone where a text has no choice: a model goes on with the
+# tokens that it knows from its training, and tokenizers that change a text cannot mislead the library.
+_OPTIONS, _NO_OPTIONS = '%llguidance {"no_forcing": true}\n', "%llguidance {}\n"
 _ASCII = "dws"
 _MOST_MESSAGE = 400  # characters of an error
 
@@ -36,42 +39,60 @@ class GrammarCompiler:
             raise unimplemented(_PARAM)
         if not self._vocabulary.eos_token_ids:
             raise invalid("structured_outputs needs a model that has an end token, and this one has none", _PARAM)
-        name, grammar = _grammar(form)
+        grammar = grammar_of(form)
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._vocabulary.grammar_tokens())
         if is_wrong:
-            raise _wrong(name, messages[0])
+            raise _wrong(form.said, messages[0])
         return grammar
 
 
 _PARAM = "structured_outputs"
 
 
-def _grammar(form: StructuredOutputsParams) -> tuple[str, str]:
-    """The field that says the form, and its grammar; not checked."""
-    if form.json is not None or form.json_object:
-        name = "json" if form.json is not None else "json_object"
-        return name, _json_grammar(name, str(form.json) if form.json is not None else _ANY_OBJECT, form)
-    if form.regex is not None:
-        # Digits, words and white space are ASCII's, as in JSON schemas.
-        return "regex", LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(form.regex, _ASCII)}/")
-    if form.choice is not None:
-        return "choice", grammar_from("choice", json.dumps(list(form.choice)))
-    if form.grammar is not None:
-        try:
-            return "grammar", LLMatcher.grammar_from_lark(grammar_from("grammar", form.grammar))
-        except Exception as error:  # whatever its parser of GBNF raises
-            raise _wrong("grammar", error) from error
-    return "structural_tag", _tags_grammar(json.loads(form.structural_tag or "{}"))
+def grammar_of(form: StructuredOutputsParams) -> str:
+    """The grammar of a form, in Lark's syntax; the vocabulary has not seen it yet.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the form: it is none.
+    """
+    return _OPTIONS + _rules(form).replace(_NO_OPTIONS, "")
 
 
-def _json_grammar(name: str, schema: str, form: StructuredOutputsParams) -> str:
-    flexible = not form.disable_any_whitespace
-    pattern = form.whitespace_pattern if form.whitespace_pattern is not None else _WHITE_SPACE
-    options: dict[str, Any] = {"whitespace_flexible": flexible} | ({"whitespace_pattern": pattern} if flexible else {})
+def _rules(form: StructuredOutputsParams) -> str:
+    match form.said:
+        case "regex":
+            # Digits, words and white space are ASCII's, as in JSON schemas.
+            return f"start: /{regex_to_lark(str(form.regex), _ASCII)}/"
+        case "choice":
+            return grammar_from("choice", json.dumps(list(form.choice or ())))
+        case "grammar":
+            return _given(str(form.grammar))
+        case "structural_tag":
+            return _tags_grammar(json.loads(str(form.structural_tag)))
+        case _:
+            return _json_grammar(form)
+
+
+def _given(text: str) -> str:
+    """A caller's grammar, in Lark's syntax or in GBNF's."""
+    if "%llguidance" in text:
+        raise _wrong("grammar", "%llguidance is not taken: how a grammar is followed is decided here")
     try:
-        return LLMatcher.grammar_from_json_schema(schema, defaults=options)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise _wrong(name, error) from error
+        return grammar_from("grammar", text)
+    except Exception as error:  # whatever its parser of GBNF raises
+        raise _wrong("grammar", error) from error
+
+
+def _json_grammar(form: StructuredOutputsParams) -> str:
+    schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
+    white_space: dict[str, Any] = {"whitespace_flexible": False}
+    if not form.disable_any_whitespace:
+        pattern = _WHITE_SPACE if form.whitespace_pattern is None else form.whitespace_pattern
+        white_space = {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    stated = schema.get(_GUIDANCE, {})
+    if not isinstance(stated, dict):
+        raise _wrong(form.said, f"{_GUIDANCE} must be an object, got {stated!r:.80}")
+    return f"start: %json {json.dumps(schema | {_GUIDANCE: white_space | stated})}"
 
 
 def _tags_grammar(tag: dict[str, Any]) -> str:
@@ -90,7 +111,7 @@ def _tags_grammar(tag: dict[str, Any]) -> str:
         if not isinstance(schema, dict):
             raise _wrong("structural_tag", f"the schema of {each['begin']!r:.80} must be an object")
         tags.append(StructTag(trigger=max(found, key=len), begin=each["begin"], grammar=schema, end=each["end"]))
-    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
+    return StructTag.to_grammar(tags, assume_special=False)
 
 
 def _wrong(name: str, error: object) -> PenstockError:

@@ -226,6 +226,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
         "ignore_eos": params.ignore_eos,
         "stop": list(params.stop or ()) or None,
         "logprobs": params.logprobs,
+        "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
         "stream": True,
         "stream_options": {"include_usage": True},
     }

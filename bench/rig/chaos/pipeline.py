@@ -33,14 +33,9 @@ STOP_TIMEOUT_S = 60.0
 
 
 def write_model(directory: Path) -> None:
-    """A checkpoint for the simulated runner: every token is a word of its own, except the end of sequence."""
+    """A checkpoint for the simulated runner."""
     directory.mkdir()
-    words = {f"Ġw{token_id:03}": token_id for token_id in range(NUM_WORDS)}
-    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    make_tokenizer().save(str(directory / "tokenizer.json"))
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": VOCAB_SIZE,
@@ -52,6 +47,16 @@ def write_model(directory: Path) -> None:
         "eos_token_id": EOS,
     }
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def make_tokenizer() -> Tokenizer:
+    """Every token is a word of its own, except the end of sequence."""
+    words = {f"Ġw{token_id:03}": token_id for token_id in range(NUM_WORDS)}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return tokenizer
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from bench.rig.chaos.pipeline import EOS, EOS_EVERY, VOCAB_SIZE
+from bench.rig.chaos.pipeline import EOS, EOS_EVERY, VOCAB_SIZE, make_tokenizer
 from contract.domain import chain
 from contract.domain.params import SamplingParams
+from contract.domain.structured_outputs import StructuredOutputsParams
+from servicekit.checkpoint.grammars import GrammarTokens
+from tokenizer_svc.core.grammars import grammar_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+_TOKENS = GrammarTokens(make_tokenizer, VOCAB_SIZE)
 MAX_TOKENS = 240
 ENDLESS_TOKENS = 8000  # of a request whose client leaves: more than there is time for
 _LONG_PROMPT = (600, 3000)  # tokens: several chunks
@@ -23,7 +27,9 @@ _SHARES = {  # of each kind
     "long": 2,
     "logprobs": 2,
     "leaving": 2,
+    "structured": 2,
 }
+_SENTENCES = r"(( w[0-9]{3}){2} w[0-9]{2}7){%d,%d}"  # a regular expression: every third word ends in 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +45,15 @@ class Recipe:
     def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
         seed = chain.sequence_seed(self.params.seed or 0, sequence)
+        form = self.params.structured_outputs
         return expected_tokens(
-            self.prompt_ids, self.params.sampling, seed, _LIMITS, eos_every=EOS_EVERY, model_seed=model_seed
+            self.prompt_ids,
+            self.params.sampling if form is None else replace(self.params.sampling, grammar=grammar_of(form)),
+            seed,
+            _LIMITS,
+            eos_every=EOS_EVERY,
+            model_seed=model_seed,
+            grammar_tokens=_TOKENS,
         )
 
 
@@ -59,13 +72,19 @@ def _make(rng: random.Random, kind: str) -> Recipe:
         temperature=0.0 if is_greedy else 1.0,
         seed=rng.randrange(2**31),
         max_tokens=ENDLESS_TOKENS if kind == "leaving" else rng.randint(20, MAX_TOKENS),
-        ignore_eos=kind == "leaving" or rng.random() < 0.3,
+        ignore_eos=kind == "leaving" or (kind != "structured" and rng.random() < 0.3),
         logprobs=rng.choice((0, 2)) if kind == "logprobs" else None,
+        structured_outputs=_form(rng) if kind == "structured" else None,
     )
     recipe = Recipe(kind, rng.random() < 0.5, prompt_ids, params, rng.randint(1, 200) if kind == "leaving" else 0)
     if kind == "stop":
         return Recipe(kind, recipe.is_http, prompt_ids, _with_stop(rng, recipe))
     return recipe
+
+
+def _form(rng: random.Random) -> StructuredOutputsParams:
+    fewest = rng.randint(5, 40)
+    return StructuredOutputsParams(regex=_SENTENCES % (fewest, fewest + rng.randint(0, 5)))
 
 
 def _with_stop(rng: random.Random, recipe: Recipe) -> SamplingParams:
