@@ -9,7 +9,7 @@ from served import ROOT
 
 from servicekit.shape import PROTOCOL
 
-EARLIER = "3d1ae3d"  # the oldest revision that can share a pool with this one
+EARLIER = "a1b39db"  # the oldest revision that shares a pool with this one
 OTHER_PROTOCOL = "25bb9c7"
 
 ROUND = ("--seed=11", "--kills=5", "--every-s=1.2", "--clients=6", "--recipes=16", "--replicas=2")
