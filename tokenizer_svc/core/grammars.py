@@ -9,8 +9,9 @@ from contract.domain.errors import PenstockError, invalid, unimplemented
 from contract.domain.structured_outputs import StructuredOutputsParams
 from tokenizer_svc.core.vocabulary import Vocabulary
 
-# White space between JSON's tokens has an end, or a model that likes it would write nothing else until its last token.
-_WHITE_SPACE = r"[ \t\n\r]{0,16}"
+# White space between JSON's tokens as people set it, a blank or a new line and what indents it, and no more: a model
+# that likes white space would write nothing else until its last token.
+_WHITE_SPACE = r" ?|\r?\n[ \t]{0,32}"
 _GUIDANCE = "x-guidance"  # the key of a schema under which it says how it is followed
 # All tokens that can go on may come, and not the longest alone where a text has no choice: a model goes on with the
 # tokens that it knows from its training, and tokenizers that change a text cannot mislead the library.
