@@ -47,7 +47,7 @@ def _node(rng: random.Random) -> dict[str, Any]:
 def _any(rng: random.Random, depth: int) -> dict[str, Any]:
     kinds = (_leaf, _leaf, _leaf) if depth == 0 else (_leaf, _leaf, _object, _array, _alternatives)
     kind = rng.choice(kinds)
-    return kind(rng) if kind is _leaf else kind(rng, depth - 1)  # type: ignore[call-arg,operator]
+    return kind(rng) if kind is _leaf else kind(rng, depth - 1)  # type: ignore[call-arg]
 
 
 def _object(rng: random.Random, depth: int) -> dict[str, Any]:
