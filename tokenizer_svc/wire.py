@@ -91,7 +91,8 @@ def chat_prompt(chat: requests_pb2.ChatMessages) -> Prompt:
     """
     messages = tuple(requests.decode_message(f"messages[{index}]", each) for index, each in enumerate(chat.messages))
     kwargs = _json_object("chat_template_kwargs", chat.template_kwargs_json)
-    return Prompt(messages=messages, chat_template_kwargs=kwargs)
+    required = tuple(chat.required_variables)
+    return Prompt(messages=messages, chat_template_kwargs=kwargs, required_variables=required)
 
 
 def _json_object(param: str, text: str) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ class Prompt:
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # only with messages
+    required_variables: tuple[str, ...] = ()  # of these kwargs, those that the template must read
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,21 +335,27 @@ class ChatMessages(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    REQUIRED_VARIABLES_FIELD_NUMBER: _builtins.int
     template_kwargs_json: _builtins.str
     """JSON object of further variables for the chat template; empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order; at least one."""
 
+    @_builtins.property
+    def required_variables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names among these variables that the template must read: they were asked for by fields of their own."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         template_kwargs_json: _builtins.str = ...,
+        required_variables: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_kwargs_json", b"template_kwargs_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "required_variables", b"required_variables", "template_kwargs_json", b"template_kwargs_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

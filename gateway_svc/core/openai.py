@@ -98,6 +98,8 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
     chat_template: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
 
 
 B = TypeVar("B", bound=_Body)
@@ -118,7 +120,8 @@ _FULL_COMPLETION, _FULL_CHAT = _with_parameters(_CompletionBody), _with_paramete
 _completion = msgspec.json.Decoder(_FULL_COMPLETION)
 _chat = msgspec.json.Decoder(_FULL_CHAT)
 _message = msgspec.json.Decoder(dict[str, Any])
-_TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message")
+_TEMPLATE_VARIABLES = ("documents", "reasoning_effort")  # that a template may read or not
+_TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message", *_TEMPLATE_VARIABLES)
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
 COMPLETION_FIELDS = frozenset(_FULL_COMPLETION.__struct_fields__) | _OPTIONS
 CHAT_FIELDS = frozenset(_FULL_CHAT.__struct_fields__) | _OPTIONS
@@ -150,7 +153,11 @@ def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) ->
         raise invalid("messages is missing", "messages")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
-    prompt = Prompt(messages=parse_messages(_messages(raw.messages)), chat_template_kwargs=_template_kwargs(raw))
+    prompt = Prompt(
+        messages=parse_messages(_messages(raw.messages)),
+        chat_template_kwargs=_template_kwargs(raw),
+        required_variables=tuple(name for name in _TEMPLATE_VARIABLES if getattr(raw, name)),
+    )
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     params, unsaid = _params(raw, max_tokens, None, _num_chat_logprobs(raw), defaults(raw.model or ""))
     return _ask(Form.CHAT, raw, (prompt,), params, unsaid=unsaid, ignored=ignored)
@@ -277,6 +284,7 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
 def _template_kwargs(raw: _ChatBody) -> dict[str, Any] | None:
     """The variables of the chat template: `chat_template_kwargs`, and what stands beside it as vLLM has it."""
     check_depth("chat_template_kwargs", raw.chat_template_kwargs)
+    check_depth("documents", {"documents": raw.documents})
     kwargs = dict(raw.chat_template_kwargs or {})
     for name in _TEMPLATE_FIELDS:
         value = getattr(raw, name)

@@ -38,7 +38,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
     "guided_decoding_backend": (),
-    "documents": ([],),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
@@ -129,7 +128,6 @@ MISPLACED: dict[str, dict[str, str]] = {
     "": {
         "enable_thinking": _THINKING,
         "reasoning": _THINKING,
-        "reasoning_effort": _THINKING,
         "think": _THINKING,
         "thinking": _THINKING,
         "thinking_budget": _THINKING,
@@ -164,6 +162,8 @@ MISPLACED: dict[str, dict[str, str]] = {
         "input_ids": "give token ids as `prompt` of /v1/completions, a list of integers",
     },
     "completion": {
+        "documents": "a completion has no template; chats go to /v1/chat/completions",
+        "reasoning_effort": "a completion has no template; chats go to /v1/chat/completions",
         "chat_template": "a completion has no template; chats go to /v1/chat/completions",
         "add_generation_prompt": "a completion has no template; chats go to /v1/chat/completions",
         "continue_final_message": "a completion has no template; chats go to /v1/chat/completions",

@@ -104,7 +104,11 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
         raise invalid(f"at most {MAX_MESSAGES} messages, got {len(message.messages.messages)}", "messages")
     messages = tuple(_message(f"messages[{index}]", each) for index, each in enumerate(message.messages.messages))
     kwargs = _object("messages.template_kwargs_json", message.messages.template_kwargs_json)
-    return Prompt(messages=messages, chat_template_kwargs=kwargs)
+    return Prompt(
+        messages=messages,
+        chat_template_kwargs=kwargs,
+        required_variables=tuple(message.messages.required_variables),
+    )
 
 
 def _message(where: str, each: requests_pb2.ChatMessage) -> Message:

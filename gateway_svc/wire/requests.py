@@ -77,4 +77,5 @@ def encode_prompt(prompt: Prompt) -> bytes:
         message.messages.messages.extend(map(requests.encode_message, prompt.messages or ()))
         if prompt.chat_template_kwargs:
             message.messages.template_kwargs_json = _json.encode(prompt.chat_template_kwargs).decode()
+        message.messages.required_variables.extend(prompt.required_variables)
     return message.SerializeToString()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -88,6 +89,7 @@ class _Named:
     source: str
     template: jinja2.Template
     keeps_parts: bool  # whether it walks the parts of a content
+    variables: frozenset[str]  # that it reads
 
 
 class ChatTemplates:
@@ -108,8 +110,10 @@ class ChatTemplates:
         self._templates: dict[str, _Named] = {}
         for name, source in templates.items():
             try:
-                keeps_parts = walks_parts(environment.parse(source))
-                self._templates[name] = _Named(source, environment.from_string(source), keeps_parts)
+                parsed = environment.parse(source)
+                variables = frozenset(find_undeclared_variables(parsed))
+                template = environment.from_string(source)
+                self._templates[name] = _Named(source, template, walks_parts(parsed), variables)
             except jinja2.TemplateSyntaxError as error:
                 raise broken(
                     f"the chat template {name!r} of this model is not valid Jinja (line {error.lineno}: "
@@ -119,7 +123,14 @@ class ChatTemplates:
     def __bool__(self) -> bool:
         return bool(self._templates)
 
-    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Any] | None = None, now_ns: int = 0) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        kwargs: Mapping[str, Any] | None = None,
+        now_ns: int = 0,
+        *,
+        required: Sequence[str] = (),
+    ) -> str:
         """The prompt text of a conversation, as transformers' `apply_chat_template` makes it.
 
         Args:
@@ -128,9 +139,11 @@ class ChatTemplates:
                 true), continue_final_message (true, or the key of the final message that is continued), and whatever
                 else the template reads.
             now_ns: Unix time, nanoseconds, for templates that write the date (UTC).
+            required: names among `kwargs` that the template must read.
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: no template, no messages, or the template refuses them.
+            PenstockError: INVALID_ARGUMENT: no template, no messages, or the template refuses them or does not read
+                what it must.
         """
         variables = dict(kwargs or {})
         if forbidden := _RESERVED & variables.keys():
@@ -146,6 +159,8 @@ class ChatTemplates:
         tools = variables.pop("tools", None) or None
         documents = variables.pop("documents", None) or None
         chosen = self._choose(variables.pop("chat_template", None), with_tools=tools is not None)
+        if unread := [name for name in required if name not in chosen.variables]:
+            raise invalid(f"this model's chat template does nothing with {unread[0]}", unread[0])
         told = conversation(messages, keeps_parts=chosen.keeps_parts)
         final = _mark_end(told, continued, chosen.source) if continued else ""
         text = self._render_one_of(

@@ -88,7 +88,8 @@ class PromptTokenizer:
         return text, self.encode(text, add_special_tokens=False, param="messages")
 
     def _render(self, prompt: Prompt, now_ns: int) -> str:
-        return self.vocabulary.chat.render(prompt.messages or (), prompt.chat_template_kwargs, now_ns)
+        messages, kwargs = prompt.messages or (), prompt.chat_template_kwargs
+        return self.vocabulary.chat.render(messages, kwargs, now_ns, required=prompt.required_variables)
 
     def _check_length(self, text: str, param: str) -> None:
         """Refuses a text that cannot fit whatever its tokens are: to find them would take long, for nothing."""

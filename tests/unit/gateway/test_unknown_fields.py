@@ -81,7 +81,6 @@ def test_a_name_is_in_one_list(form: str, known: frozenset[str]) -> None:
         ("json_schema", "{}"),
         ("structural_tag", "{}"),
         ("request_id", "mine"),
-        ("reasoning_effort", "high"),
         ("include_reasoning", False),
         ("enable_thinking", False),
         ("logprob_token_ids", [1]),

@@ -184,3 +184,14 @@ def test_without_a_template_messages_are_refused() -> None:
     assert not chat
     with pytest.raises(PenstockError, match="no chat template"):
         chat.render(_TURNS)
+
+
+def test_what_was_asked_for_by_a_field_of_its_own_must_be_read() -> None:
+    reads = ChatTemplates({"default": "{% if documents %}{{ documents[0].text }}{% endif %}{{ reasoning_effort }}"}, {})
+    kwargs = {"documents": [{"text": "a fact. "}], "reasoning_effort": "low"}
+    assert reads.render(_TURNS, kwargs, required=("documents", "reasoning_effort")) == "a fact. low"
+    ignores = ChatTemplates({"default": "{{ messages[0].content }}"}, {})
+    with pytest.raises(PenstockError, match="does nothing with documents") as caught:
+        ignores.render(_TURNS, kwargs, required=("documents",))
+    assert caught.value.param == "documents"
+    assert ignores.render(_TURNS, kwargs) == _TURNS[0].content
