@@ -177,6 +177,12 @@ class SamplingParams:
         Part.REQUEST,
         "words that are not generated: in their tokens, and in those after a space if as many, as vLLM has it",
     ] = field(default=(), hash=False)
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Integer(-1, U32_END - 1),
+        Part.REQUEST,
+        "the last so many tokens of the prompt count; -1: as many as leave room for `max_tokens`, or for one token",
+    ] = None
     structured_outputs: Annotated[
         StructuredOutputsParams | None,
         Structured(),
@@ -187,6 +193,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
         if self.structured_outputs is not None and (also := next(filter(self._says, _NOT_BESIDE_A_FORM), None)):
             raise invalid(f"{also} and structured_outputs exclude each other: the form alone says what may come", also)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

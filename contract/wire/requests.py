@@ -82,6 +82,7 @@ def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
         n=params.n,
         bad_words=params.bad_words or (),
         structured_outputs=encode_structured_outputs(params.structured_outputs),
+        truncate_prompt_tokens=params.truncate_prompt_tokens,
         sampling=sampling,
         stopping=requests_pb2.StoppingParameters(**_encode_part(Part.STOPPING, params.stopping)),
         text_options=requests_pb2.TextParameters(**_encode_part(Part.TEXT, params.text)),
@@ -98,6 +99,8 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
     bad_words = tuple(message.bad_words)
     decode = _params if sum(map(len, (*parts, *bad_words))) <= _MOST_BYTES else _params.__wrapped__
     params = decode(num_samples(message), bad_words, *parts)
+    if message.HasField("truncate_prompt_tokens"):
+        params = replace(params, truncate_prompt_tokens=message.truncate_prompt_tokens)
     if message.HasField("structured_outputs"):
         params = replace(params, structured_outputs=_decode_structured_outputs(message.structured_outputs))
     return params if seed is None else replace(params, seed=seed)

@@ -39,7 +39,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "guided_decoding_backend": (),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
     "truncation_side": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),

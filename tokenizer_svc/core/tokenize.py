@@ -8,12 +8,13 @@ import numpy as np
 
 from contract.domain.errors import context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Stopping
+from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from tokenizer_svc.core.grammars import GrammarCompiler
 from tokenizer_svc.core.vocabulary import Vocabulary
 
+_AS_FITS = -1
 _OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
 
 
@@ -47,12 +48,20 @@ class PromptTokenizer:
         self._check_params(request, bad_word_ids)
         grammar = self._grammars.compile(request.params.structured_outputs)
         clips = clips or "max_tokens" in request.unsaid
-        token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns)
+        token_ids = self.encode_prompt(
+            request.prompt, now_ns=request.header.arrival_ns, last=self._num_last(request.params, clips)
+        )
         stopping = self._resolve(request, len(token_ids), clips)
         return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
 
-    def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0) -> U32:
-        """The token ids of a prompt: u32[num_prompt_tokens], at least one.
+    def _num_last(self, params: SamplingParams, clips: bool) -> int | None:
+        """The number of a prompt's tokens that count, the last ones; None: all."""
+        if params.truncate_prompt_tokens != _AS_FITS:
+            return params.truncate_prompt_tokens
+        return max(1, self.vocabulary.context_length - (1 if clips else params.max_tokens or 1))
+
+    def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0, last: int | None = None) -> U32:
+        """The token ids of a prompt: u32[num_prompt_tokens], at least one; the `last` so many, if it is given.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: none or several kinds of prompt, an empty one, or ids out of range;
@@ -68,14 +77,16 @@ class PromptTokenizer:
             token_ids = self._check_ids(prompt.token_ids)
         elif prompt.messages is not None:
             text = self._render(prompt, now_ns)
-            self._check_length(text, "messages")
+            if last is None:
+                self._check_length(text, "messages")
             token_ids = self.encode(text, add_special_tokens=False, param="messages")
         else:
-            self._check_length(prompt.text or "", "prompt")
+            if last is None:
+                self._check_length(prompt.text or "", "prompt")
             token_ids = self.encode(prompt.text or "", add_special_tokens=True, param="prompt")
         if not len(token_ids):
             raise invalid("the prompt is empty", "messages" if prompt.messages is not None else "prompt")
-        return token_ids
+        return token_ids if last is None else token_ids[-last:]
 
     def render_chat(self, prompt: Prompt, *, now_ns: int = 0) -> tuple[str, U32]:
         """The text that the model's chat template makes of a prompt's messages, and its token ids.

@@ -195,3 +195,22 @@ def test_bad_words_leave_some_token(prompts: PromptTokenizer) -> None:
         prompts.tokenize(_request(Prompt(text="a"), bad_words=["q"], suppress_tokens=others))
     assert refused.value.param == "bad_words"
     assert prompts.tokenize(_request(Prompt(text="a"), bad_words=["qq"], allowed_token_ids=[only])).bad_word_ids
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(3, 3), (1, 1), (500, 40), (-1, 40)])
+def test_the_last_tokens_of_a_prompt_count(prompts: PromptTokenizer, asked: int, kept: int) -> None:
+    request = _request(Prompt(token_ids=tuple(range(40))), truncate_prompt_tokens=asked, max_tokens=2)
+    assert prompts.tokenize(request).token_ids.tolist() == list(range(40))[-kept:]
+
+
+def test_a_prompt_that_is_too_long_is_cut_to_what_fits(prompts: PromptTokenizer) -> None:
+    context = prompts.vocabulary.context_length
+    text = Prompt(text="a b " * context)
+    with pytest.raises(PenstockError, match=TOO_LONG):
+        prompts.tokenize(_request(text))
+    cut = prompts.tokenize(_request(text, truncate_prompt_tokens=-1, max_tokens=5))
+    assert (len(cut.token_ids), cut.stopping.max_tokens) == (context - 5, 5)
+    free = prompts.tokenize(_request(text, truncate_prompt_tokens=-1, max_tokens=None))
+    assert (len(free.token_ids), free.stopping.max_tokens) == (context - 1, 1)
+    with pytest.raises(PenstockError, match="at least 1"):
+        SamplingParams(truncate_prompt_tokens=0)
