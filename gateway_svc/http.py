@@ -241,6 +241,7 @@ class HttpApi:
             body = await read_body(request, self.max_body_bytes)
             await self.pacer.enter()
             ask = await off_loop(len(body), parse, body, self.pools.routes.defaults)
+            client_id = client_id or parse_client_id(ask.client_id, "request_id")
             pool = self.pools.of_model(ask.model)
             if self.strict_fields and (refusal := refused_field(ask)) is not None:
                 raise refusal

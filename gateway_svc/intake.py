@@ -119,18 +119,17 @@ def parse_switch(name: str, text: str | None) -> bool:
     return True
 
 
-def parse_client_id(text: str | None) -> str:
-    """The id that a client gives its call, told with the reply and logged; empty: it gave none.
+def parse_client_id(text: str | None, name: str = CLIENT_ID_HEADER) -> str:
+    """The id that a client gives its call in a header or field of this name, told with the reply and logged; empty: it
+    gave none.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: it cannot be told or logged as it is.
+        PenstockError: INVALID_ARGUMENT naming it: it cannot be told or logged as it is.
     """
     if text is None:
         return ""
     if not 1 <= len(text) <= MAX_CLIENT_ID_CHARS or not all("!" <= character <= "~" for character in text):
-        raise invalid(
-            f"{CLIENT_ID_HEADER} must be 1 to {MAX_CLIENT_ID_CHARS} visible ASCII characters", CLIENT_ID_HEADER
-        )
+        raise invalid(f"{name} must be 1 to {MAX_CLIENT_ID_CHARS} visible ASCII characters", name)
     return text
 
 

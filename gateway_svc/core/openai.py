@@ -54,6 +54,7 @@ class Ask:
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
     is_resumable: bool = False  # Penstock's `resumable`
     cache_salt: str = ""  # vLLM's
+    client_id: str | None = None  # vLLM's `request_id`: what the client calls it
     ignored_fields: tuple[str, ...] = ()
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
 
@@ -80,6 +81,7 @@ class _Body(FormFields, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     resumable: bool | None = None
     cache_salt: str | None = None
+    request_id: str | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -244,6 +246,7 @@ def _ask(
         tokens_as_ids=bool(raw.return_tokens_as_token_ids),
         is_resumable=bool(raw.resumable),
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
+        client_id=raw.request_id,
         ignored_fields=ignored,
         unsaid=unsaid,
     )

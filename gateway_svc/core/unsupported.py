@@ -118,7 +118,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 _THINKING = "whether a model thinks is its chat template's: give what the template knows in `chat_template_kwargs`"
-_OWN_ID = "ids are made here: send the header X-Request-Id, which is told with the reply and logged"
+_OWN_ID = "`request_id` is the name here"
 _IN_BODY = "parameters stand in the body itself, under OpenAI's names"
 _LENGTH = "`max_tokens` is the name here"
 
@@ -130,7 +130,6 @@ MISPLACED: dict[str, dict[str, str]] = {
         "think": _THINKING,
         "thinking": _THINKING,
         "thinking_budget": _THINKING,
-        "request_id": _OWN_ID,
         "rid": _OWN_ID,
         "max_length": _LENGTH,
         "max_new_tokens": _LENGTH,

@@ -179,3 +179,12 @@ def test_deleting_a_request_that_has_ended_says_so(gateway: RunningGateway, http
     running.send(running.row("", [], finish=3))
     client.join(60)
     eventually(lambda: not client.is_alive())
+
+
+def test_a_body_may_say_what_the_client_calls_it(gateway: RunningGateway) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+        for headers, told in (({}, "theirs-9"), ({"x-request-id": "theirs-8"}, "theirs-8")):
+            reply = http.post("/v1/completions", json={**BODY, "request_id": "theirs-9"}, headers=headers)
+            assert reply.headers.get_list("x-request-id") == [told]
+        reply = http.post("/v1/completions", json={**BODY, "request_id": "two words"})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "request_id")
