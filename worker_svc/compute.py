@@ -19,7 +19,7 @@ from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.many_tiles import Products, Tiles, tiles_for
+from worker_svc.core.kernels.linear.many_tiles import Products, Tiles, tiles_for
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
@@ -27,7 +27,7 @@ from worker_svc.core.runner import ModelRunner
 
 if TYPE_CHECKING:
     from worker_svc.core.attention.triton_backend import TritonAttention
-    from worker_svc.core.kernels.many_rows import ManyRows
+    from worker_svc.core.kernels.linear.many_rows import ManyRows
 
 ALL_GRAPHS = sys.maxsize
 
@@ -304,7 +304,7 @@ def _look_for_many_rows(
         return None
 
     def find() -> "ManyRows | None":
-        from worker_svc.core.kernels.many_rows import make_many_rows  # noqa: PLC0415  (imports triton)
+        from worker_svc.core.kernels.linear.many_rows import make_many_rows  # noqa: PLC0415  (imports triton)
 
         began_s = time.perf_counter()
         try:

@@ -16,7 +16,7 @@ from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group, connect
-from worker_svc.core.kernels.many_tiles import Products
+from worker_svc.core.kernels.linear.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.mlp import gated_columns
 from worker_svc.core.layers.placement import Placement

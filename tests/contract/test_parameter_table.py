@@ -12,7 +12,7 @@ from contract.domain.parameter import Biases, Filled, Number, Parameter, Part
 from contract.domain.params import PARAMETERS, PARTS, SamplingParams, Stopping
 from contract.v1 import requests_pb2
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from worker_svc.core.slot_sampling import FLOATS, INTEGERS, TEMPERATURE
+from worker_svc.core.kernels.state.tables import FLOATS, INTEGERS, TEMPERATURE
 
 MESSAGES: dict[Part, type[Message]] = {
     Part.SAMPLING: requests_pb2.SamplingParameters,

@@ -23,11 +23,11 @@ from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots, Runs
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.decode_attention import DecodeRows
-from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles
-from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import chunk_inputs, draw_inputs
-from worker_svc.core.kernels.staged import conclude, enter, receive
+from worker_svc.core.kernels.attention.decode import DecodeRows
+from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles
+from worker_svc.core.kernels.sampling.draw import sample_tokens
+from worker_svc.core.kernels.state.inputs import chunk_inputs, draw_inputs
+from worker_svc.core.kernels.state.staged import conclude, enter, receive
 from worker_svc.core.slots import I64
 from worker_svc.core.staging import Staging
 
@@ -163,7 +163,7 @@ class ChunkStep:
         what the columns are to be.
         """
         state = self.state
-        receive(staging, columns.packed)
+        receive(staging.words, staging.turn, columns.packed)
         enter(columns.runs, columns.cells, state)
         table, block_size = self._model.embedding_table, self.limits.block_size
         num_rows = columns.shape.rows
@@ -178,7 +178,7 @@ class ChunkStep:
         )
         hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
         logits = self._model.logits(self._model.transform(hidden, attention, columns.last_tokens))
-        conclude(staging, columns.slots, columns.contexts, state)
+        conclude(staging.turn, staging.num_done, columns.slots, columns.contexts, state)
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
         asked = draw_inputs(columns.sample_slots, state)

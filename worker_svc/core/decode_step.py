@@ -8,12 +8,12 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
-from worker_svc.core.kernels.decode_attention import DecodeRows
-from worker_svc.core.kernels.logprobs import token_logprobs
-from worker_svc.core.kernels.penalties import changed_logits
-from worker_svc.core.kernels.sampling import sample_tokens
-from worker_svc.core.kernels.slots import decode_inputs, draw_inputs
-from worker_svc.core.kernels.truncation import cutoffs
+from worker_svc.core.kernels.attention.decode import DecodeRows
+from worker_svc.core.kernels.sampling.draw import sample_tokens
+from worker_svc.core.kernels.sampling.logprobs import token_logprobs
+from worker_svc.core.kernels.sampling.penalties import changed_logits
+from worker_svc.core.kernels.sampling.truncation import cutoffs
+from worker_svc.core.kernels.state.inputs import decode_inputs, draw_inputs
 from worker_svc.core.sampler import Extras, Sampled
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
@@ -65,7 +65,9 @@ class StepDecoder:
         """Implement `Decoder.sample`."""
         state, extras = self._step.state, extras or _NO_EXTRAS
         asked = draw_inputs(slots, state)
-        changed = changed_logits(logits, slots, positions, state, extras)
+        changed = changed_logits(
+            logits, slots, positions, state, has_penalties=extras.has_penalties, changes=extras.changes
+        )
         cut = None
         if extras.has_cuts:
             cut = cutoffs(changed, asked.temperatures, asked.top_k, asked.top_p, asked.min_p)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from contract.domain.plan import U32, Admission
-from worker_svc.core.slot_sampling import NUM_FLOATS, NUM_INTEGERS, SlotSampling
+from worker_svc.core.kernels.state.tables import NUM_FLOATS, NUM_INTEGERS
+from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
 from worker_svc.core.transfer import upload
 

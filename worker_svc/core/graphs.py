@@ -14,11 +14,11 @@ import torch
 
 from contract.domain.params import MAX_BAD_WORD_TOKENS
 from worker_svc.core.batch import Batch
-from worker_svc.core.changes import Changes, Entries, Words
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.kernels.compiling import compile_launches
+from worker_svc.core.kernels.sampling.changes import Changes, Entries, Words
 from worker_svc.core.sampler import Extras
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload

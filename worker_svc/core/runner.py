@@ -13,7 +13,7 @@ from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.changes import TokenMasks
+from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_grammars import DeviceGrammars

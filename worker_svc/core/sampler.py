@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.changes import Changes, TokenMasks, change
+from worker_svc.core.changes import change
+from worker_svc.core.kernels.sampling.changes import Changes, TokenMasks
+from worker_svc.core.kernels.sampling.parts import PART_COUNTER, PART_TOKENS
 from worker_svc.core.noise import uniform
-
-PART_TOKENS = 4096  # of the vocabulary: a part is drawn first, then a token of it
-PART_COUNTER = 1 << 32  # the number of the noise from which parts draw; tokens draw by their ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contract.domain.parameter import Column, Part
-from contract.domain.params import PARTS
 from contract.domain.plan import Admission
 from worker_svc.core.changes import SlotChanges
+from worker_svc.core.kernels.state.tables import (
+    FLOATS,
+    FREQUENCY,
+    INTEGERS,
+    MIN_P,
+    NUM_FLOATS,
+    NUM_INTEGERS,
+    NUM_PROMPT,
+    PRESENCE,
+    REPETITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
 from worker_svc.core.sampler import Draw, Extras, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload, upload_floats
 
-# Columns of `SlotSampling.floats` and, before two of the sequence itself, of `SlotSampling.integers`.
-FLOATS, INTEGERS = (
-    tuple(each.field for each in PARTS[Part.SAMPLING] if each.column is column)
-    for column in (Column.FLOATS, Column.INTEGERS)
-)
-TEMPERATURE, TOP_P, MIN_P = map(FLOATS.index, ("temperature", "top_p", "min_p"))
-REPETITION, PRESENCE, FREQUENCY = (FLOATS.index(f"{each}_penalty") for each in ("repetition", "presence", "frequency"))
-TOP_K, SEED, NUM_PROMPT = INTEGERS.index("top_k"), len(INTEGERS), len(INTEGERS) + 1
-NUM_FLOATS, NUM_INTEGERS = len(FLOATS), len(INTEGERS) + 2
 _NO_LOGPROBS = -1
 
 

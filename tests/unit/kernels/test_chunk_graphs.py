@@ -19,8 +19,8 @@ from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_sha
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels import decode_attention
-from worker_svc.core.kernels.decode_cut import Shares
+from worker_svc.core.kernels.attention import decode
+from worker_svc.core.kernels.attention.decode_cut import Shares
 from worker_svc.core.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
@@ -71,7 +71,7 @@ def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.Monkey
 
 
 def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
+    monkeypatch.setattr(decode, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
     expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
     drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
     runner = make_runner(CONFIG, TritonCompute(""))

@@ -10,9 +10,9 @@ import triton.language as tl
 from hopper import on_hopper
 from triton.runtime.jit import JITFunction
 
-from worker_svc.core.kernels.activation import silu_mul
 from worker_svc.core.kernels.compiling import compile_launches
-from worker_svc.core.kernels.norm import rms_norm
+from worker_svc.core.kernels.linear.activation import silu_mul
+from worker_svc.core.kernels.linear.norm import rms_norm
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, fi
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch, BatchTokens, build_batch, tokens_of
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.decode_attention import DecodeAttention
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.attention.decode import DecodeAttention
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.slots import HostSlots

@@ -17,7 +17,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import compute
 from worker_svc.compute import Compute, TritonCompute, choose_compute
 from worker_svc.core.attention.flash_attention import FlashAttention
-from worker_svc.core.kernels.many_tiles import Products
+from worker_svc.core.kernels.linear.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 
 HOPPER, AMPERE = (9, 0), (8, 0)

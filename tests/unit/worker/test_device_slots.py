@@ -7,8 +7,9 @@ from contract.domain.params import Sampling
 from contract.domain.plan import Admission
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
+from worker_svc.core.kernels.state.tables import SEED, TOP_K
 from worker_svc.core.sampler import Extras
-from worker_svc.core.slot_sampling import SEED, TOP_K, SlotSampling
+from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import BlockUpdates, HostSlots
 
 LIMITS = Limits(

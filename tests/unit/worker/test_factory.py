@@ -17,7 +17,7 @@ from penstock.launcher.layout import BUNDLED_MODEL
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import factory
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.kernels.many_tiles import Products
+from worker_svc.core.kernels.linear.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget

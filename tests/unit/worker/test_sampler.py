@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contract.domain import chain
-from worker_svc.core.changes import Changes, Entries
+from worker_svc.core.kernels.sampling.changes import Changes, Entries
 from worker_svc.core.noise import mix, uniform
 from worker_svc.core.sampler import Draw, Penalties, SamplerInput, Truncation, sample
 

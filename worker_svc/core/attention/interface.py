@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.interface import Norm
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.core.slots import I64

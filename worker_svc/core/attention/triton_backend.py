@@ -12,12 +12,12 @@ from torch import Tensor
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
 from worker_svc.core.attention.interface import HeadNorms
 from worker_svc.core.batch import Batch
-from worker_svc.core.kernels.decode_attention import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.few_rows import FewRows
-from worker_svc.core.kernels.norm import scale_rows
-from worker_svc.core.kernels.prefill_attention import QUERY_TILE, PrefillTiles, prefill_attention
-from worker_svc.core.kernels.rope import rope_write
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
+from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
+from worker_svc.core.kernels.attention.rope import rope_write
+from worker_svc.core.kernels.linear.few_rows import FewRows
+from worker_svc.core.kernels.linear.norm import scale_rows
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.slots import I64

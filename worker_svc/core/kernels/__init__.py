@@ -1,1 +1,1 @@
-"""Triton kernels, one noun a file. Nothing outside this package imports triton, and only CUDA backends import this."""
+"""Kernels by what they do, most of them Triton's. Only CUDA backends import them; they import nothing above them."""

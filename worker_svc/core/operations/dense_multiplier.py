@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
-from worker_svc.core.kernels.batch_cut import ProductCut, find_cut, find_gated_cut
-from worker_svc.core.kernels.batch_linear import BatchLinear, has_batch_linear
-from worker_svc.core.kernels.few_rows import FewRows, Tiling
-from worker_svc.core.kernels.few_rows import tiling as find_tiling
-from worker_svc.core.kernels.linear import fits_row_linear, row_linear
-from worker_svc.core.kernels.many_rows import ManyRows
-from worker_svc.core.kernels.many_tiles import Tile, find_gated_tile, find_tile
+from worker_svc.core.kernels.linear.batch_cut import ProductCut, find_cut, find_gated_cut
+from worker_svc.core.kernels.linear.batch_rows import BatchLinear, has_batch_linear
+from worker_svc.core.kernels.linear.few_rows import FewRows, Tiling
+from worker_svc.core.kernels.linear.few_rows import tiling as find_tiling
+from worker_svc.core.kernels.linear.many_rows import ManyRows
+from worker_svc.core.kernels.linear.many_tiles import Tile, find_gated_tile, find_tile
+from worker_svc.core.kernels.linear.one_row import fits_row_linear, row_linear
 from worker_svc.core.operations.cublas import LibraryFor, add_product
 from worker_svc.core.operations.interface import Norm
 

@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Packed
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 
 
 class Norm(Protocol):

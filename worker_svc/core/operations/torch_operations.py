@@ -3,7 +3,7 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.interface import LinearLayer, Norm
 
 

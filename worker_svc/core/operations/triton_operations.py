@@ -6,10 +6,10 @@ gate, where the product does not take it along.
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
-from worker_svc.core.kernels.activation import silu_mul
-from worker_svc.core.kernels.few_rows import FewRows
-from worker_svc.core.kernels.norm import rms_norm
-from worker_svc.core.kernels.unscaled import Unscaled
+from worker_svc.core.kernels.linear.activation import silu_mul
+from worker_svc.core.kernels.linear.few_rows import FewRows
+from worker_svc.core.kernels.linear.norm import rms_norm
+from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.interface import LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier

@@ -1,0 +1,149 @@
+"""Rotation, cache writes and attention of chunks against double precision: prefixes, tile edges, ragged batches."""
+
+import numpy as np
+import pytest
+import torch
+from hopper import compile_for_hopper
+from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rotate, paged, randn, rotary_table
+
+from worker_svc.core.attention.triton_backend import chunk_tiles
+from worker_svc.core.batch import Batch
+from worker_svc.core.kernels.attention import prefill as kernel
+from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
+from worker_svc.core.kernels.attention.rope import rope_write
+from worker_svc.core.kernels.linear.unscaled import Unscaled
+
+EPS = 1e-6
+
+
+def make_batch(past: list[int], chunks: list[int]) -> Batch:
+    nothing = np.empty(0, np.int64)
+    starts = np.concatenate(([0], np.cumsum(chunks)))
+    slots = np.arange(len(past))
+    contexts = np.array(past) + chunks
+    return Batch(slots, np.array(chunks), starts, contexts, nothing, nothing)
+
+
+def check(
+    past: list[int],
+    chunks: list[int],
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    has_norms: bool = True,
+    hidden_size: int | None = None,
+) -> None:
+    contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
+    cache = paged(past, contexts, num_kv_heads, head_dim, block_size)
+    table = rotary_table(max(contexts), head_dim)
+    batch = make_batch(past, chunks)
+    positions = torch.cat([torch.arange(a, b, device=DEVICE) for a, b in zip(past, contexts, strict=True)])
+    owners = torch.tensor(np.repeat(np.arange(len(past)), chunks), device=DEVICE)
+    cells = torch.cat(
+        [cells_of(cache.tables, slot, positions[owners == slot], block_size) for slot in range(len(past))]
+    )
+    given = randn(len(positions), (num_heads + 2 * num_kv_heads) * head_dim, seed=1)
+    norms = (1 + randn(head_dim, seed=2, scale=0.2), 1 + randn(head_dim, seed=3, scale=0.2)) if has_norms else None
+    unscaled = Unscaled(randn(len(given), hidden_size, seed=4, scale=3.0), EPS) if hidden_size is not None else None
+    qkv = given.clone()
+    rope_write(qkv, norms, EPS, table, positions, cells, cache.keys, cache.values, unscaled)
+    if unscaled is not None:
+        given = (given * unscaled.scales()).to(DTYPE)
+    out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
+    tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5)
+    query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
+    query = norm_rotate(query, norms and norms[0], EPS, table, positions)
+    key = norm_rotate(key, norms and norms[1], EPS, table, positions)
+    assert_near(cache.keys.flatten(0, 1)[cells], key)
+    if unscaled is None:
+        assert torch.equal(cache.values.flatten(0, 1)[cells], value)
+    assert_near(cache.values.flatten(0, 1)[cells], value)
+    for slot, before in enumerate(past):
+        own = owners == slot
+        keys = torch.cat((cache.past_keys[slot], key[own]))
+        values = torch.cat((cache.past_values[slot], value[own]))
+        assert_near(out[own], attend(query[own], keys, values, before).flatten(1))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (6, 2), (8, 1), (5, 1)])
+def test_groups_of_query_heads(num_heads: int, num_kv_heads: int) -> None:
+    check([20], [40], num_heads=num_heads, num_kv_heads=num_kv_heads)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes(block_size: int) -> None:
+    check([block_size - 1, 3], [block_size + 2, 30], block_size=block_size)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
+    check([17, 0], [33, 5], head_dim=head_dim, has_norms=has_norms)
+
+
+def test_heads_whose_memory_is_aligned_to_eight_elements() -> None:
+    check([20], [40], num_heads=5, num_kv_heads=1, head_dim=120)
+
+
+def launch_prefill() -> None:
+    qkv, out = torch.zeros(2, 64, 7 * 184, dtype=torch.bfloat16)
+    cache, tables = qkv.new_zeros(9, 16, 1, 184), torch.zeros(9, 9, dtype=torch.int32)
+    tiles = PrefillTiles(*torch.zeros(4, 1, dtype=torch.int64))
+    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184], 184**-0.5)
+
+
+def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = "worker_svc.core.kernels.attention.prefill._prefill_attention"
+    compile_for_hopper(monkeypatch, where, "cp.async.cg", launch_prefill)
+
+
+@pytest.mark.parametrize("hidden_size", [96, 1024, 1500])
+def test_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
+    check([17, 0], [33, 5], hidden_size=hidden_size)
+    check([17, 0], [33, 5], hidden_size=hidden_size, has_norms=False)
+
+
+@pytest.fixture(params=["few", "many"])
+def _programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "many":
+        monkeypatch.setattr(kernel, "_FEW_PROGRAMS", 0)
+
+
+@pytest.mark.usefixtures("_programs")
+def test_ragged_chunks_at_the_edges_of_tiles() -> None:
+    check([0, 0, 63, 64, 65, 1, 130], [63, 64, 65, 2, 129, 190, 3], num_heads=2, num_kv_heads=1)
+
+
+@pytest.mark.usefixtures("_programs")
+def test_a_long_prefix() -> None:
+    check([1000], [70], num_heads=2, num_kv_heads=1)
+
+
+def test_tiles_of_no_rows_are_left_out() -> None:
+    cache = paged([80], [80], 1, 64, 16)
+    qkv, out = randn(80, 3 * 64, seed=1), torch.full((80, 64), 7.0, dtype=DTYPE, device=DEVICE)
+    # The second would read and write where nothing is.
+    tiles = PrefillTiles(*torch.tensor([[8, 1 << 40], [60, 60], [4, 0], [0, 0]], device=DEVICE))
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, cache.keys.shape[-1] ** -0.5)
+    assert bool((out[:8] == 7).all())
+    assert bool((out[12:] == 7).all())
+    assert not bool((out[8:12] == 7).any())
+
+
+def test_rows_before_the_first_are_left_alone_and_some_queries_are_scaled() -> None:
+    cache = paged([0, 0], [4, 4], 2, 64, 16)
+    qkv = randn(4, 8 * 64, seed=1)
+    before, alike = qkv.clone(), qkv.clone()
+    positions = torch.arange(4, device=DEVICE)
+    cells = cells_of(cache.tables, 1, positions, 16)
+    work = None, 0.0, rotary_table(4, 64), positions, cells, cache.keys, cache.values
+    rope_write(qkv, *work, first=1, num_scaled=torch.tensor([2], device=DEVICE), scale=2.0)
+    assert torch.equal(qkv[:1], before[:1])
+    assert torch.isnan(cache.keys.flatten(0, 1)[cells[:1]]).all()
+    assert not torch.isnan(cache.keys.flatten(0, 1)[cells[1:]]).any()
+    rope_write(alike, *work)
+    assert torch.equal(qkv[1, : 4 * 64], 2 * alike[1, : 4 * 64])
+    assert torch.equal(qkv[2:], alike[2:])

@@ -1,0 +1,173 @@
+"""Norm, gate and matrix-vector kernels, and the operations made of them, against double precision."""
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from torch import Tensor
+
+from worker_svc.core.formats.dense import Dense
+from worker_svc.core.kernels.linear.activation import silu_mul
+from worker_svc.core.kernels.linear.norm import rms_norm, row_scales, scale_rows
+from worker_svc.core.kernels.linear.one_row import fits_row_linear, row_linear
+from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.layers.linear import Linear, Projection
+from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import NormSpec, StoredRows
+from worker_svc.core.operations import cublas
+from worker_svc.core.operations.torch_operations import TorchOperations
+from worker_svc.core.operations.triton_operations import TritonOperations
+
+
+def whole(name: str, outputs: int) -> Projection:
+    """A projection that is stored alone, of which this rank has all."""
+    return Projection(StoredRows(name), outputs, slice(0, outputs))
+
+
+def weight_of(linear: Linear) -> Tensor:
+    """Of dense ones."""
+    assert isinstance(linear.packed, Dense)
+    return linear.packed.weight
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+def silu_gated(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("size", [64, 96, 1000])
+def test_rms_norm(size: int) -> None:
+    x, weight = randn(5, size, seed=1), randn(size, seed=2)
+    assert_near(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("size", [8, 1024, 1500])
+def test_silu_mul(size: int) -> None:
+    x = randn(3, 2 * size, seed=1)
+    assert_near(silu_mul(x), silu_gated(x.double()))
+
+
+@pytest.mark.parametrize("hidden_size", [96, 1024, 1500])
+def test_silu_mul_of_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
+    x, unscaled = randn(3, 2 * 1500, seed=1), Unscaled(randn(3, hidden_size, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
+def test_rows_are_scaled_in_place_by_the_first_hidden_states() -> None:
+    x, hidden = randn(3, 2500, seed=1), randn(5, 1500, seed=2, scale=3.0)
+    expected = x.double() * Unscaled(hidden[:3], 1e-5).scales()
+    scale_rows(x, Unscaled(hidden, 1e-5))
+    assert_near(x, expected)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(3, 1500), (1030, 96)])
+def test_the_scales_of_rows(rows: int, size: int) -> None:
+    hidden = randn(rows, size, seed=2, scale=3.0)
+    assert_near(row_scales(hidden, 1e-5), Unscaled(hidden, 1e-5).scales()[:, 0], 1e-5)
+
+
+def test_silu_mul_of_many_rows() -> None:
+    x, unscaled = randn(1030, 2 * 1100, seed=1), Unscaled(randn(1030, 96, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
+def test_silu_mul_of_some_rows_that_divide_into_wide_tiles() -> None:
+    x, unscaled = randn(130, 2 * 8192, seed=1), Unscaled(randn(130, 96, seed=2, scale=3.0), 1e-5)
+    assert_near(silu_mul(x, unscaled), silu_gated(x.double() * unscaled.scales()))
+
+
+def test_rms_norm_of_many_rows() -> None:
+    x, weight = randn(1030, 96, seed=1), randn(96, seed=2)
+    assert_near(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 64), (48, 192), (33, 1024), (64, 3072), (10, 896), (6, 12288), (96, 4096)]
+)
+def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
+    x, weight = randn(1, inputs, seed=1), randn(2 * outputs, inputs, seed=2, scale=inputs**-0.5)
+    norm, bias, residual = 1 + randn(inputs, seed=3, scale=0.2), randn(outputs, seed=4), randn(1, outputs, seed=5)
+    single = weight[:outputs]
+    double = single.double()
+    assert_near(row_linear(x, single), x.double() @ double.t())
+    assert_near(row_linear(x, single, norm=(norm, 1e-6)), normed(x, norm, 1e-6) @ double.t())
+    expected = x.double() @ double.t() + bias.double() + residual.double()
+    assert_near(row_linear(x, single, bias=bias, residual=residual), expected)
+    gated = row_linear(x, weight, norm=(norm, 1e-6), is_gated=True)
+    assert_near(gated, silu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
+    ones = torch.ones_like(norm)
+    folded = row_linear(x, weight, norm=(ones, 1e-6), is_folded=True, is_gated=True)
+    assert_near(folded, silu_gated(normed(x, ones, 1e-6) @ weight.double().t()))
+
+
+def test_inputs_that_do_not_divide_into_tiles_are_left_to_others() -> None:
+    assert fits_row_linear(randn(4, 192))
+    assert not fits_row_linear(randn(4, 96))
+
+
+def test_a_product_in_pieces_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_LONG_INPUTS", 32)
+    monkeypatch.setattr(cublas, "_ROWS", 3)
+    x, weight, residual = randn(8, 32, seed=1), randn(16, 32, seed=2), randn(8, 16, seed=3)
+    expected = x.double() @ weight.double().t() + residual.double()
+    assert_near(cublas.add_product(residual, x, weight), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [96, 128])
+@pytest.mark.parametrize("bias", [True, False])
+def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool) -> None:
+    placement = Placement(DEVICE, DTYPE)
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), size)
+    gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], size, has_bias=bias)
+    down = Linear(placement, [whole("down", size)], 64, slice(0, 64), has_bias=bias)
+    for seed, shard in enumerate(placement.wanted):
+        shard.destination.copy_(randn(*shard.destination.shape, seed=seed, scale=0.3))
+    hidden = randn(rows, size, seed=20)
+    fused, reference = TritonOperations(), TorchOperations()
+    assert_near(fused.norm_linear(hidden, norm, gate_up), reference.norm_linear(hidden, norm, gate_up))
+    gated = reference.norm_gated(hidden, norm, gate_up)
+    assert_near(fused.norm_gated(hidden, norm, gate_up), gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
+    expected = reference.linear_add(gated, down, hidden)
+    assert_near(fused.linear_add(gated, down, hidden.clone()), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("size", [96, 128])
+def test_folded_norms_change_nothing_but_who_scales(rows: int, size: int) -> None:
+    placement = Placement(DEVICE, DTYPE)
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), size)
+    gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], size, has_bias=False)
+    norm.weight.copy_(1 + randn(size, seed=1, scale=0.3))
+    weight_of(gate_up).copy_(randn(128, size, seed=2, scale=0.3))
+    hidden = randn(rows, size, seed=20)
+    operations, reference = TritonOperations(), TorchOperations()
+    expected = reference.norm_linear(hidden, norm, gate_up), reference.norm_gated(hidden, norm, gate_up)
+    norm.fold(weight_of(gate_up))
+    product, unscaled = operations.norm_linear_unscaled(hidden, norm, gate_up)
+    tolerance = 2e-2 if DTYPE is torch.bfloat16 else 4e-3
+    assert_near(product if unscaled is None else product * unscaled.scales(), expected[0], tolerance)
+    assert_near(operations.norm_linear(hidden, norm, gate_up), expected[0], tolerance)
+    assert_near(operations.norm_gated(hidden, norm, gate_up), expected[1], tolerance)
+    assert_near(reference.norm_gated(hidden, norm, gate_up), expected[1], tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
+def test_norms_are_folded_where_nothing_can_overflow_and_no_bias_would_be_scaled(
+    dtype: torch.dtype, *, bias: bool
+) -> None:
+    placement = Placement(DEVICE, dtype)
+    norm = RMSNorm(placement, NormSpec("norm", 1e-6), 8)
+    linear = Linear(placement, [whole("one", 4)], 8, has_bias=bias)
+    norm.weight.fill_(2)
+    weight_of(linear).fill_(3)
+    TritonOperations().fold_norm(norm, linear)
+    folds = dtype is torch.bfloat16 and not bias
+    assert norm.is_folded == folds
+    assert weight_of(linear).unique().tolist() == ([6] if folds else [3])
+    assert norm.weight.unique().tolist() == ([1] if folds else [2])

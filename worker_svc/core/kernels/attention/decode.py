@@ -1,0 +1,292 @@
+"""Attention of sequences that advance by one token, from q, k and v to the attended heads."""
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+
+from worker_svc.core.kernels.attention.decode_cut import (
+    MIN_QUERY_ROWS,
+    SHARE_BYTES,
+    ContextCut,
+    Shares,
+    cut,
+    find_shares,
+)
+from worker_svc.core.kernels.attention.decode_plan import PLAN_COLUMNS, plan_shares
+from worker_svc.core.kernels.attention.decode_shares import attend_shares, finish_heads
+from worker_svc.core.kernels.attention.decode_splits import attend_splits
+from worker_svc.core.kernels.attention.decode_stream import can_stream, stream_shares
+from worker_svc.core.kernels.attention.head_dims import tile_dims
+from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
+from worker_svc.core.kernels.linear.unscaled import Unscaled
+
+_LOG2E = 1.4426950408889634
+_PARTS_AT_ONCE = 16  # parts of one query head that are added up at a time
+_FINISH_REGISTERS = 80  # so that two programs leave room for one of `attend_shares` beside them
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The sequences of a step that advance by one token; all i64[sequences] on the device."""
+
+    rows: Tensor  # where each one's token stands in the flat columns
+    slots: Tensor
+    contexts: Tensor  # tokens with KV once the step is done
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class DecodeAttention:
+    """Split-KV paged decoding (Dao et al., Flash-Decoding, 2023) for up to `max_sequences` at once, on one stream.
+
+    Keys and values are [num_blocks, block_size, num_kv_heads, head_dim] with any strides but the last.
+    """
+
+    def __init__(
+        self,
+        max_sequences: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rotary: Tensor,
+        *,
+        scale: float,
+        block_size: int,
+        item_bytes: int = 2,
+    ) -> None:
+        device = rotary.device
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self.query_scale = scale * _LOG2E  # softmax is to the base of 2
+        self._rotary = rotary
+        self._dependent = has_dependent_launch(device)
+        self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
+        self._multiprocessors = multiprocessors(device, SHARE_BYTES)
+        self._block_size = block_size
+        self._streamed = can_stream(device, block_size, num_heads, num_kv_heads, head_dim, item_bytes)
+        self._max_sequences = triton.next_power_of_2(max_sequences)
+        counts = range(1, max_sequences + 1)
+        programs = max((shares.programs for shares in map(self._find_shares, counts) if shares), default=0)
+        most = max(2 * programs, *(self._cut(count).splits * count for count in counts)) * num_heads
+        self._plan = torch.empty(programs, PLAN_COLUMNS, dtype=torch.int32, device=device)
+        self._partial = torch.empty(most * head_dim, device=device)
+        self._weight = torch.empty(most, device=device)
+        self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
+
+    def _cut(self, sequences: int) -> ContextCut:
+        chosen = cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
+        # No context is longer than the table of positions: further splits would find nothing.
+        return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
+
+    def _find_shares(self, sequences: int) -> Shares | None:
+        return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
+
+    def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
+        """ContextCut the contexts of a step; called before its first `attend`, with the same tables."""
+        if (shares := self._find_shares(len(rows))) is not None:
+            plan_shares[(shares.programs,)](
+                rows.rows,
+                rows.slots,
+                rows.contexts,
+                block_tables,
+                self._plan,
+                len(rows),
+                block_tables.stride(0),
+                BLOCK_SIZE=self._block_size,
+                BLOCK_T=shares.tokens,
+                COST=shares.cost,
+                SEQUENCES=self._max_sequences,
+                **options(),
+            )
+
+    def takes_finished(self, sequences: int) -> bool:
+        """Return whether `attend` can have the heads of so many finished ahead, by whoever does that for others."""
+        return self._find_shares(sequences) is not None
+
+    def attend(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        unscaled: Unscaled | None = None,
+        *,
+        is_finished: bool = False,
+    ) -> None:
+        """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
+
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], which may be overwritten, norms each [head_dim],
+        block_tables i32[slots, blocks], out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not
+        name are left alone.
+        `unscaled`: of the rows of qkv; `is_finished`: keys and values are in the cache, queries normalised, rotated and
+        multiplied by `query_scale`; only where `takes_finished` says so.
+        """
+        if (shares := self._find_shares(len(rows))) is not None:
+            if not is_finished:
+                self._finish(qkv, norms, eps, rows, block_tables, keys, values, unscaled)
+            self._attend_shares(shares, qkv, rows, block_tables, keys, values, out)
+        else:
+            self._attend_splits(self._cut(len(rows)), qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
+
+    def _attend_splits(
+        self,
+        chosen: ContextCut,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        unscaled: Unscaled | None,
+    ) -> None:
+        head_dim = self._head_dim
+        queries = self._num_heads // self._num_kv_heads
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+        attend_splits[(self._num_kv_heads, chosen.splits, len(rows))](
+            qkv,
+            query_norm,
+            key_norm,
+            unscaled.hidden if unscaled is not None else qkv,
+            self._rotary,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            block_tables,
+            keys,
+            values,
+            out,
+            self._partial,
+            self._weight,
+            self._done,
+            eps,
+            unscaled.eps if unscaled is not None else 0.0,
+            self.query_scale,
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=self._num_heads,
+            HK=self._num_kv_heads,
+            D=head_dim,
+            G=queries,
+            GR=triton.next_power_of_2(queries),
+            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(queries)),
+            BLOCK_SIZE=keys.shape[1],
+            BLOCK_T=chosen.tokens,
+            SPLIT_T=chosen.split_tokens,
+            PARTS=max(2, _PARTS_AT_ONCE // triton.next_power_of_2(queries)),
+            NORM=norms is not None,
+            HIDDEN=unscaled.hidden.shape[1] if unscaled is not None else 0,
+            STAGES=chosen.stages,
+            SPLIT=chosen.splits > 1,
+            AHEAD=chosen.ahead,
+            DEPENDENT=self._dependent,
+            **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
+        )
+
+    def _finish(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        unscaled: Unscaled | None,
+    ) -> None:
+        query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+        finish_heads[(len(rows),)](
+            qkv,
+            query_norm,
+            key_norm,
+            unscaled.hidden if unscaled is not None else qkv,
+            self._rotary,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            block_tables,
+            keys,
+            values,
+            eps,
+            unscaled.eps if unscaled is not None else 0.0,
+            self.query_scale,
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=self._num_heads,
+            HK=self._num_kv_heads,
+            D=self._head_dim,
+            HEADS=triton.next_power_of_2(self._num_heads),
+            BLOCK_SIZE=keys.shape[1],
+            NORM=norms is not None,
+            HIDDEN=unscaled.hidden.shape[1] if unscaled is not None else 0,
+            DEPENDENT=self._dependent,
+            **options(dependent=self._dependent, registers=_FINISH_REGISTERS),
+        )
+
+    def _attend_shares(
+        self,
+        shares: Shares,
+        qkv: Tensor,
+        rows: DecodeRows,
+        block_tables: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+    ) -> None:
+        if self._streamed:
+            stream_shares(
+                shares.programs,
+                qkv,
+                (rows.rows, rows.slots, rows.contexts),
+                self._plan,
+                block_tables,
+                keys,
+                values,
+                out,
+                (self._partial, self._weight, self._done),
+            )
+            return
+        heads, kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
+        attend_shares[(shares.programs,)](
+            qkv,
+            rows.rows,
+            rows.slots,
+            rows.contexts,
+            self._plan,
+            block_tables,
+            keys,
+            values,
+            out,
+            self._partial,
+            self._weight,
+            self._done,
+            len(rows),
+            block_tables.stride(0),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            H=heads,
+            HK=kv_heads,
+            D=head_dim,
+            G=heads // kv_heads,
+            GP=max(MIN_QUERY_ROWS, triton.next_power_of_2(heads // kv_heads)),
+            BLOCK_SIZE=keys.shape[1],
+            BLOCK_T=shares.tokens,
+            HEADS=triton.next_power_of_2(heads),
+            STAGES=shares.stages,
+            DEPENDENT=self._dependent,
+            **options(warps=shares.warps, dependent=self._dependent),
+        )

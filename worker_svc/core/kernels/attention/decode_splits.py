@@ -1,0 +1,232 @@
+"""Attention of few sequences that advance by one token: one kernel from q, k and v to the attended heads, in which
+programs read parts of one context.
+"""
+
+import triton
+import triton.language as tl
+
+from worker_svc.core.kernels.attention.decode_tiles import attend_tile, begin, constants
+from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.launch import release, wait
+
+
+@triton.jit
+def attend_splits(
+    qkv_ptr,  # [tokens, (H + 2 HK) D]
+    query_norm_ptr,  # [D]
+    key_norm_ptr,  # [D]
+    hidden_ptr,  # [tokens, HIDDEN]: rows of qkv are multiplied by 1 / rms of these
+    rotary_ptr,  # f32[positions, D]: cosines, then sines
+    rows_ptr,  # i64[sequences]: each one's row of qkv and out
+    slots_ptr,  # i64[sequences]: each one's row of the block tables
+    contexts_ptr,  # i64[sequences]: tokens, the new one included
+    tables_ptr,  # i32[slots, blocks]
+    keys_ptr,
+    values_ptr,
+    out_ptr,  # [tokens, H D]
+    partial_ptr,  # f32[sequences, HK, splits, G, D]
+    weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
+    done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
+    eps,
+    hidden_eps,
+    scale,  # of scores, to the base of 2
+    table_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    H: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GR: tl.constexpr,  # power of two from G
+    GP: tl.constexpr,  # the same, but enough rows for a matrix product
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    SPLIT_T: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,  # 0: they are scaled already
+    STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,  # contexts may be cut
+    AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
+    DEPENDENT: tl.constexpr,
+):
+    """One program a head and split of a sequence."""
+    # Neighbours are the heads of one sequence, whose keys lie side by side, then its parts: what is long begins first.
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    sequence = tl.program_id(2)
+    max_splits = tl.num_programs(1)
+    HALF: tl.constexpr = D // 2
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
+    context = tl.load(contexts_ptr + sequence).to(tl.int32)
+    row = tl.load(rows_ptr + sequence)
+    table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
+    past = context - 1
+    wanted = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
+    length = tl.maximum(1, (past + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T
+    # Whole tiles may need fewer splits than wanted: an empty one would be 0 / 0.
+    num_splits = tl.maximum(1, (past + length - 1) // length)
+    if split < num_splits:
+        first = split * length
+        last = tl.minimum(first + length, past)
+        half = tl.arange(0, tile_dims(HALF))
+        dims = tl.arange(0, tile_dims(D))
+        group = tl.arange(0, GP)
+        is_query = group[:, None] < G
+        head_keys = keys_ptr + kv_head * head_stride + half[:, None]
+        head_values = values_ptr + kv_head * head_stride + dims[None, :]
+        tile = tl.arange(0, BLOCK_T)
+        if AHEAD == 2:
+            # Queries are made within the first round, so that the first tiles are on their way meanwhile; blocks are
+            # looked up a round ahead, so that what is on its way is more than one tile.
+            most = tl.full((GP,), float("-inf"), tl.float32)
+            total = tl.zeros((GP,), tl.float32)
+            acc = tl.zeros((GP, tile_dims(D)), tl.float32)
+            a1 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
+            a2 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
+            blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=first + tile < last, other=0)
+            for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
+                positions = start + tile
+                is_past = positions < last
+                offsets = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
+                following = positions + BLOCK_T
+                blocks = tl.load(table + following // BLOCK_SIZE, mask=following < last, other=0)
+                if start == first:
+                    wait(DEPENDENT)
+                    release(DEPENDENT)
+                    cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
+                        rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
+                    )
+                    a1, a2, most, total, acc = begin(
+                        qkv_ptr + row * ((H + 2 * HK) * D),
+                        hidden_ptr + row * HIDDEN,
+                        cos,
+                        sin,
+                        query_norm_1,
+                        query_norm_2,
+                        key_norm_1,
+                        key_norm_2,
+                        table,
+                        keys_ptr,
+                        values_ptr,
+                        eps,
+                        hidden_eps,
+                        scale,
+                        past,
+                        kv_head,
+                        split == num_splits - 1,
+                        block_stride,
+                        token_stride,
+                        head_stride,
+                        H,
+                        HK,
+                        D,
+                        G,
+                        GP,
+                        BLOCK_SIZE,
+                        NORM,
+                        HIDDEN,
+                    )
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+        else:
+            cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
+                rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
+            )
+            if AHEAD == 1:
+                is_early = first + tile < last
+                blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=is_early, other=0)
+                offsets = blocks.to(tl.int64) * block_stride + ((first + tile) % BLOCK_SIZE) * token_stride
+                early_keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_early[None, :])
+                early_keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_early[None, :])
+                early_values = load(head_values + offsets[:, None], dims[None, :], D, is_early[:, None])
+            wait(DEPENDENT)
+            release(DEPENDENT)
+            a1, a2, most, total, acc = begin(
+                qkv_ptr + row * ((H + 2 * HK) * D),
+                hidden_ptr + row * HIDDEN,
+                cos,
+                sin,
+                query_norm_1,
+                query_norm_2,
+                key_norm_1,
+                key_norm_2,
+                table,
+                keys_ptr,
+                values_ptr,
+                eps,
+                hidden_eps,
+                scale,
+                past,
+                kv_head,
+                split == num_splits - 1,
+                block_stride,
+                token_stride,
+                head_stride,
+                H,
+                HK,
+                D,
+                G,
+                GP,
+                BLOCK_SIZE,
+                NORM,
+                HIDDEN,
+            )
+            if AHEAD == 1:
+                most, total, acc = attend_tile(
+                    a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
+                )
+                first += BLOCK_T
+            for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
+                positions = start + tile
+                is_past = positions < last
+                blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_past, other=0)
+                offsets = blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * token_stride
+                keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
+                v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+        if not SPLIT or num_splits == 1:
+            outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
+            store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)
+        else:
+            # The split that ends last adds the parts up, so that no second kernel is needed.
+            base = (sequence * HK + kv_head) * max_splits
+            parts = partial_ptr + group[:, None] * D + dims[None, :]
+            store(parts + (base + split) * (G * D), acc / total[:, None], dims[None, :], D, is_query)
+            tl.store(weight_ptr + (base + split) * G + group, most + tl.log2(total), mask=group < G)
+            tl.debug_barrier()
+            ended = tl.atomic_add(done_ptr + sequence * HK + kv_head, 1, sem="acq_rel")
+            if ended == num_splits - 1:
+                query = tl.arange(0, GR)
+                top = tl.full((GR,), float("-inf"), tl.float32)
+                mass = tl.zeros((GR,), tl.float32)
+                attended = tl.zeros((GR, tile_dims(D)), tl.float32)
+                for start in range(0, num_splits, PARTS):
+                    part = start + tl.arange(0, PARTS)
+                    is_part = part[:, None] < num_splits
+                    places = (base + part[:, None]) * G + query[None, :]
+                    is_place = is_part & (query[None, :] < G)
+                    # Rows after G would be -inf - -inf, which is NaN; they are never stored.
+                    weight = tl.load(weight_ptr + places, mask=is_place, other=0.0, cache_modifier=".cg")
+                    weight = tl.where(is_part, weight, float("-inf"))
+                    partial = load(
+                        partial_ptr + places[:, :, None] * D + dims[None, None, :],
+                        dims[None, None, :],
+                        D,
+                        is_place[:, :, None],
+                        OF_OTHERS=True,
+                    )
+                    higher = tl.maximum(top, tl.max(weight, 0))
+                    kept = tl.exp2(top - higher)
+                    p = tl.exp2(weight - higher[None, :])
+                    attended = attended * kept[:, None] + tl.sum(partial * p[:, :, None], 0)
+                    mass = mass * kept + tl.sum(p, 0)
+                    top = higher
+                targets = out_ptr + row * (H * D) + (kv_head * G + query[:, None]) * D + dims[None, :]
+                attended = (attended / mass[:, None]).to(out_ptr.dtype.element_ty)
+                store(targets, attended, dims[None, :], D, query[:, None] < G)
+                tl.store(done_ptr + sequence * HK + kv_head, 0)

@@ -1,0 +1,259 @@
+"""Attention of many sequences that advance by one token, at about the speed at which keys and values can be read: for
+Hopper.
+
+One warp asks for tiles of all heads, context after context, ahead of those that attend to them: what begins and ends a
+context keeps no memory waiting. Gluon has words for that, Triton has none; Triton's interpreter knows nothing of Gluon.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from worker_svc.core.kernels.attention.decode_plan import COLUMNS
+from worker_svc.core.kernels.attention.decode_stream_ends import add_up, end_context
+from worker_svc.core.kernels.launch import INTERPRETED, options
+
+_HOPPER = (9, 0)
+_TOKENS = 16  # of a block of the cache, which is a tile, and rows of a matrix product's left operand
+_QUERIES = gl.constexpr(8)  # columns of its right one
+# Heads of 64 would want two or four programs a multiprocessor, of which registers let fewer run at once; they were
+# never measured.
+_HEAD_DIM = 128
+_STAGES = gl.constexpr(3)
+# Of a thread at first, so that two programs of `finish_heads` are beside one of these; then the warps that attend get
+# what the one that asks does not need.
+_REGISTERS, _REGISTERS_TO_ASK = 112, gl.constexpr(40)
+
+
+@gluon.jit
+def _ask(keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_stride):
+    """The work of one warp."""
+    key_tiles, value_tiles = tiles
+    ready, free = barriers
+    slots_ptr, contexts_ptr = columns[1], columns[2]
+    TOKENS: gl.constexpr = key_tiles.shape[3]
+    BYTES: gl.constexpr = key_tiles.shape[2] * TOKENS * key_tiles.shape[4] * 4
+    plan = plan_ptr + gl.program_id(0) * COLUMNS
+    sequence = gl.load(plan)
+    start = gl.load(plan + 1)
+    left = gl.load(plan + 2)
+    end = gl.load(plan + 8)
+    slot = gl.load(plan + 9).to(gl.int64)
+    block = gl.load(plan + 11)
+    count = 0
+    while left > 0:
+        table = tables_ptr + slot * table_stride
+        number = gl.minimum(left, (end - start + TOKENS - 1) // TOKENS)
+        left -= number
+        sequence += 1
+        # Looked up ahead, so that nothing waits for that.
+        next_end = gl.load(contexts_ptr + sequence, mask=left > 0, other=0).to(gl.int32)
+        slot = gl.load(slots_ptr + sequence, mask=left > 0, other=0)
+        next_block = gl.load(tables_ptr + slot * table_stride, mask=left > 0, other=0)
+        for _ in range(number):
+            following = gl.load(table + start // TOKENS + 1, mask=start + TOKENS < end, other=0)
+            stage = count % _STAGES
+            barrier = ready.index(stage)
+            mbarrier.wait(free.index(stage), ((count // _STAGES) & 1) ^ 1)
+            mbarrier.expect(barrier, BYTES)
+            if start + TOKENS >= end:
+                gdc_wait()  # the kernel ahead writes the new token's key and value
+            # A context's last tokens come last in their tile: what is ahead of a block is zeros, and nobody reads it.
+            at = [block, 0, gl.minimum(0, end - start - TOKENS), 0]
+            tma.async_copy_global_to_shared(keys, at, barrier, key_tiles.index(stage))
+            tma.async_copy_global_to_shared(values, at, barrier, value_tiles.index(stage))
+            block = following
+            start += TOKENS
+            count += 1
+        start = 0
+        end = next_end
+        block = next_block
+
+
+@gluon.jit
+def _attend(
+    tiles,
+    barriers,
+    columns,
+    plan_ptr,
+    qkv_ptr,
+    outs,
+    H: gl.constexpr,
+    G: gl.constexpr,
+    HEADS: gl.constexpr,
+):
+    """The work of all other warps, each for a head of keys and values."""
+    key_tiles, value_tiles = tiles
+    ready, free = barriers
+    rows_ptr, contexts_ptr = columns[0], columns[2]
+    HK: gl.constexpr = key_tiles.shape[2]
+    TOKENS: gl.constexpr = key_tiles.shape[3]
+    D: gl.constexpr = key_tiles.shape[4]
+    # Keys and values are the left operands, of 16 rows: queries are fewer.
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [HK, 1, 1], [1, 16, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    FLAT: gl.constexpr = gl.SliceLayout(1, MMA)
+    kv_head = gl.arange(0, HK, gl.SliceLayout(1, gl.SliceLayout(2, RIGHT)))[:, None, None]
+    dims = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, RIGHT)))[None, :, None]
+    group = gl.arange(0, _QUERIES, gl.SliceLayout(0, gl.SliceLayout(1, RIGHT)))[None, None, :]
+    queries = qkv_ptr + (kv_head * G + group) * D + dims
+    is_inside = (group < G) & (kv_head >= 0) & (dims >= 0)
+    tile = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
+    is_query = gl.arange(0, _QUERIES, gl.SliceLayout(0, gl.SliceLayout(1, MMA)))[None, None, :] < G
+    share = gl.program_id(0)
+    plan = plan_ptr + share * COLUMNS
+    sequence = gl.load(plan)
+    start = gl.load(plan + 1)
+    left = gl.load(plan + 2)
+    first_place = gl.load(plan + 3)
+    first_share = gl.load(plan + 4)
+    last_share = gl.load(plan + 5)
+    last_sequence_share = gl.load(plan + 7)
+    end = gl.load(plan + 8)
+    row = gl.load(plan + 10).to(gl.int64)
+    place = share * 2
+    gdc_wait()
+    gdc_launch_dependents()
+    q = gl.load(queries + row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
+    count = 0
+    while left > 0:
+        number = gl.minimum(left, (end - start + TOKENS - 1) // TOKENS)
+        left -= number
+        sequence += 1
+        # Looked up ahead, so that nothing waits for that.
+        next_end = gl.load(contexts_ptr + sequence, mask=left > 0, other=0).to(gl.int32)
+        next_row = gl.load(rows_ptr + sequence, mask=left > 0, other=0)
+        next_q = gl.load(queries + next_row * ((H + 2 * HK) * D), mask=is_inside & (left > 0), other=0.0)
+        is_whole = (start == 0) & (number * TOKENS >= end)
+        most = gl.full([HK, _QUERIES], float("-inf"), gl.float32, FLAT)
+        sums = gl.zeros([HK, _QUERIES], gl.float32, FLAT)
+        acc = gl.zeros([HK, D, _QUERIES], gl.float32, MMA)
+        for _ in range(number):
+            stage = count % _STAGES
+            mbarrier.wait(ready.index(stage), (count // _STAGES) & 1)
+            k = key_tiles.index(stage).reshape([HK, TOKENS, D]).load(LEFT)
+            scores = mma_v2(k, q, gl.zeros([HK, TOKENS, _QUERIES], gl.float32, MMA))
+            scores = gl.where(tile >= start + TOKENS - end, scores, float("-inf"))
+            larger = gl.maximum(most, gl.max(scores, 1))
+            # Columns that are no query are zeros in both products: what does not change costs no power.
+            p = gl.where(is_query, gl.exp2(scores - gl.expand_dims(larger, 1)), 0.0)
+            alpha = gl.exp2(most - larger)
+            sums = sums * alpha + gl.sum(p, 1)
+            v = value_tiles.index(stage).reshape([HK, TOKENS, D]).permute([0, 2, 1]).load(LEFT)
+            acc = mma_v2(v, gl.convert_layout(p.to(v.dtype), RIGHT), acc * gl.expand_dims(alpha, 1))
+            mbarrier.arrive(free.index(stage))
+            most = larger
+            start += TOKENS
+            count += 1
+        end_context(outs, row, place, is_whole, most, sums, acc, H, G)
+        if not is_whole:
+            add_up(outs, sequence - 1, row, first_place, first_share, last_share, H, D, HEADS, HK)
+        # Whatever is not the first is the share's other part, and begins there.
+        place = share * 2 + 1
+        first_place = place
+        first_share = share
+        last_share = last_sequence_share
+        start = 0
+        end = next_end
+        row = next_row
+        q = next_q
+
+
+@gluon.jit(do_not_specialize=["table_stride"])
+def _stream_shares(
+    keys,  # [blocks, HK, TOKENS, D], by blocks
+    values,
+    qkv_ptr,  # [tokens, (H + 2 HK) D]: queries as `finish_heads` leaves them
+    rows_ptr,  # i64[sequences]: each one's row of qkv and out
+    slots_ptr,  # i64[sequences]: each one's row of the block tables
+    contexts_ptr,  # i64[sequences]: tokens with KV
+    plan_ptr,  # i32[shares, PLAN_COLUMNS]: of `plan_shares`
+    tables_ptr,  # i32[slots, blocks]
+    out_ptr,  # [tokens, H D]
+    partial_ptr,  # f32[shares, 2, H, D]: of a context that others have parts of: the share's first, and another
+    weight_ptr,  # f32[shares, 2, H]: log2 of each part's sum of exponentials
+    done_ptr,  # i32[sequences]: parts that have ended, 0 between launches
+    table_stride,
+    H: gl.constexpr,
+    G: gl.constexpr,
+    HEADS: gl.constexpr,  # power of two from H
+):
+    BLOCK: gl.constexpr = [_STAGES, 1, keys.block_type.shape[1], keys.block_type.shape[2], keys.block_type.shape[3]]
+    tiles = (
+        gl.allocate_shared_memory(keys.dtype, BLOCK, keys.layout),
+        gl.allocate_shared_memory(keys.dtype, BLOCK, values.layout),
+    )
+    ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(_STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+    barriers = (ready, free)
+    columns = (rows_ptr, slots_ptr, contexts_ptr)
+    outs = (out_ptr, partial_ptr, weight_ptr, done_ptr)
+    gl.warp_specialize(
+        [
+            (_attend, (tiles, barriers, columns, plan_ptr, qkv_ptr, outs, H, G, HEADS)),
+            (_ask, (keys, values, tiles, barriers, columns, plan_ptr, tables_ptr, table_stride)),
+        ],
+        [1],
+        [_REGISTERS_TO_ASK],
+    )
+
+
+def _tiled(cache: Tensor) -> TensorDescriptor:
+    """Keys or values [blocks, tokens, heads, head_dim] by blocks, in which a head's tokens are neighbours."""
+    by_heads = cache.transpose(1, 2)
+    block = [1, *by_heads.shape[1:]]
+    return TensorDescriptor.from_tensor(by_heads, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+
+
+def can_stream(
+    device: torch.device, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, item_bytes: int
+) -> bool:
+    """Return whether `stream_shares` can attend to what is cached so, a block a tile and a head a warp: on a Hopper."""
+    if device.type != "cuda" or INTERPRETED or torch.cuda.get_device_capability(device) != _HOPPER:
+        return False
+    is_group = num_kv_heads in (4, 8) and num_heads <= num_kv_heads * _QUERIES.value
+    return is_group and head_dim == _HEAD_DIM and block_size == _TOKENS and item_bytes == 2
+
+
+def stream_shares(
+    programs: int,
+    qkv: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    plan: Tensor,
+    tables: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    scratch: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the attended heads into `out`, after `finish_heads`, by as many programs as there are shares.
+
+    `rows`: rows, slots and contexts of the sequences; `scratch`: parts, their weights, how many of them have ended.
+    """
+    kv_heads, head_dim = keys.shape[2:]
+    heads = out.shape[1] // head_dim
+    _stream_shares[(programs,)](
+        _tiled(keys),
+        _tiled(values),
+        qkv,
+        *rows,
+        plan,
+        tables,
+        out,
+        *scratch,
+        tables.stride(0),
+        H=heads,
+        G=heads // kv_heads,
+        HEADS=triton.next_power_of_2(heads),
+        **options(warps=kv_heads, dependent=True, registers=_REGISTERS),
+    )

@@ -1,0 +1,117 @@
+"""The tiles of a program of decode attention: it begins with the new token, then takes what is past tile by tile."""
+
+import triton
+import triton.language as tl
+
+from worker_svc.core.kernels.attention.head_dims import load, store, tile_dims
+from worker_svc.core.kernels.linear.norm import row_scale
+
+
+@triton.jit
+def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
+    """One tile of keys and values more: the running maximum, sum of exponentials and weighted values."""
+    scores = tl.dot(a1, keys_1)
+    scores = tl.dot(a2, keys_2, scores)
+    scores = tl.where(is_past[None, :], scores, float("-inf"))
+    larger = tl.maximum(most, tl.max(scores, 1))
+    p = tl.exp2(scores - larger[:, None])
+    alpha = tl.exp2(most - larger)
+    total = total * alpha + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    return larger, total, acc
+
+
+@triton.jit
+def constants(rotary_ptr, query_norm_ptr, key_norm_ptr, past, D: tl.constexpr, NORM: tl.constexpr):
+    """Inputs that do not depend on the kernel ahead, in halves [D / 2]: cosines and sines, and the norms' weights."""
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, tile_dims(HALF))
+    cos = load(rotary_ptr + past * D + half, half, HALF)
+    sin = load(rotary_ptr + past * D + HALF + half, half, HALF)
+    query_norm_1, query_norm_2, key_norm_1, key_norm_2 = cos, sin, cos, sin
+    if NORM:
+        query_norm_1 = load(query_norm_ptr + half, half, HALF).to(tl.float32)
+        query_norm_2 = load(query_norm_ptr + HALF + half, half, HALF).to(tl.float32)
+        key_norm_1 = load(key_norm_ptr + half, half, HALF).to(tl.float32)
+        key_norm_2 = load(key_norm_ptr + HALF + half, half, HALF).to(tl.float32)
+    return cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2
+
+
+@triton.jit
+def begin(
+    heads,  # the sequence's row of qkv
+    hidden_row,  # the sequence's row of hidden states
+    cos,
+    sin,
+    query_norm_1,
+    query_norm_2,
+    key_norm_1,
+    key_norm_2,
+    table,
+    keys_ptr,
+    values_ptr,
+    eps,
+    hidden_eps,
+    scale,
+    past,
+    kv_head,
+    is_last,  # this part of the context ends with the new token
+    block_stride,
+    token_stride,
+    head_stride,
+    H: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+):
+    """The rotated queries in two halves [GP, D / 2], and what `attend_tile` goes on from: the new token's attention,
+    whose key and value are written to the cache, or none.
+    """
+    HALF: tl.constexpr = D // 2
+    half = tl.arange(0, tile_dims(HALF))
+    dims = tl.arange(0, tile_dims(D))
+    group = tl.arange(0, GP)[:, None]
+    queries = heads + (kv_head * G + group) * D + half[None, :]
+    q1 = load(queries, half[None, :], HALF, group < G).to(tl.float32)
+    q2 = load(queries + HALF, half[None, :], HALF, group < G).to(tl.float32)
+    if HIDDEN > 0:
+        from_hidden = row_scale(hidden_row, hidden_eps, HIDDEN)
+        q1 *= from_hidden
+        q2 *= from_hidden
+    if NORM:
+        q_scale = 1.0 / tl.sqrt((tl.sum(q1 * q1, 1) + tl.sum(q2 * q2, 1)) / D + eps)
+        q1 = q1 * q_scale[:, None] * query_norm_1[None, :]
+        q2 = q2 * q_scale[:, None] * query_norm_2[None, :]
+    a1 = (q1 * cos[None, :] - q2 * sin[None, :]) * scale
+    a2 = (q2 * cos[None, :] + q1 * sin[None, :]) * scale
+    most = tl.full((GP,), float("-inf"), tl.float32)
+    total = tl.zeros((GP,), tl.float32)
+    acc = tl.zeros((GP, tile_dims(D)), tl.float32)
+    if is_last:
+        key = heads + (H + kv_head) * D + half
+        k1 = load(key, half, HALF).to(tl.float32)
+        k2 = load(key + HALF, half, HALF).to(tl.float32)
+        v = load(heads + (H + HK + kv_head) * D + dims, dims, D)
+        if HIDDEN > 0:
+            k1 *= from_hidden
+            k2 *= from_hidden
+            v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
+        if NORM:
+            k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
+            k1 = k1 * k_scale * key_norm_1
+            k2 = k2 * k_scale * key_norm_2
+        b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
+        b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
+        block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
+        offset = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
+        store(keys_ptr + offset + half, b1, half, HALF)
+        store(keys_ptr + offset + HALF + half, b2, half, HALF)
+        store(values_ptr + offset + dims, v, dims, D)
+        most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
+        total = tl.full((GP,), 1.0, tl.float32)
+        acc += v.to(tl.float32)[None, :]
+    return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc

@@ -1,0 +1,152 @@
+"""Attention of chunks of prompts over a paged context whose keys and values are all in the cache."""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+QUERY_TILE = 64
+_KEY_TILE, _LARGE_KEY_TILE = 64, 128
+_FEW_PROGRAMS = 132  # as many as an H200 runs at once: there a program that waits less often is worth more than many
+_MOST_DIMENSIONS = 128  # of heads whose large tiles fit into shared memory
+_STAGES = 2
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _prefill_attention(
+    qkv_ptr,  # [tokens, ...]: rotated query heads stand first in a row
+    keys_ptr,
+    values_ptr,
+    out_ptr,  # [tokens, H D]
+    tile_rows_ptr,  # i64[tiles]: first row of a tile in qkv and out
+    tile_positions_ptr,  # i64[tiles]: position of that row in its sequence
+    tile_lengths_ptr,  # i64[tiles]: rows, at most BLOCK_M; 0: there is no such tile
+    tile_slots_ptr,  # i64[tiles]: row of the block tables
+    tables_ptr,  # i32[slots, blocks]
+    scale,  # of scores, to the base of 2
+    row_stride,
+    table_stride,
+    block_stride,
+    token_stride,
+    head_stride,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    row_stride = aligned(row_stride, D)
+    token_stride, head_stride = aligned(token_stride, D), aligned(head_stride, D)
+    first = tl.load(tile_positions_ptr + tile).to(tl.int32)
+    length = tl.load(tile_lengths_ptr + tile).to(tl.int32)
+    table = tables_ptr + tl.load(tile_slots_ptr + tile) * table_stride
+    m = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, tile_dims(D))
+    is_row = m[:, None] < length
+    rows = tl.load(tile_rows_ptr + tile) + m
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    if length == 0:
+        return
+    q = load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], dims[None, :], D, is_row)
+    kv_head = head // G
+    keys = keys_ptr + kv_head * head_stride + dims[:, None]
+    values = values_ptr + kv_head * head_stride + dims[None, :]
+    most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, tile_dims(D)), tl.float32)
+    last = first + length
+    seen_by_all = (first + 1) // BLOCK_T * BLOCK_T
+    for start in tl.range(0, seen_by_all, BLOCK_T, num_stages=STAGES):
+        positions = start + tl.arange(0, BLOCK_T)
+        blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
+        offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
+        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D)) * scale
+        larger = tl.maximum(most, tl.max(scores, 1))
+        p = tl.exp2(scores - larger[:, None])
+        alpha = tl.exp2(most - larger)
+        total = total * alpha + tl.sum(p, 1)
+        v = load(values + offsets[:, None], dims[None, :], D)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        most = larger
+    for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
+        positions = start + tl.arange(0, BLOCK_T)
+        is_known = positions < last
+        blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
+        offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
+        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])) * scale
+        # Rows after the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
+        scores = tl.where((positions[None, :] <= first + m[:, None]) & is_known[None, :], scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        p = tl.exp2(scores - larger[:, None])
+        alpha = tl.exp2(most - larger)
+        total = total * alpha + tl.sum(p, 1)
+        v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        most = larger
+    attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    store(out_ptr + rows[:, None] * (H * D) + head * D + dims[None, :], attended, dims[None, :], D, is_row)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """Runs of at most `QUERY_TILE` tokens of one sequence each; all i64[tiles] on the device."""
+
+    rows: Tensor  # of the first token in the flat columns
+    positions: Tensor  # of the first token in its sequence
+    lengths: Tensor  # tokens; 0: the tile is left out
+    slots: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def prefill_attention(
+    qkv: Tensor, tiles: PrefillTiles, block_tables: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float
+) -> None:
+    """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
+
+    qkv [tokens, more than num_heads * head_dim]: rotated queries stand first in a row; keys and values of these tokens
+    are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim];
+    `scale`: of scores.
+    """
+    head_dim = keys.shape[-1]
+    num_heads = out.shape[1] // head_dim
+    is_few = triton.cdiv(len(qkv), QUERY_TILE) * num_heads <= _FEW_PROGRAMS and head_dim <= _MOST_DIMENSIONS
+    dependent = has_dependent_launch(qkv.device)
+    _prefill_attention[(num_heads, len(tiles))](
+        qkv,
+        keys,
+        values,
+        out,
+        tiles.rows,
+        tiles.positions,
+        tiles.lengths,
+        tiles.slots,
+        block_tables,
+        scale * _LOG2E,
+        qkv.stride(0),
+        block_tables.stride(0),
+        keys.stride(0),
+        keys.stride(1),
+        keys.stride(2),
+        H=num_heads,
+        D=head_dim,
+        G=num_heads // keys.shape[2],
+        BLOCK_SIZE=keys.shape[1],
+        BLOCK_M=QUERY_TILE,
+        BLOCK_T=_LARGE_KEY_TILE if is_few else _KEY_TILE,
+        STAGES=_STAGES,
+        DEPENDENT=dependent,
+        **options(warps=4 if head_dim <= 128 else 8, dependent=dependent),
+    )

@@ -1,0 +1,65 @@
+"""The gate of the feed-forward block."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.linear.norm import row_scale
+from worker_svc.core.kernels.linear.unscaled import Unscaled
+
+_BLOCK, _WIDE_BLOCK = 1024, 2048
+_WIDE = 4096  # columns of a program between some rows and many, if a row divides into them: few find a row's scale
+_SOME_ROWS = 128
+_MANY_ROWS = 1024  # from here on a program does a whole row, and finds its scale once
+
+
+@triton.jit
+def _silu_mul(
+    x_ptr,  # [rows, 2 size]
+    hidden_ptr,  # [rows, hidden_size]: rows of x are multiplied by 1 / rms of these
+    out_ptr,  # [rows, size]
+    hidden_eps,
+    hidden_size,  # 0: they are scaled already
+    size,
+    length,  # columns of a program, a multiple of BLOCK
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    scale = row_scale(hidden_ptr + row * hidden_size, hidden_eps, hidden_size)
+    for start in range(0, length, BLOCK):
+        columns = tl.program_id(1) * length + start + tl.arange(0, BLOCK)
+        is_column = columns < size
+        gate = tl.load(x_ptr + row * 2 * size + columns, mask=is_column, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + row * 2 * size + size + columns, mask=is_column, other=0.0).to(tl.float32)
+        gate *= scale
+        up *= scale
+        gated = gate * tl.sigmoid(gate) * up
+        tl.store(out_ptr + row * size + columns, gated.to(out_ptr.dtype.element_ty), mask=is_column)
+
+
+def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
+    """silu(gate) * up: [rows, 2 * size], gates then ups, contiguous -> [rows, size]; `unscaled`: of the rows given."""
+    rows, size = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    dependent = has_dependent_launch(gate_up.device)
+    is_wide = _SOME_ROWS < rows < _MANY_ROWS and size % _WIDE == 0
+    block = _WIDE_BLOCK if is_wide else _BLOCK
+    length = triton.cdiv(size, block) * block if rows >= _MANY_ROWS else _WIDE if is_wide else block
+    _silu_mul[(rows, triton.cdiv(size, length))](
+        gate_up,
+        unscaled.hidden if unscaled is not None else gate_up,
+        out,
+        unscaled.eps if unscaled is not None else 0.0,
+        unscaled.hidden.shape[1] if unscaled is not None else 0,
+        size,
+        length,
+        BLOCK=block,
+        DEPENDENT=dependent,
+        **options(warps=8 if is_wide else 4, dependent=dependent),
+    )
+    return out

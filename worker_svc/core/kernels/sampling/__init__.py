@@ -1,0 +1,1 @@
+"""From logits to tokens: changes of logits, cuts, the draw, logprobs."""
