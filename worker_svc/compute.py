@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
@@ -19,11 +19,13 @@ from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.linear.many_tiles import Products, Tiles, tiles_for
+from worker_svc.core.kernels.linear.table import Line, many_rows_tiles
+from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile, Product
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
+from worker_svc.tuning import find_lines
 
 if TYPE_CHECKING:
     from worker_svc.core.attention.triton_backend import TritonAttention
@@ -111,6 +113,8 @@ class TritonCompute:
     def __init__(
         self,
         reason: str,
+        device: torch.device,
+        lines: Sequence[Line],
         flash: "Future[FlashAttention | None] | None" = None,
         many_rows: "Future[ManyRows | None] | None" = None,
         *,
@@ -120,13 +124,14 @@ class TritonCompute:
         """`flash` and `many_rows` may still be on their way: what has to be imported for them takes seconds, as do
         the weights.
 
+        lines: of the tables of tuning for `device`.
         chunk_graphs: where decode steps are recorded, small steps with chunks of prompts are, too.
         needs_flash: a package whose first call fails is an error; else the own kernel goes on attending.
         """
         from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
 
         self.reason = reason
-        self._triton = TritonOperations()
+        self._triton = TritonOperations(device, lines)
         self.operations: Operations = self._triton
         self._flash = flash
         self._many_rows = many_rows
@@ -182,7 +187,7 @@ class TritonCompute:
                 DecodeGraphs(step, make_chunks(slots, with_flash=False)).compile(num_threads)
                 self._is_compiled = True
                 _log.info("kernels compiled", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
-            self._triton.dense.many_rows = self._many_rows.result() if self._many_rows is not None else None
+            self._triton.dense.use_many_rows(self._many_rows.result() if self._many_rows is not None else None)
             flash = self._use_flash(attention)
             if not is_recorded:
                 return StepDecoder(step)
@@ -221,12 +226,13 @@ def choose_compute(
     shape: KVCacheShape,
     num_heads: int,
     *,
-    products: Products,
+    products: Sequence[Product],
+    tuning: str | None = None,
     chunk_graphs: bool = False,
 ) -> Compute:
     """See `choose`; `prefill` says who attends for long chunks of prompts: auto, triton or flash_attn.
 
-    products: of this rank's part of the model. chunk_graphs: see `TritonCompute`.
+    products: of this rank's part of the model. tuning: see `find_lines`. chunk_graphs: see `TritonCompute`.
 
     Raises:
         PenstockError: INVALID_ARGUMENT, what was asked for by name cannot be had.
@@ -243,13 +249,16 @@ def choose_compute(
     if choice.name == "torch":
         if prefill == "flash_attn":
             raise invalid(f"prefill_attention is flash_attn, but torch computes ({choice.reason})", "prefill_attention")
+        if tuning is not None:
+            raise invalid(f"tuning is {tuning}, but torch computes ({choice.reason})", "tuning")
         _log.info(_PREFILL_CHOSEN, extra={"attention": "torch", "reason": "torch computes all attention"})
         return TorchCompute(choice.reason)
+    lines = find_lines(device, tuning)
     packages = ThreadPoolExecutor(1, "packages")  # one after the other: they import much of the same
     flash = _look_for_flash_attention(prefill, device, shape, packages)
-    many_rows = _look_for_many_rows(device, shape, tiles_for(products), packages)
+    many_rows = _look_for_many_rows(device, shape, many_rows_tiles(lines, products), packages)
     return TritonCompute(
-        choice.reason, flash, many_rows, chunk_graphs=chunk_graphs, needs_flash=prefill == "flash_attn"
+        choice.reason, device, lines, flash, many_rows, chunk_graphs=chunk_graphs, needs_flash=prefill == "flash_attn"
     )
 
 
@@ -296,11 +305,14 @@ def _unmeasured(device: torch.device, shape: KVCacheShape) -> str | None:
 
 
 def _look_for_many_rows(
-    device: torch.device, shape: KVCacheShape, tiles: Tiles, packages: ThreadPoolExecutor
+    device: torch.device,
+    shape: KVCacheShape,
+    tiles: Mapping[Kind, Sequence[ManyRowsTile]],
+    packages: ThreadPoolExecutor,
 ) -> "Future[ManyRows | None] | None":
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER or shape.dtype != torch.bfloat16:
         return None
-    if not (tiles.plain or tiles.added or tiles.gated):
+    if not tiles:
         return None
 
     def find() -> "ManyRows | None":

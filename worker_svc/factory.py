@@ -16,14 +16,13 @@ from worker_svc.compute import Compute, choose_compute
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group, connect
-from worker_svc.core.kernels.linear.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
-from worker_svc.core.layers.mlp import gated_columns
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.model_config import read_model_config
+from worker_svc.products import model_products
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 from worker_svc.weights import fill_randomly, has_own_head, load_weights
@@ -76,14 +75,14 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     num_layers, num_kv_heads = len(config.decoder.attentions), kv_heads.stop - kv_heads.start
     shape = KVCacheShape(num_layers, num_kv_heads, attention.head_dim, options.block_size, dtype)
     num_heads = heads.stop - heads.start
-    products = _products(config, shape, num_heads, plain)
     compute = choose_compute(
         options.attention,
         options.prefill_attention,
         device,
         shape,
         num_heads,
-        products=products,
+        products=model_products(config, plain),
+        tuning=options.tuning,
         chunk_graphs=options.chunk_graphs,
     )
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
@@ -144,15 +143,6 @@ def _read_model(options: RunnerOptions) -> tuple[Checkpoint, ModelConfig, int]:
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
         config = replace(config, decoder=replace(decoder, is_tied=False))
     return checkpoint, config, max_model_len
-
-
-def _products(config: ModelConfig, shape: KVCacheShape, num_heads: int, plain: Placement) -> Products:
-    """Of this rank's layers."""
-    hidden, attended = config.decoder.hidden_size, num_heads * shape.head_dim
-    part = gated_columns(plain, config.decoder.mlp)
-    size = part.stop - part.start
-    qkv = attended + 2 * shape.num_kv_heads * shape.head_dim
-    return Products(plain=((qkv, hidden),), added=((hidden, attended), (hidden, size)), gated=((2 * size, hidden),))
 
 
 def _step_sizes(

@@ -144,6 +144,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         distributed_address=settings.distributed_address,
         attention=settings.attention,
         prefill_attention=settings.prefill_attention,
+        tuning=settings.tuning,
         cuda_graphs=settings.cuda_graphs,
         chunk_graphs=settings.chunk_graphs,
         load_format=settings.load_format,

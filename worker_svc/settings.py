@@ -46,6 +46,13 @@ class WorkerSettings(ServiceSettings):
             "else triton"
         },
     )
+    tuning: str | None = field(
+        default=None,
+        metadata={
+            "help": "file of a table that `penstock tune` wrote, where triton computes; none: the one that it wrote "
+            "for this card in $XDG_CACHE_HOME/penstock/tuning, if it did"
+        },
+    )
     cuda_graphs: bool = field(
         default=True,
         metadata={

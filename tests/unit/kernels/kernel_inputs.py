@@ -6,9 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.kernels.linear.table import Card
+from worker_svc.tuning import packaged_lines
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter's bf16 products are not those of the device.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16
+# What tables say of the card that kernels were measured on.
+H200 = Card((9, 0), 132, "NVIDIA H200")
+LINES = packaged_lines(H200)
 # One rounding of inputs, probabilities and outputs each: bf16 keeps 8 bits, fp16 keeps 11.
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, LINES
 from plans import drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
@@ -20,7 +20,7 @@ from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.decoder import DecodeOutput
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention import decode
-from worker_svc.core.kernels.attention.decode_cut import Shares
+from worker_svc.core.kernels.attention.tuning import Shares
 from worker_svc.core.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
@@ -48,7 +48,7 @@ def test_tokens_are_those_of_the_reference(samplings: list[Sampling]) -> None:
     shapes = Shape(0, 16), Shape(3, 16), Shape(3, 80)
     reference, padded = sequences(samplings, num=3), sequences(samplings, num=3)
     drive(make_runner(CONFIG, TorchCompute("")), reference, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     decoder = runner._decoder = Unrecorded(runner, *shapes)
     drive(runner, padded, chunk=16, stagger=1)
     assert {Shape(0, 16), Shape(3, 16), Shape(3, 80)} >= set(decoder.taken) >= {Shape(3, 16)}
@@ -63,7 +63,7 @@ def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(chunk_graphs, "_CELLS", 16)
     expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
     drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     decoder = runner._decoder = Unrecorded(runner, Shape(0, 16), Shape(3, 16))
     drive(runner, padded, chunk=16, stagger=1)
     assert decoder.taken
@@ -74,7 +74,7 @@ def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(decode, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
     expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
     drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     decoder = runner._decoder = Unrecorded(runner, Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True))
     drive(runner, padded, chunk=16, stagger=1)
     assert set(decoder.taken) == {Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True)}
@@ -91,7 +91,7 @@ def test_a_package_that_attends_for_chunks_is_given_what_the_reference_computes(
     shapes = Shape(0, 40, by_flash=True), Shape(3, 40, by_flash=True), Shape(3, 80, by_flash=True), Shape(3, 80)
     expected, padded = sequences(PLAIN[:4], num=3), sequences(PLAIN[:4], num=3)
     drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     assert isinstance(runner._attention, TritonAttention)
     runner._attention.flash = reference
     decoder = runner._decoder = Unrecorded(runner, *shapes)
@@ -110,7 +110,7 @@ def make_batch(num_decodes: int, *lengths: int) -> Batch:
 
 
 def test_a_step_gets_the_smallest_shape_that_has_room() -> None:
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     chunks = Unrecorded(runner, Shape(4, 48), Shape(0, 48), Shape(4, 96), Shape(0, 16)).chunks
 
     def shape_of(num_decodes: int, *lengths: int) -> Shape | None:
@@ -130,7 +130,7 @@ def test_a_step_gets_the_smallest_shape_that_has_room() -> None:
 
 
 def test_steps_with_much_attention_are_left_to_the_package() -> None:
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     assert isinstance(runner._attention, TritonAttention)
     runner._attention.flash = reference
     chunks = Unrecorded(runner, Shape(0, 12_000), Shape(0, 12_000, by_flash=True)).chunks

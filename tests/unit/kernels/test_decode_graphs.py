@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, LINES
 from test_triton_runner import CONFIG, PLAIN, make_runner
 from torch import Tensor
 
@@ -66,7 +66,7 @@ def make_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[ModelRunn
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def make() -> tuple[ModelRunner, Unrecorded]:
-        runner = make_runner(CONFIG, TritonCompute(""))
+        runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
         graphs = runner._decoder = Unrecorded(runner)
         graphs.capture(ALL_GRAPHS, lambda done, total: None)
         return runner, graphs
@@ -127,7 +127,7 @@ BATCHES = ([1, 2, 5], [3], [5, 1, 2, 3, 4], [4, 2], [1, 2, 5], [1, 2, 5], [2, 1,
 
 def test_padded_batches_have_the_tokens_of_unpadded_ones_and_touch_nobody_else(make_graphs: Make) -> None:
     runner, graphs = make_graphs()
-    plain = make_runner(CONFIG, TritonCompute(""))
+    plain = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     begin(runner)
     begin(plain)
     dummy_slot = runner.limits.max_num_seqs

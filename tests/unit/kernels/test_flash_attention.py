@@ -107,7 +107,7 @@ def test_chunks_and_decodes_share_a_step(past: list[int], chunks: list[int]) -> 
 
 @pytest.mark.parametrize("most_few", [1, 64])
 def test_rows_of_a_mixed_step_are_scaled_by_their_hidden_states(most_few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_backend.FewRows, "MAX_ROWS", most_few)
+    monkeypatch.setattr(triton_backend, "MOST_SCALED_ROWS", most_few)
     work = [5, 90, 7, 0], [1, 1, 50, 129], None
     assert_near(attend(*work, hidden_size=96), attend(*work, hidden_size=96, scales_before=True))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, LINES
 from plans import drive
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 from torch import Tensor
@@ -17,7 +17,6 @@ from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc import compute
 from worker_svc.compute import Compute, TritonCompute, choose_compute
 from worker_svc.core.attention.flash_attention import FlashAttention
-from worker_svc.core.kernels.linear.many_tiles import Products
 from worker_svc.core.kv_cache import KVCacheShape
 
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -49,8 +48,9 @@ def chosen(
 ) -> Compute:
     """What is chosen on a GPU of that kind, once its packages are imported."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(compute, "find_lines", lambda *_: LINES)
     shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16)
-    found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, 4, products=Products((), (), ()))
+    found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, 4, products=())
     if isinstance(found, TritonCompute) and found._flash is not None:
         found._flash.result()
     return found
@@ -133,12 +133,12 @@ def with_package(error: Exception, *, needs_flash: bool = False) -> TritonComput
 
     flash: Future[FlashAttention | None] = Future()
     flash.set_result(FlashAttention("flash-attn-9", fail, is_recordable=True))
-    return TritonCompute("", flash, needs_flash=needs_flash)
+    return TritonCompute("", DEVICE, LINES, flash, needs_flash=needs_flash)
 
 
 @in_the_interpreter
 def test_a_package_whose_first_call_fails_is_left_for_the_own_kernel(caplog: pytest.LogCaptureFixture) -> None:
-    both = with_package(TypeError("no such argument")), TritonCompute("")
+    both = with_package(TypeError("no such argument")), TritonCompute("", DEVICE, LINES)
     outputs = []
     for each in both:
         drives = sequences(PLAIN[:2])

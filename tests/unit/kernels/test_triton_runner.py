@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
 
 from contract.domain.params import Sampling
@@ -176,7 +176,7 @@ TWOFOLD = [
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     both = []
-    for compute in (TorchCompute(""), TritonCompute("")):
+    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
         drives = sequences(samplings)
         stats = drive(make_runner(config, compute), drives, chunk=24, window=2, stagger=2)
         assert stats.num_mixed > 0
@@ -196,9 +196,9 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
 @pytest.mark.parametrize("samplings", [PLAIN, CUT], ids=["plain", "cut"])
 def test_a_sequence_alone_is_decoded_as_in_a_batch(samplings: list[Sampling]) -> None:
     together = sequences(samplings)
-    drive(make_runner(CONFIG, TritonCompute("")), together)
+    drive(make_runner(CONFIG, TritonCompute("", DEVICE, LINES)), together)
     alone = sequences(samplings)[1:2]
-    drive(make_runner(CONFIG, TritonCompute("")), alone)
+    drive(make_runner(CONFIG, TritonCompute("", DEVICE, LINES)), alone)
     assert alone[0].output == together[1].output
 
 
@@ -212,7 +212,7 @@ def test_batches_go_on_whatever_they_ask_for(samplings: list[Sampling], monkeypa
         return begin(self, plan)
 
     monkeypatch.setattr(ModelRunner, "_begin", note)
-    drive(make_runner(CONFIG, TritonCompute("")), sequences(samplings, num=5), chunk=64)
+    drive(make_runner(CONFIG, TritonCompute("", DEVICE, LINES)), sequences(samplings, num=5), chunk=64)
     # The prompts, and the first step that only decodes; not the three behind that.
     assert len([plan for plan in built if plan.num_tokens.max() == 1]) == 1
 
@@ -220,7 +220,7 @@ def test_batches_go_on_whatever_they_ask_for(samplings: list[Sampling], monkeypa
 @pytest.mark.parametrize("min_output_tokens", [2, 4])
 def test_stop_tokens_are_possible_again_once_there_are_enough(min_output_tokens: int) -> None:
     both = []
-    for compute in (TorchCompute(""), TritonCompute("")):
+    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
         # All but the last bring one token to the top that stops them.
         drives = sequences([Sampling(temperature=0.0, logit_bias=((7, 100.0),))] * 5 + [Sampling(temperature=1.0)], 6)
         for index, each in enumerate(drives[:5]):
@@ -235,7 +235,7 @@ def test_stop_tokens_are_possible_again_once_there_are_enough(min_output_tokens:
 
 
 def test_counts_on_the_device_are_those_of_the_host() -> None:
-    runner = make_runner(CONFIG, TritonCompute(""))
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
     drive(runner, sequences(PLAIN), chunk=24, stagger=1)
     on_device = runner._slots.num_computed[:-1].tolist()
     assert on_device == runner._host.num_computed.tolist()

@@ -17,12 +17,12 @@ from penstock.launcher.layout import BUNDLED_MODEL
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import factory
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.kernels.linear.many_tiles import Products
-from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.kernels.linear.ways import Product
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import Budget
-from worker_svc.factory import _products, load_runner
+from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
+from worker_svc.products import model_products
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -44,9 +44,7 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
 def test_products_are_those_of_the_layers() -> None:
     config = read_model_config(read_checkpoint(BUNDLED_MODEL))
     placement = Placement(torch.device("meta"), torch.bfloat16)
-    heads = config.attention
-    shape = KVCacheShape(len(config.decoder.layers), heads.num_kv_heads, heads.head_dim, 16, torch.bfloat16)
-    products = _products(config, shape, heads.num_heads, placement)
+    products = set(model_products(config, placement))
     CausalLM(config.decoder, placement, max_model_len=16)
     layer = {each.name: each.shape for each in placement.wanted if "layers.0." in each.name and each.shape[1:]}
 
@@ -55,11 +53,15 @@ def test_products_are_those_of_the_layers() -> None:
         assert len(shapes) == len(names)
         return sum(outputs for outputs, _ in shapes), shapes[0][1]
 
-    assert products == Products(
-        plain=(merged("q_proj", "k_proj", "v_proj"),),
-        added=(merged("o_proj"), merged("down_proj")),
-        gated=(merged("gate_proj", "up_proj"),),
-    )
+    qkv, gate_up = merged("q_proj", "k_proj", "v_proj"), merged("gate_proj", "up_proj")
+    head = next(each.destination.shape for each in placement.wanted if "embed_tokens" in each.name)
+    assert products == {
+        *(Product("plain", *size) for size in (qkv, gate_up, head)),
+        *(Product("normed", *size) for size in (qkv, head)),
+        Product("added", *merged("o_proj")),
+        Product("added", *merged("down_proj")),
+        Product("gated", *gate_up),
+    }
 
 
 def test_there_are_no_more_slots_than_a_step_has_tokens() -> None:

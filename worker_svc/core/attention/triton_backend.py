@@ -15,9 +15,8 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
-from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.norm import scale_rows
-from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.slots import I64
@@ -242,7 +241,7 @@ class TritonStepAttention:
             )
         out = self._attend_chunks(qkv, keys, values)
         if num_decodes:
-            if unscaled is not None and num_decodes <= FewRows.MAX_ROWS and not is_finished:
+            if unscaled is not None and num_decodes <= MOST_SCALED_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
                 scale_rows(qkv[:num_decodes], unscaled)
                 unscaled = None

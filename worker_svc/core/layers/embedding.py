@@ -11,6 +11,11 @@ from worker_svc.core.layers.placement import Placement
 _ALIGNMENT = 64  # of a rank's rows: products, and kernels that read logits, are several times as slow at odd numbers
 
 
+def padded_rows(vocab_size: int, world_size: int) -> int:
+    """The rows of each rank, tokens' and those that pad them."""
+    return -(-vocab_size // (world_size * _ALIGNMENT)) * _ALIGNMENT
+
+
 class VocabParallelEmbedding:
     """Rows of the vocabulary; every rank has equally many, the last ones padded with zeros; only the first
     `vocab_size` of all stand for tokens.
@@ -20,7 +25,7 @@ class VocabParallelEmbedding:
         self._group = placement.group
         self._operations = placement.operations
         self._vocab_size = vocab_size
-        rows = -(-vocab_size // (placement.group.world_size * _ALIGNMENT)) * _ALIGNMENT
+        rows = padded_rows(vocab_size, placement.group.world_size)
         self._first = min(placement.group.rank * rows, vocab_size)
         last = min(self._first + rows, vocab_size)
         self.weight = placement.empty(rows, hidden_size)

@@ -1,31 +1,67 @@
-"""Multiplier with weights in half precision on CUDA: one row goes through matrix-vector kernels that take the norm, the
-gate and the residual along; a few rows through products that are cut along the inputs, where the weight is small; some
-more, on a Hopper, through products that take the gate or the residual along and begin beside the kernel before; most
-through cuBLAS, or through a package that takes the gate along, where that is there and better.
+"""Multiplier with weights in half precision on CUDA: each product by the way that tables of tuning have for it. Kernels
+for one row take the norm, the gate and the residual along; others the gate or the residual; cuBLAS takes nothing along.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
-from worker_svc.core.kernels.linear.batch_cut import ProductCut, find_cut, find_gated_cut
-from worker_svc.core.kernels.linear.batch_rows import BatchLinear, has_batch_linear
-from worker_svc.core.kernels.linear.few_rows import FewRows, Tiling
-from worker_svc.core.kernels.linear.few_rows import tiling as find_tiling
+from worker_svc.core.kernels.linear.batch_rows import BatchRows, has_batch_rows
+from worker_svc.core.kernels.linear.cublas import Library, add_product
+from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.many_rows import ManyRows
-from worker_svc.core.kernels.linear.many_tiles import Tile, find_gated_tile, find_tile
-from worker_svc.core.kernels.linear.one_row import fits_row_linear, row_linear
-from worker_svc.core.operations.cublas import LibraryFor, add_product
+from worker_svc.core.kernels.linear.one_row import row_linear
+from worker_svc.core.kernels.linear.table import Choices, Line
+from worker_svc.core.kernels.linear.ways import (
+    CUBLAS,
+    BatchTile,
+    Cublas,
+    FewRowsTile,
+    Kind,
+    ManyRowsTile,
+    OneRowTile,
+    Product,
+    Way,
+)
 from worker_svc.core.operations.interface import Norm
 
 
 class DenseMultiplier:
-    """Implement `Multiplier`; for use on one stream."""
+    """Implement `Multiplier`; for use on one stream.
 
-    def __init__(self) -> None:
+    Args:
+        device: what computes.
+        lines: of the tables for it, in the order in which they count.
+    """
+
+    def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
+        self.many_rows: ManyRows | None = None
+        self._lines = lines
+        self._has_batch_rows = has_batch_rows(device)
         self._few_rows = FewRows()
-        self._batch = BatchLinear()
-        self.many_rows: ManyRows | None = None  # where there is one
+        self._batch_rows = BatchRows()
+        self._choose()
+
+    def use_many_rows(self, many_rows: ManyRows | None) -> None:
+        """From now on a package multiplies where tables say so, or none."""
+        self.many_rows = many_rows
+        self._choose()
+
+    @property
+    def runnable(self) -> list[type]:
+        """The types of ways that there are kernels for."""
+        ways: list[type] = [OneRowTile, FewRowsTile, Cublas]
+        if self._has_batch_rows:
+            ways.append(BatchTile)
+        if self.many_rows is not None:
+            ways.append(ManyRowsTile)
+        return ways
+
+    def _choose(self) -> None:
+        self._choices = Choices(self._lines, self.runnable)
+        self._found: dict[tuple[Kind, int, int, torch.dtype, int], Way] = {}
 
     def fold_norm(self, norm: Norm, packed: Dense, bias: Tensor | None) -> None:
         """Implement `Multiplier.fold_norm`. What is not scaled may be too large for fp16, and a bias has its scale."""
@@ -34,67 +70,63 @@ class DenseMultiplier:
 
     def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
         """Implement `Multiplier.of_normed_row`."""
-        if not fits_row_linear(packed.weight):
+        way = self._way("normed", packed.weight, len(hidden))
+        if not isinstance(way, OneRowTile):
             return None
         scaling = norm.weight, norm.eps
-        return row_linear(hidden, packed.weight, norm=scaling, is_folded=norm.is_folded, bias=bias)
+        return row_linear(hidden, packed.weight, way, norm=scaling, is_folded=norm.is_folded, bias=bias)
 
     def gated(self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None) -> Tensor | None:
         """Implement `Multiplier.gated`."""
         weight = packed.weight
         if norm is None or bias is not None:
             return None
-        if len(hidden) == 1 and fits_row_linear(weight):
-            return row_linear(hidden, weight, norm=(norm.weight, norm.eps), is_folded=norm.is_folded, is_gated=True)
-        if not norm.is_folded or not _fits(hidden, weight):
+        way = self._way("gated", weight, len(hidden))
+        if isinstance(way, OneRowTile):
+            scaling = norm.weight, norm.eps
+            return row_linear(hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True)
+        if not norm.is_folded:
             return None
-        outputs, inputs = weight.shape
-        if self.many_rows is not None and (tile := find_gated_tile(outputs, inputs, len(hidden))) is not None:
-            return self.many_rows.gate(hidden, weight, tile, norm.eps)
-        if (cut := find_gated_cut(outputs, inputs, len(hidden))) is not None:
-            return self._batch.gate(hidden, weight, cut, norm.eps)
-        return None
+        if isinstance(way, ManyRowsTile) and self.many_rows is not None:
+            return self.many_rows.gate(hidden, weight, way, norm.eps)
+        return self._batch_rows.gate(hidden, weight, way, norm.eps) if isinstance(way, BatchTile) else None
 
     def multiply(self, x: Tensor, packed: Dense, bias: Tensor | None) -> Tensor:
         """Implement `Multiplier.multiply`."""
-        weight = packed.weight
-        if bias is None:
-            if self.many_rows is not None and (tile := self._tile(x, weight, is_added=False)) is not None:
-                return self.many_rows.multiply(x, weight, tile)
-            if (cut := self._batch_cut(x, weight)) is not None:
-                return self._batch.multiply(x, weight, cut)
-            if (tiling := self._tiling(x, weight)) is not None:
-                return self._few_rows.multiply(x, weight, tiling)
-        with LibraryFor(weight):
+        way = self._way("plain" if bias is None else "biased", packed.weight, len(x))
+        product = self._multiply(way, x, packed.weight)
+        if product is not None:
+            return product
+        with Library(_library(way), packed.weight):
             return packed.multiply(x, bias)
 
     def add(self, x: Tensor, packed: Dense, bias: Tensor | None, residual: Tensor) -> Tensor:
         """Implement `Multiplier.add`."""
-        weight = packed.weight
-        if len(x) == 1 and fits_row_linear(weight):
-            return row_linear(x, weight, bias=bias, residual=residual)
+        way = self._way("added", packed.weight, len(x))
+        if isinstance(way, OneRowTile):
+            return row_linear(x, packed.weight, way, bias=bias, residual=residual)
         if bias is not None:
             residual.add_(bias)
-        if self.many_rows is not None and (tile := self._tile(x, weight, is_added=True)) is not None:
-            return self.many_rows.multiply(x, weight, tile, residual)
-        if (cut := self._batch_cut(x, weight)) is not None:
-            return self._batch.multiply(x, weight, cut, residual)
-        if (tiling := self._tiling(x, weight)) is not None:
-            return self._few_rows.multiply(x, weight, tiling, residual)
-        return add_product(residual, x, weight)
+        total = self._multiply(way, x, packed.weight, residual)
+        return total if total is not None else add_product(residual, x, packed.weight, _library(way))
 
-    def _tiling(self, x: Tensor, weight: Tensor) -> Tiling | None:
+    def _multiply(self, way: Way, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor | None:
+        """By a kernel; None: by cuBLAS."""
+        if isinstance(way, ManyRowsTile) and self.many_rows is not None:
+            return self.many_rows.multiply(x, weight, way, residual)
+        if isinstance(way, BatchTile):
+            return self._batch_rows.multiply(x, weight, way, residual)
+        return self._few_rows.multiply(x, weight, way, residual) if isinstance(way, FewRowsTile) else None
+
+    def _way(self, kind: Kind, weight: Tensor, rows: int) -> Way:
         outputs, inputs = weight.shape
-        return find_tiling(outputs, inputs, len(x)) if 1 < len(x) <= FewRows.MAX_ROWS else None
-
-    def _batch_cut(self, x: Tensor, weight: Tensor) -> ProductCut | None:
-        outputs, inputs = weight.shape
-        return find_cut(outputs, inputs, len(x)) if _fits(x, weight) else None
-
-    def _tile(self, x: Tensor, weight: Tensor, *, is_added: bool) -> Tile | None:
-        outputs, inputs = weight.shape
-        return find_tile(outputs, inputs, len(x), is_added=is_added) if _fits(x, weight) else None
+        key = kind, outputs, inputs, weight.dtype, rows
+        way = self._found.get(key)
+        if way is None:
+            product = Product(kind, outputs, inputs, str(weight.dtype).removeprefix("torch."))
+            way = self._found[key] = self._choices.find(product, rows)
+        return way
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    return weight.dtype is torch.bfloat16 and has_batch_linear(x.device)
+def _library(way: Way) -> Cublas:
+    return way if isinstance(way, Cublas) else CUBLAS

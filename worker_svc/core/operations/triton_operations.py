@@ -3,23 +3,26 @@ which the weight is folded into the product after it and the scale of each row i
 gate, where the product does not take it along.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear.activation import silu_mul
-from worker_svc.core.kernels.linear.few_rows import FewRows
 from worker_svc.core.kernels.linear.norm import rms_norm
-from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.table import Line
+from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
 from worker_svc.core.operations.interface import LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 
 
 class TritonOperations:
-    """Implement `Operations`; for use on one stream."""
+    """Implement `Operations`; for use on one stream. See `DenseMultiplier`."""
 
-    def __init__(self) -> None:
-        self.dense = DenseMultiplier()
+    def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
+        self.dense = DenseMultiplier(device, lines)
         self._plain = PlainMultiplier()
         self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
 
@@ -46,8 +49,7 @@ class TritonOperations:
         self, hidden: Tensor, norm: Norm | None, linear: LinearLayer
     ) -> tuple[Tensor, Unscaled | None]:
         """Implement `Operations.norm_linear_unscaled`."""
-        # Among dependent launches a norm costs no more than to find its scale twice.
-        if norm is None or not norm.is_folded or len(hidden) <= FewRows.MAX_ROWS:
+        if norm is None or not norm.is_folded or len(hidden) <= MOST_SCALED_ROWS:
             return self.norm_linear(hidden, norm, linear), None
         return self._of(linear).multiply(hidden, linear.packed, linear.bias), Unscaled(hidden, norm.eps)
 

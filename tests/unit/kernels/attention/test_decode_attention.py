@@ -10,8 +10,8 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, attend, cells_of, norm_rot
 from worker_svc.core.kernels.attention import decode as module
 from worker_svc.core.kernels.attention import decode_stream
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
-from worker_svc.core.kernels.attention.decode_cut import ContextCut, Shares, cut, find_shares
 from worker_svc.core.kernels.attention.decode_stream import can_stream, stream_shares
+from worker_svc.core.kernels.attention.tuning import ContextCut, Shares, find_cut, find_shares
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 
 EPS = 1e-5
@@ -88,7 +88,7 @@ def test_whether_tiles_are_on_their_way_before_the_queries(
     monkeypatch: pytest.MonkeyPatch, splits: int, ahead: int
 ) -> None:
     chosen = ContextCut(splits, 20, 16, 3, 2, None, ahead=ahead)
-    monkeypatch.setattr(module, "cut", lambda *_: chosen)
+    monkeypatch.setattr(module, "find_cut", lambda *_: chosen)
     check([0, 1, 15, 16, 17, 70])
     check([33], hidden_size=96)
 
@@ -103,7 +103,7 @@ def test_heads_whose_dimensions_are_no_power_of_two(
     """By cuts, and (None) by shares."""
     shares = Shares(3, 16, 3, 2, 1) if shape is None else None
     monkeypatch.setattr(module, "find_shares", lambda *_: shares)
-    monkeypatch.setattr(module, "cut", lambda *_: shape or ContextCut(1, 512, 16, 3, 2, None, ahead=0))
+    monkeypatch.setattr(module, "find_cut", lambda *_: shape or ContextCut(1, 512, 16, 3, 2, None, ahead=0))
     check([70, 0, 17], num_heads=6, num_kv_heads=2, head_dim=head_dim)
     check([33], num_heads=3, num_kv_heads=1, head_dim=head_dim, has_norms=False, hidden_size=96)
 
@@ -128,7 +128,7 @@ def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(
 def test_contexts_are_cut_by_what_tiles_of_a_head_take(monkeypatch: pytest.MonkeyPatch) -> None:
     row_bytes = set()
     monkeypatch.setattr(module, "find_shares", lambda *given: row_bytes.add(given[2]))
-    monkeypatch.setattr(module, "cut", lambda *given: row_bytes.add(given[3]) or cut(*given))
+    monkeypatch.setattr(module, "find_cut", lambda *given: row_bytes.add(given[3]) or find_cut(*given))
     DecodeAttention(40, 4, 4, 80, rotary_table(1, 80), scale=80**-0.5, block_size=16)
     assert row_bytes == {256}
 

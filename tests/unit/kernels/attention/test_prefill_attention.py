@@ -11,6 +11,7 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention import prefill as kernel
 from worker_svc.core.kernels.attention.prefill import PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
+from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 
 EPS = 1e-6
@@ -109,7 +110,7 @@ def test_rows_that_are_scaled_by_their_hidden_states(hidden_size: int) -> None:
 @pytest.fixture(params=["few", "many"])
 def _programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many":
-        monkeypatch.setattr(kernel, "_FEW_PROGRAMS", 0)
+        monkeypatch.setattr(kernel, "find_prefill_tile", lambda _, head_dim: find_prefill_tile(1000, head_dim))
 
 
 @pytest.mark.usefixtures("_programs")

@@ -2,19 +2,21 @@
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPE, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, LINES, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear.activation import silu_mul
+from worker_svc.core.kernels.linear.cublas import add_product
 from worker_svc.core.kernels.linear.norm import rms_norm, row_scales, scale_rows
-from worker_svc.core.kernels.linear.one_row import fits_row_linear, row_linear
+from worker_svc.core.kernels.linear.one_row import row_linear
+from worker_svc.core.kernels.linear.table import Choices
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.ways import Cublas, Kind, OneRowTile, Product
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import NormSpec, StoredRows
-from worker_svc.core.operations import cublas
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.operations.triton_operations import TritonOperations
 
@@ -28,6 +30,12 @@ def weight_of(linear: Linear) -> Tensor:
     """Of dense ones."""
     assert isinstance(linear.packed, Dense)
     return linear.packed.weight
+
+
+def one_row_tiles(kind: Kind, outputs: int, inputs: int) -> list[OneRowTile]:
+    """That which the H200 has for it."""
+    way = Choices(LINES, [OneRowTile]).find(Product(kind, outputs, inputs), 1)
+    return [way] if isinstance(way, OneRowTile) else []
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -94,28 +102,24 @@ def test_one_row_through_a_weight(outputs: int, inputs: int) -> None:
     norm, bias, residual = 1 + randn(inputs, seed=3, scale=0.2), randn(outputs, seed=4), randn(1, outputs, seed=5)
     single = weight[:outputs]
     double = single.double()
-    assert_near(row_linear(x, single), x.double() @ double.t())
-    assert_near(row_linear(x, single, norm=(norm, 1e-6)), normed(x, norm, 1e-6) @ double.t())
+    [tile] = one_row_tiles("added", outputs, inputs)
+    assert_near(row_linear(x, single, tile), x.double() @ double.t())
+    assert_near(row_linear(x, single, tile, norm=(norm, 1e-6)), normed(x, norm, 1e-6) @ double.t())
     expected = x.double() @ double.t() + bias.double() + residual.double()
-    assert_near(row_linear(x, single, bias=bias, residual=residual), expected)
-    gated = row_linear(x, weight, norm=(norm, 1e-6), is_gated=True)
+    assert_near(row_linear(x, single, tile, bias=bias, residual=residual), expected)
+    [tile] = one_row_tiles("gated", 2 * outputs, inputs)
+    gated = row_linear(x, weight, tile, norm=(norm, 1e-6), is_gated=True)
     assert_near(gated, silu_gated(normed(x, norm, 1e-6) @ weight.double().t()))
     ones = torch.ones_like(norm)
-    folded = row_linear(x, weight, norm=(ones, 1e-6), is_folded=True, is_gated=True)
+    folded = row_linear(x, weight, tile, norm=(ones, 1e-6), is_folded=True, is_gated=True)
     assert_near(folded, silu_gated(normed(x, ones, 1e-6) @ weight.double().t()))
 
 
-def test_inputs_that_do_not_divide_into_tiles_are_left_to_others() -> None:
-    assert fits_row_linear(randn(4, 192))
-    assert not fits_row_linear(randn(4, 96))
-
-
-def test_a_product_in_pieces_is_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cublas, "_LONG_INPUTS", 32)
-    monkeypatch.setattr(cublas, "_ROWS", 3)
+@pytest.mark.parametrize("way", [Cublas(rows=3), Cublas(rows=8), Cublas(rows=9), Cublas(), Cublas(lt=True)], ids=str)
+def test_a_product_in_pieces_is_the_product(way: Cublas) -> None:
     x, weight, residual = randn(8, 32, seed=1), randn(16, 32, seed=2), randn(8, 16, seed=3)
     expected = x.double() @ weight.double().t() + residual.double()
-    assert_near(cublas.add_product(residual, x, weight), expected)
+    assert_near(add_product(residual, x, weight, way), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -129,7 +133,7 @@ def test_operations_agree_with_the_reference(rows: int, size: int, *, bias: bool
     for seed, shard in enumerate(placement.wanted):
         shard.destination.copy_(randn(*shard.destination.shape, seed=seed, scale=0.3))
     hidden = randn(rows, size, seed=20)
-    fused, reference = TritonOperations(), TorchOperations()
+    fused, reference = TritonOperations(DEVICE, LINES), TorchOperations()
     assert_near(fused.norm_linear(hidden, norm, gate_up), reference.norm_linear(hidden, norm, gate_up))
     gated = reference.norm_gated(hidden, norm, gate_up)
     assert_near(fused.norm_gated(hidden, norm, gate_up), gated, 2e-2 if DTYPE is torch.bfloat16 else 4e-3)
@@ -146,7 +150,7 @@ def test_folded_norms_change_nothing_but_who_scales(rows: int, size: int) -> Non
     norm.weight.copy_(1 + randn(size, seed=1, scale=0.3))
     weight_of(gate_up).copy_(randn(128, size, seed=2, scale=0.3))
     hidden = randn(rows, size, seed=20)
-    operations, reference = TritonOperations(), TorchOperations()
+    operations, reference = TritonOperations(DEVICE, LINES), TorchOperations()
     expected = reference.norm_linear(hidden, norm, gate_up), reference.norm_gated(hidden, norm, gate_up)
     norm.fold(weight_of(gate_up))
     product, unscaled = operations.norm_linear_unscaled(hidden, norm, gate_up)
@@ -166,7 +170,7 @@ def test_norms_are_folded_where_nothing_can_overflow_and_no_bias_would_be_scaled
     linear = Linear(placement, [whole("one", 4)], 8, has_bias=bias)
     norm.weight.fill_(2)
     weight_of(linear).fill_(3)
-    TritonOperations().fold_norm(norm, linear)
+    TritonOperations(DEVICE, LINES).fold_norm(norm, linear)
     folds = dtype is torch.bfloat16 and not bias
     assert norm.is_folded == folds
     assert weight_of(linear).unique().tolist() == ([6] if folds else [3])

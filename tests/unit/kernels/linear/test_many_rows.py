@@ -1,34 +1,37 @@
 """Products of many rows by a package against double precision, where it is installed; and when they are asked for."""
 
 from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
+from kernel_inputs import DEVICE, LINES, assert_near, assert_replays_alike, randn
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.kernels.linear import many_rows as module
-from worker_svc.core.kernels.linear.batch_rows import has_batch_linear
+from worker_svc.core.kernels.linear.batch_rows import has_batch_rows
 from worker_svc.core.kernels.linear.many_rows import ManyRows, make_many_rows
-from worker_svc.core.kernels.linear.many_tiles import (
-    ALL_TILES,
-    Products,
-    Tile,
-    Tiles,
-    find_gated_tile,
-    find_tile,
-    tiles_for,
-)
+from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import NormSpec, StoredRows
-from worker_svc.core.operations import dense_multiplier
 from worker_svc.core.operations.triton_operations import TritonOperations
 
 INPUTS = 1024
+Tiles: TypeAlias = dict[Kind, list[ManyRowsTile]]
+
+KINDS: tuple[Kind, ...] = ("plain", "added", "gated")
+# All that the H200's table has.
+TILES: Tiles = {
+    kind: list(
+        dict.fromkeys(way for line in LINES if kind in line.kinds for way in line.ways if isinstance(way, ManyRowsTile))
+    )
+    for kind in KINDS
+}
 
 
 def whole(name: str, outputs: int) -> Projection:
@@ -50,32 +53,32 @@ def gated(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.fixture(scope="module")
 def many_rows() -> ManyRows:
     pytest.importorskip("quack", reason="needs quack-kernels")
-    if not has_batch_linear(DEVICE):
+    if not has_batch_rows(DEVICE):
         pytest.skip("needs a Hopper GPU")
-    return make_many_rows(DEVICE, ALL_TILES)
+    return make_many_rows(DEVICE, TILES)
 
 
-@pytest.mark.parametrize("tile", ALL_TILES.gated, ids=str)
+@pytest.mark.parametrize("tile", TILES["gated"], ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
-def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+def test_any_tile_gives_the_gates_of_normed_rows(many_rows: ManyRows, tile: ManyRowsTile, outputs: int) -> None:
     weight = randn(2 * outputs, INPUTS, seed=2, scale=0.05)
     for rows in (2, 129, 200, 256, 1500):
         hidden = randn(rows, INPUTS, seed=rows, scale=3.0)
         assert_near(many_rows.gate(hidden, weight, tile, 1e-5), gated(hidden, weight, 1e-5))
 
 
-@pytest.mark.parametrize("tile", ALL_TILES.plain, ids=str)
+@pytest.mark.parametrize("tile", TILES["plain"], ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
-def test_any_tile_gives_a_product(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+def test_any_tile_gives_a_product(many_rows: ManyRows, tile: ManyRowsTile, outputs: int) -> None:
     weight = randn(outputs, INPUTS, seed=2, scale=0.05)
     for rows in (2, 67, 96, 129, 200, 256):
         x = randn(rows, INPUTS, seed=rows)
         assert_near(many_rows.multiply(x, weight, tile), x.double() @ weight.double().t())
 
 
-@pytest.mark.parametrize("tile", ALL_TILES.added, ids=str)
+@pytest.mark.parametrize("tile", TILES["added"], ids=str)
 @pytest.mark.parametrize("outputs", [128, 3072])
-def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: Tile, outputs: int) -> None:
+def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: ManyRowsTile, outputs: int) -> None:
     weight = randn(outputs, INPUTS, seed=2, scale=0.05)
     for rows in (2, 67, 96, 129, 200, 256):
         x, residual = randn(rows, INPUTS, seed=rows), randn(rows, outputs, seed=1)
@@ -84,10 +87,10 @@ def test_any_tile_adds_a_product_to_a_residual(many_rows: ManyRows, tile: Tile, 
         assert_near(residual, expected)
 
 
-@pytest.mark.parametrize("added", ALL_TILES.added, ids=str)
-@pytest.mark.parametrize("gated_tile", ALL_TILES.gated, ids=str)
+@pytest.mark.parametrize("added", TILES["added"], ids=str)
+@pytest.mark.parametrize("gated_tile", TILES["gated"], ids=str)
 def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
-    many_rows: ManyRows, gated_tile: Tile, added: Tile
+    many_rows: ManyRows, gated_tile: ManyRowsTile, added: ManyRowsTile
 ) -> None:
     hidden, up, down = randn(200, INPUTS), randn(6144, INPUTS, seed=2, scale=0.05), randn(INPUTS, 3072, scale=0.05)
 
@@ -100,94 +103,52 @@ def test_a_chain_of_products_in_a_graph_gives_what_it_gives_launched_one_by_one(
     assert_replays_alike(chain, times=20)
 
 
-def test_gates_of_many_rows_are_left_to_it_and_fewer_to_others() -> None:
-    large, small = (24576, 4096), (6144, 1024)
-    single, wide, narrow = ALL_TILES.gated
-    assert [
-        find_gated_tile(*large, rows) for rows in (80, 96, 128, 144, 208, 224, 256, 320, 512, 640, 1024, 2048, 4096)
-    ] == [*(None, single, single, None, None, wide, wide, None, wide, None, wide, wide, wide)]
-    assert [find_gated_tile(*small, rows) for rows in (96, 208, 224, 256, 512, 1024, 1280, 8192)] == [
-        *(None, None, narrow, narrow, None, None, wide, wide)
-    ]
-    assert find_gated_tile(6144, 896, 4096) is None
-    assert find_gated_tile(34816, 5120, 128) is None
-
-
-def test_a_model_has_the_tiles_of_its_own_products_only() -> None:
-    single, wide, narrow = ALL_TILES.gated
-    large = Products(plain=((6144, 4096),), added=((4096, 4096), (4096, 12288)), gated=((24576, 4096),))
-    assert tiles_for(large) == Tiles(ALL_TILES.plain, ALL_TILES.added, (single, wide))
-    small = Products(plain=((4096, 1024),), added=((1024, 2048), (1024, 3072)), gated=((6144, 1024),))
-    assert tiles_for(small) == Tiles((), (), (wide, narrow))
-    between = Products(plain=((6144, 5120),), added=((5120, 4096),), gated=((34816, 5120),))
-    assert tiles_for(between) == Tiles((), (), (wide,))
-    tiny = Products(plain=((192, 64),), added=((64, 128),), gated=((256, 64),))
-    assert tiles_for(tiny) == Tiles((), (), ())
-
-
-@pytest.mark.parametrize("is_added", [False, True])
-def test_products_of_some_rows_are_left_to_it_and_others_to_others(*, is_added: bool) -> None:
-    weight = (4096, 12288) if is_added else (6144, 4096)
-    tiles = [find_tile(*weight, rows, is_added=is_added) for rows in (64, 80, 81, 96, 128, 129, 256, 2048)]
-    assert [tile and tile.rows for tile in tiles] == [None, None, 128, 128, 128, None, None, None]
-    assert find_tile(*weight, 96, is_added=not is_added) is None
-
-
 class FakeRows:
     """Multiplies by torch, and remembers the tiles that it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[Tile] = []
+        self.asked: list[ManyRowsTile] = []
 
-    def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, tile: ManyRowsTile, residual: Tensor | None = None) -> Tensor:
         self.asked.append(tile)
         product = (x.double() @ weight.double().t()).to(x.dtype)
         return residual.add_(product) if residual is not None else product
 
-    def gate(self, hidden: Tensor, weight: Tensor, tile: Tile, eps: float) -> Tensor:
+    def gate(self, hidden: Tensor, weight: Tensor, tile: ManyRowsTile, eps: float) -> Tensor:
         self.asked.append(tile)
         return gated(hidden, weight, eps).to(hidden.dtype)
 
 
-@pytest.fixture
-def operations(monkeypatch: pytest.MonkeyPatch) -> TritonOperations:
-    monkeypatch.setattr(dense_multiplier, "_fits", lambda *_: True)
-    monkeypatch.setattr(dense_multiplier, "find_gated_cut", lambda *_: None)
-    monkeypatch.setattr(dense_multiplier, "find_cut", lambda *_: None)
-    return TritonOperations()
-
-
 @pytest.mark.parametrize(("rows", "is_asked"), [(3, False), (208, False), (256, True)])
-def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(
-    operations: TritonOperations, rows: int, *, is_asked: bool
-) -> None:
-    placement = Placement(DEVICE, DTYPE)
+def test_operations_ask_it_for_gates_of_rows_that_it_is_better_at(rows: int, *, is_asked: bool) -> None:
+    operations = TritonOperations(DEVICE, LINES)
+    placement = Placement(DEVICE, torch.bfloat16)
     norm = RMSNorm(placement, NormSpec("norm", 1e-6), INPUTS)
     gate_up = Linear(placement, [whole("gate", 64), whole("up", 64)], INPUTS, has_bias=False)
     norm.weight.copy_(1 + randn(INPUTS, seed=1, scale=0.3))
     weight_of(gate_up).copy_(randn(128, INPUTS, seed=2, scale=0.05))
     norm.fold(weight_of(gate_up))
-    hidden = randn(rows, INPUTS, seed=3)
+    hidden = randn(rows, INPUTS, seed=3, dtype=torch.bfloat16)
     assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, weight_of(gate_up), 1e-6), 2e-2)
-    operations.dense.many_rows = fake = FakeRows()  # type: ignore[assignment]
+    fake: Any = FakeRows()
+    operations.dense.use_many_rows(fake)
     assert_near(operations.norm_gated(hidden, norm, gate_up), gated(hidden, weight_of(gate_up), 1e-6), 2e-2)
     assert bool(fake.asked) == is_asked
 
 
-@pytest.mark.parametrize("tile", [None, ALL_TILES.gated[0]])
-def test_operations_ask_it_for_products_that_have_a_tile(
-    operations: TritonOperations, monkeypatch: pytest.MonkeyPatch, tile: Tile | None
-) -> None:
-    monkeypatch.setattr(dense_multiplier, "find_tile", lambda *_, is_added: tile)
-    operations.dense.many_rows = fake = FakeRows()  # type: ignore[assignment]
-    placement = Placement(DEVICE, DTYPE)
-    column = Linear(placement, [whole("column", 64)], INPUTS, has_bias=False)
-    row = Linear(placement, [whole("row", INPUTS)], 64, slice(0, 64), has_bias=False)
-    weight_of(column).copy_(randn(64, INPUTS, seed=1, scale=0.05))
-    weight_of(row).copy_(randn(INPUTS, 64, seed=2, scale=0.05))
+@pytest.mark.parametrize("tile", [None, TILES["gated"][0]], ids=str)
+def test_operations_ask_it_for_products_that_have_a_tile(tile: ManyRowsTile | None) -> None:
+    operations = TritonOperations(DEVICE, [Line(("plain", "added"), (2, None), (tile,))] if tile is not None else [])
+    fake: Any = FakeRows()
+    operations.dense.use_many_rows(fake)
+    placement = Placement(DEVICE, torch.bfloat16)
+    column = Linear(placement, [whole("column", 128)], INPUTS, has_bias=False)
+    row = Linear(placement, [whole("row", INPUTS)], 128, slice(0, 128), has_bias=False)
+    weight_of(column).copy_(randn(128, INPUTS, seed=1, scale=0.05))
+    weight_of(row).copy_(randn(INPUTS, 128, seed=2, scale=0.05))
     norm = RMSNorm(placement, NormSpec("norm", 1e-6), INPUTS)
     norm.weight.fill_(1)
-    hidden = randn(100, INPUTS, seed=3)
+    hidden = randn(100, INPUTS, seed=3, dtype=torch.bfloat16)
     found = operations.norm_linear(hidden, norm, column)
     assert_near(found, (hidden.double() * Unscaled(hidden, 1e-6).scales()) @ weight_of(column).double().t(), 2e-2)
     expected = hidden.double() + found.double() @ weight_of(row).double().t()
@@ -213,20 +174,20 @@ def package(change: float) -> SimpleNamespace:
 @pytest.fixture(params=["gated", "plain", "added", "split"])
 def tiles(request: pytest.FixtureRequest) -> Tiles:
     kind = request.param
-    tile = Tile(96, 64, (1, 2), is_early=True, is_swapped=kind != "gated", splits=2 if kind == "split" else 1)
-    return Tiles(
-        plain=(tile,) if kind == "plain" else (),
-        added=(tile,) if kind in {"added", "split"} else (),
-        gated=(tile,) if kind == "gated" else (),
-    )
+    tile = ManyRowsTile(96, 64, (1, 2), is_early=True, is_swapped=kind != "gated", splits=2 if kind == "split" else 1)
+    return {"added" if kind == "split" else kind: [tile]}
 
 
-def test_a_package_is_taken_that_computes_what_it_should(monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
+def test_a_package_is_taken_that_computes_what_it_should(
+    monkeypatch: pytest.MonkeyPatch, tiles: dict[Kind, list[ManyRowsTile]]
+) -> None:
     monkeypatch.setattr(module, "import_module", lambda _: package(0.0))
     make_many_rows(DEVICE, tiles)
 
 
-def test_a_package_that_computes_something_else_is_not_taken(monkeypatch: pytest.MonkeyPatch, tiles: Tiles) -> None:
+def test_a_package_that_computes_something_else_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, tiles: dict[Kind, list[ManyRowsTile]]
+) -> None:
     monkeypatch.setattr(module, "import_module", lambda _: package(1.0))
     with pytest.raises(RuntimeError, match="not what it should be"):
         make_many_rows(DEVICE, tiles)

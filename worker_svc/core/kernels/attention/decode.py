@@ -6,19 +6,19 @@ import torch
 import triton
 from torch import Tensor
 
-from worker_svc.core.kernels.attention.decode_cut import (
-    MIN_QUERY_ROWS,
-    SHARE_BYTES,
-    ContextCut,
-    Shares,
-    cut,
-    find_shares,
-)
 from worker_svc.core.kernels.attention.decode_plan import PLAN_COLUMNS, plan_shares
 from worker_svc.core.kernels.attention.decode_shares import attend_shares, finish_heads
 from worker_svc.core.kernels.attention.decode_splits import attend_splits
 from worker_svc.core.kernels.attention.decode_stream import can_stream, stream_shares
 from worker_svc.core.kernels.attention.head_dims import tile_dims
+from worker_svc.core.kernels.attention.tuning import (
+    MIN_QUERY_ROWS,
+    SHARE_BYTES,
+    ContextCut,
+    Shares,
+    find_cut,
+    find_shares,
+)
 from worker_svc.core.kernels.launch import has_dependent_launch, multiprocessors, options
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 
@@ -78,7 +78,7 @@ class DecodeAttention:
         self._done = torch.zeros(max_sequences * num_kv_heads, dtype=torch.int32, device=device)
 
     def _cut(self, sequences: int) -> ContextCut:
-        chosen = cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
+        chosen = find_cut(sequences, self._num_kv_heads, self._num_heads // self._num_kv_heads, self._row_bytes)
         # No context is longer than the table of positions: further splits would find nothing.
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
@@ -86,7 +86,7 @@ class DecodeAttention:
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
     def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
-        """ContextCut the contexts of a step; called before its first `attend`, with the same tables."""
+        """Cut the contexts of a step; called before its first `attend`, with the same tables."""
         if (shares := self._find_shares(len(rows))) is not None:
             plan_shares[(shares.programs,)](
                 rows.rows,

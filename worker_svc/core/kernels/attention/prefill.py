@@ -7,13 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 QUERY_TILE = 64
-_KEY_TILE, _LARGE_KEY_TILE = 64, 128
-_FEW_PROGRAMS = 132  # as many as an H200 runs at once: there a program that waits less often is worth more than many
-_MOST_DIMENSIONS = 128  # of heads whose large tiles fit into shared memory
-_STAGES = 2
 _LOG2E = 1.4426950408889634
 
 
@@ -122,7 +119,7 @@ def prefill_attention(
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
-    is_few = triton.cdiv(len(qkv), QUERY_TILE) * num_heads <= _FEW_PROGRAMS and head_dim <= _MOST_DIMENSIONS
+    tile = find_prefill_tile(triton.cdiv(len(qkv), QUERY_TILE) * num_heads, head_dim)
     dependent = has_dependent_launch(qkv.device)
     _prefill_attention[(num_heads, len(tiles))](
         qkv,
@@ -145,8 +142,8 @@ def prefill_attention(
         G=num_heads // keys.shape[2],
         BLOCK_SIZE=keys.shape[1],
         BLOCK_M=QUERY_TILE,
-        BLOCK_T=_LARGE_KEY_TILE if is_few else _KEY_TILE,
-        STAGES=_STAGES,
+        BLOCK_T=tile.keys,
+        STAGES=tile.stages,
         DEPENDENT=dependent,
-        **options(warps=4 if head_dim <= 128 else 8, dependent=dependent),
+        **options(warps=tile.warps, dependent=dependent),
     )

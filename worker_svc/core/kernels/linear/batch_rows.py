@@ -16,13 +16,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worker_svc.core.kernels.launch import INTERPRETED
-from worker_svc.core.kernels.linear.batch_cut import MULTIPROCESSORS, ProductCut
 from worker_svc.core.kernels.linear.batch_ends import end_split, end_whole
+from worker_svc.core.kernels.linear.ways import MOST_BATCH_SPLITS, MULTIPROCESSORS, BatchTile
 
 _HOPPER = (9, 0)
 # Of a thread at first; the warps that multiply then get what the one that asks does not need.
 _REGISTERS, _REGISTERS_TO_ASK = 168, gl.constexpr(40)
-_MOST_SPLITS = 8
 
 
 @gluon.jit
@@ -186,7 +185,7 @@ def _multiply(
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
 @gluon.jit(do_not_specialize=["M"])
-def _batch_linear(
+def _batch_rows(
     wide_weight,  # [N, inputs]; GATED: [2 N, inputs], gates then ups
     narrow_weight,  # the same, in narrow tiles
     x,  # [M, inputs]
@@ -238,15 +237,15 @@ def _batch_linear(
 
 
 @cache
-def has_batch_linear(device: torch.device) -> bool:
-    """Return whether `BatchLinear` can multiply there: a Hopper with all its multiprocessors."""
+def has_batch_rows(device: torch.device) -> bool:
+    """Return whether `BatchRows` can multiply there: a Hopper with all its multiprocessors."""
     if device.type != "cuda" or INTERPRETED:
         return False
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor) == _HOPPER and properties.multi_processor_count >= MULTIPROCESSORS
 
 
-class BatchLinear:
+class BatchRows:
     """Multiplies a batch's rows, bf16, on one stream: splits of a tile wait for each other, so that a device must not
     be shared with another that does the same at the same time.
     """
@@ -254,50 +253,50 @@ class BatchLinear:
     def __init__(self) -> None:
         self._ended: Tensor | None = None
 
-    def multiply(self, x: Tensor, weight: Tensor, cut: ProductCut, residual: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, tile: BatchTile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs]."""
-        return self._launch(x, weight, cut, residual)
+        return self._launch(x, weight, tile, residual)
 
-    def gate(self, hidden: Tensor, weight: Tensor, cut: ProductCut, eps: float) -> Tensor:
+    def gate(self, hidden: Tensor, weight: Tensor, tile: BatchTile, eps: float) -> Tensor:
         """silu(gate) * up of hidden / rms(hidden): hidden [rows, inputs], weight [2 * outputs, inputs], gates then ups
-        -> [rows, outputs]; a cut without splits.
+        -> [rows, outputs]; a tile without splits.
         """
-        return self._launch(hidden, weight, cut, eps=eps)
+        return self._launch(hidden, weight, tile, eps=eps)
 
     def _launch(
-        self, x: Tensor, weight: Tensor, cut: ProductCut, residual: Tensor | None = None, eps: float | None = None
+        self, x: Tensor, weight: Tensor, tile: BatchTile, residual: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
         rows, inputs = x.shape
         is_gated = eps is not None
         halves = 2 if is_gated else 1
         outputs = len(weight) // halves
-        tiles = outputs * halves // cut.outputs
-        items = tiles * cut.splits
+        tiles = outputs * halves // tile.outputs
+        items = tiles * tile.splits
         if self._ended is None:
             # How often splits have met, which their number divides: numbers of splits have counters of their own.
-            self._ended = torch.zeros(_MOST_SPLITS + 1, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
+            self._ended = torch.zeros(MOST_BATCH_SPLITS + 1, MULTIPROCESSORS, dtype=torch.int32, device=x.device)
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-        parts = torch.empty(items, cut.rows, cut.outputs, device=x.device) if cut.splits > 1 else out
-        _batch_linear[(min(items, MULTIPROCESSORS),)](
-            _tiled(weight, cut.wide // halves, cut.inputs),
-            _tiled(weight, (cut.narrow or cut.wide) // halves, cut.inputs),
-            _tiled(x, cut.rows, cut.inputs),
+        parts = torch.empty(items, tile.rows, tile.outputs, device=x.device) if tile.splits > 1 else out
+        _batch_rows[(min(items, MULTIPROCESSORS),)](
+            _tiled(weight, tile.wide // halves, tile.inputs),
+            _tiled(weight, (tile.narrow or tile.wide) // halves, tile.inputs),
+            _tiled(x, tile.rows, tile.inputs),
             out,
             residual if residual is not None else x,
             parts,
-            self._ended[cut.splits],
+            self._ended[tile.splits],
             eps if eps is not None else 0.0,
             rows,
             outputs,
             items,
-            STEPS=inputs // cut.inputs,
-            SPLITS=cut.splits,
-            STAGES=cut.stages,
+            STEPS=inputs // tile.inputs,
+            SPLITS=tile.splits,
+            STAGES=tile.stages,
             GATED=is_gated,
             RESIDUAL=residual is not None,
             NORMED=is_gated,
-            NARROW=cut.narrow,
-            num_warps=cut.rows // 16,
+            NARROW=tile.narrow,
+            num_warps=tile.rows // 16,
             maxnreg=_REGISTERS,
             launch_pdl=True,
         )

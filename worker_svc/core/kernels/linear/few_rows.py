@@ -1,21 +1,12 @@
 """Products of a few rows with a weight, cut along the inputs so that small weights too keep the device reading."""
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
-
-_MIN_PROGRAMS, _MAX_PROGRAMS = 90, 132  # an H200 has 132 multiprocessors
-_SPLITS = (1, 2, 4, 8)
-_TILE_INPUTS = 128
-_MANY_INPUTS = 4096
-_FEW_ROWS = 32
-_MIN_WIDE_PROGRAMS = 60
-_MOST_WEIGHTS = 1 << 23  # of a weight that more than `_FEW_ROWS` rows are multiplied with
+from worker_svc.core.kernels.linear.ways import MOST_FEW_TILES, FewRowsTile
 
 
 # Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
@@ -73,53 +64,22 @@ def _few_rows(
             tl.store(done_ptr + tile, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """The cut of a product."""
-
-    outputs: int  # of a tile
-    inputs: int  # of a step of its loop
-    splits: int  # of the inputs
-    stages: int  # tiles on their way at once
-
-
-def tiling(outputs: int, inputs: int, rows: int) -> Tiling | None:
-    """The tiling whose programs all run at once and keep the device busy; None: the shape has none, cuBLAS is as good.
-
-    As measured best on an H200: for up to 32 rows narrow tiles before splits, but wide ones where the inputs are many;
-    for up to 64 rows, whose tiles are the tensor cores' own, wide ones always; large weights are cuBLAS's there.
-    """
-    is_few = rows <= _FEW_ROWS
-    if not is_few and outputs * inputs > _MOST_WEIGHTS:
-        return None
-    fewest = _MIN_PROGRAMS if is_few else _MIN_WIDE_PROGRAMS
-    for width in (32, 64) if is_few and inputs < _MANY_INPUTS else (64, 32) if is_few else (64,):
-        for splits in _SPLITS:
-            programs = outputs // width * splits
-            divides = outputs % width == 0 and inputs % (splits * _TILE_INPUTS) == 0
-            if divides and fewest <= programs <= _MAX_PROGRAMS:
-                return Tiling(width, _TILE_INPUTS, splits, stages=(6 if width == 32 else 4) if is_few else 5)
-    return None
-
-
 class FewRows:
-    """Multiplies up to `MAX_ROWS` rows, on one stream."""
-
-    MAX_ROWS = 64
+    """Multiplies up to `MOST_FEW_ROWS` rows, on one stream."""
 
     def __init__(self) -> None:
         self._done: Tensor | None = None
 
-    def multiply(self, x: Tensor, weight: Tensor, cut: Tiling, residual: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, tile: FewRowsTile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + residual: x [rows, inputs], weight [outputs, inputs], residual [rows, outputs]."""
         rows, inputs = x.shape
         outputs = len(weight)
         if self._done is None:
-            self._done = torch.zeros(_MAX_PROGRAMS, dtype=torch.int32, device=x.device)
+            self._done = torch.zeros(MOST_FEW_TILES, dtype=torch.int32, device=x.device)
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-        partial = torch.empty(cut.splits, rows, outputs, device=x.device) if cut.splits > 1 else out
+        partial = torch.empty(tile.splits, rows, outputs, device=x.device) if tile.splits > 1 else out
         dependent = has_dependent_launch(x.device)
-        _few_rows[(outputs // cut.outputs, cut.splits)](
+        _few_rows[(outputs // tile.outputs, tile.splits)](
             x,
             weight,
             residual if residual is not None else x,
@@ -130,10 +90,10 @@ class FewRows:
             outputs,
             K=inputs,
             BLOCK_M=max(16, triton.next_power_of_2(rows)),
-            BLOCK_N=cut.outputs,
-            BLOCK_K=cut.inputs,
-            SPLITS=cut.splits,
-            STAGES=cut.stages,
+            BLOCK_N=tile.outputs,
+            BLOCK_K=tile.inputs,
+            SPLITS=tile.splits,
+            STAGES=tile.stages,
             RESIDUAL=residual is not None,
             DEPENDENT=dependent,
             **options(warps=4, dependent=dependent),

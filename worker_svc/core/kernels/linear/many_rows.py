@@ -3,18 +3,18 @@ each other, so that it multiplies as fast as cuBLAS, and a tile's end takes alon
 scale of each row, and the gate.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker_svc.core.kernels.linear.many_tiles import Tile, Tiles
 from worker_svc.core.kernels.linear.norm import row_scales
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.kernels.linear.ways import MOST_SPLIT_TILES, MOST_SPLIT_VALUES, Kind, ManyRowsTile
 
 _TOLERANCE = 1e-2  # outputs are rounded to 8 bits
-_MOST_SPLIT_TILES, _MOST_SPLIT_VALUES = 1024, 1 << 20
 VERSION = 1  # of `many_ahead`: kernels on disk are named after it
 
 
@@ -26,10 +26,10 @@ class ManyRows:
     def __init__(self, ends: Any, device: torch.device) -> None:
         self._ends = ends
         # Of splits: which have ended, which they reset, and their sum so far.
-        self._ended = torch.zeros(_MOST_SPLIT_TILES, dtype=torch.int32, device=device)
-        self._parts = torch.empty(_MOST_SPLIT_VALUES, device=device)
+        self._ended = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=device)
+        self._parts = torch.empty(MOST_SPLIT_VALUES, device=device)
 
-    def multiply(self, x: Tensor, weight: Tensor, tile: Tile, residual: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, tile: ManyRowsTile, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T: x [rows, inputs], weight [outputs, inputs] -> [rows, outputs]; added to `residual`, in place,
         where there is one. Of splits as many whole tiles as have room for their sums.
         """
@@ -45,7 +45,7 @@ class ManyRows:
         end.gemm(a, b, d, c, epi_args={}, **options)
         return out
 
-    def gate(self, hidden: Tensor, weight: Tensor, tile: Tile, eps: float) -> Tensor:
+    def gate(self, hidden: Tensor, weight: Tensor, tile: ManyRowsTile, eps: float) -> Tensor:
         """silu(gate) * up of hidden / rms(hidden): hidden [rows, inputs], weight [2 * outputs, inputs], gates then ups
         -> [rows, outputs].
         """
@@ -62,36 +62,33 @@ class ManyRows:
         )
         return out
 
-    def _split_buffers(self, tile: Tile, rows: int, outputs: int) -> tuple[Tensor, Tensor]:
+    def _split_buffers(self, tile: ManyRowsTile, rows: int, outputs: int) -> tuple[Tensor, Tensor]:
         """As the package wants them, of tiles of whole clusters."""
-        by_rows, by_outputs = (
-            -(-size // (each * programs)) * programs
-            for size, each, programs in zip((rows, outputs), (tile.rows, tile.outputs), tile.cluster, strict=True)
-        )
+        by_rows, by_outputs = tile.padded(rows, outputs)
         tiles = (1, by_outputs, by_rows) if tile.is_swapped else (1, by_rows, by_outputs)
         ended = self._ended[: by_rows * by_outputs].view(tiles)
         size = tile.rows * tile.outputs
         return ended, self._parts[: by_rows * by_outputs * size].view(*tiles, size)
 
-    def makes_product(self, tile: Tile, device: torch.device) -> bool:
+    def makes_product(self, tile: ManyRowsTile, device: torch.device) -> bool:
         """Return whether a small one is what it should be: of some tiles that the package takes they are not."""
         x, weight, _ = _samples(device)
         return _is_near(self.multiply(x, weight, tile), x.float() @ weight.float().t())
 
-    def adds_product(self, tile: Tile, device: torch.device) -> bool:
+    def adds_product(self, tile: ManyRowsTile, device: torch.device) -> bool:
         """See `makes_product`."""
         x, weight, residual = _samples(device)
         expected = residual + x.float() @ weight.float().t()
         return _is_near(self.multiply(x, weight, tile, residual), expected)
 
-    def makes_gates(self, tile: Tile, device: torch.device) -> bool:
+    def makes_gates(self, tile: ManyRowsTile, device: torch.device) -> bool:
         """See `makes_product`."""
         hidden, weight, _ = _samples(device)
         gate, up = (hidden.float() @ weight.float().t() * Unscaled(hidden, 1.0).scales()).chunk(2, 1)
         return _is_near(self.gate(hidden, weight, tile, eps=1.0), torch.nn.functional.silu(gate) * up)
 
 
-def make_many_rows(device: torch.device, tiles: Tiles) -> ManyRows:
+def make_many_rows(device: torch.device, tiles: Mapping[Kind, Sequence[ManyRowsTile]]) -> ManyRows:
     """With these tiles compiled or read from disk, a second or two each, and found right.
 
     Raises:
@@ -100,18 +97,19 @@ def make_many_rows(device: torch.device, tiles: Tiles) -> ManyRows:
         Exception: whatever one of another version, or for another machine, raises.
     """
     many_rows = ManyRows(import_module("worker_svc.core.kernels.linear.many_ends"), device)
-    for some, is_right in (
-        (tiles.plain, many_rows.makes_product),
-        (tiles.added, many_rows.adds_product),
-        (tiles.gated, many_rows.makes_gates),
-    ):
-        for tile in some:
+    makers: tuple[tuple[Kind, Callable[[ManyRowsTile, torch.device], bool]], ...] = (
+        ("plain", many_rows.makes_product),
+        ("added", many_rows.adds_product),
+        ("gated", many_rows.makes_gates),
+    )
+    for kind, is_right in makers:
+        for tile in tiles.get(kind, ()):
             if not is_right(tile, device):
                 raise RuntimeError(f"{is_right.__name__}: not what it should be with {tile}")
     return many_rows
 
 
-def _options(tile: Tile) -> dict[str, Any]:
+def _options(tile: ManyRowsTile) -> dict[str, Any]:
     shape, cluster = (tile.rows, tile.outputs), tile.cluster
     if tile.is_swapped:
         shape, cluster = shape[::-1], cluster[::-1]

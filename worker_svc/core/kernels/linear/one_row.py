@@ -1,15 +1,13 @@
 """Products of one row with a weight, at the speed at which the weight can be read."""
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
+from worker_svc.core.kernels.linear.ways import OneRowTile
 
-_MIN_COLUMNS = 64  # of a tile
 _VECTOR = tl.constexpr(8)  # columns that a thread loads at once
 
 
@@ -114,48 +112,10 @@ def _row_linear(
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """The cut of a product into programs."""
-
-    rows: int
-    columns: int
-    warps: int
-    in_thread: bool = False  # columns are added up within a thread first: fewer registers, more programs at once
-    late: bool = False  # the scale of a norm is multiplied last
-
-
-def _tile(outputs: int, inputs: int, *, is_gated: bool) -> _Tile:
-    """As measured best within the step on an H200, for Qwen3-0.6B's and 8B's shapes: wide rows where the weight is
-    small, so that few programs end together, narrow ones where it is long.
-    """
-    if inputs <= 1024:
-        if outputs > 65536:
-            tile = _Tile(16, 512, 4, in_thread=True)
-        else:
-            tile = _Tile(8, 512, 4, in_thread=True, late=True) if is_gated else _Tile(32, 1024, 8)
-    elif inputs <= 3072:
-        tile = _Tile(8, 2048, 8) if inputs <= 2048 else _Tile(4, 1024, 8, in_thread=True)
-    elif inputs > 8192:
-        tile = _Tile(1, 2048, 8)
-    elif is_gated:
-        tile = _Tile(1, 4096, 4)
-    elif outputs > inputs:
-        tile = _Tile(8, 1024, 4) if outputs > 65536 else _Tile(8, 1024, 4, in_thread=True, late=True)
-    else:
-        tile = _Tile(8, 1024, 4)
-    rows, columns = power_of_two_divisor(outputs, tile.rows), power_of_two_divisor(inputs, tile.columns)
-    return replace(tile, rows=rows, columns=columns)
-
-
-def fits_row_linear(weight: Tensor) -> bool:
-    """Return whether `row_linear` can do it: inputs divide into tiles."""
-    return power_of_two_divisor(weight.shape[1], _MIN_COLUMNS) == _MIN_COLUMNS
-
-
 def row_linear(
     x: Tensor,
     weight: Tensor,
+    tile: OneRowTile,
     *,
     norm: tuple[Tensor, float] | None = None,
     is_folded: bool = False,
@@ -172,10 +132,10 @@ def row_linear(
     inputs = x.shape[1]
     outputs = len(weight) // 2 if is_gated else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    tile = _tile(outputs, inputs, is_gated=is_gated)
+    rows, columns = power_of_two_divisor(outputs, tile.outputs), power_of_two_divisor(inputs, tile.inputs)
     norm_weight, eps = norm if norm is not None else (x, 0.0)
     dependent = has_dependent_launch(x.device)
-    _row_linear[(outputs // tile.rows,)](
+    _row_linear[(outputs // rows,)](
         x,
         weight,
         norm_weight,
@@ -185,8 +145,8 @@ def row_linear(
         eps,
         outputs,
         K=inputs,
-        BLOCK_N=tile.rows,
-        BLOCK_K=tile.columns,
+        BLOCK_N=rows,
+        BLOCK_K=columns,
         WHOLE=triton.next_power_of_2(inputs),
         NORM=norm is not None,
         # Ones are left out only where that was measured.

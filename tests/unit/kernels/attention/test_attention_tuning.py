@@ -1,0 +1,35 @@
+"""How attention is cut on the card that it was measured on."""
+
+import pytest
+
+from worker_svc.core.kernels.attention.tuning import ContextCut, find_cut, find_prefill_tile
+
+
+@pytest.mark.parametrize(
+    ("sequences", "heads", "group", "cut"),
+    [
+        (1, 8, 2, ContextCut(33, 64, 64, 3, 2, None, ahead=1)),
+        (1, 8, 4, ContextCut(33, 16, 16, 3, 1, None, ahead=1)),
+        (8, 8, 4, ContextCut(4, 64, 64, 3, 2, None, ahead=1)),
+        (16, 8, 2, ContextCut(2, 128, 128, 3, 4, None, ahead=0)),
+        (32, 8, 2, ContextCut(1, 128, 128, 3, 4, None, ahead=1)),
+        (64, 8, 2, ContextCut(2, 512, 32, 3, 2, None, ahead=2)),
+        (65, 8, 2, ContextCut(1, 512, 32, 3, 2, None, ahead=2)),
+        (191, 8, 2, ContextCut(1, 512, 32, 3, 2, None, ahead=2)),
+        (192, 8, 2, ContextCut(1, 512, 32, 3, 2, 128, ahead=0)),
+    ],
+)
+def test_few_programs_share_a_context_and_many_are_small(
+    sequences: int, heads: int, group: int, cut: ContextCut
+) -> None:
+    assert find_cut(sequences, heads, group, 256) == cut
+
+
+def test_tiles_have_as_many_tokens_as_fit() -> None:
+    assert [find_cut(64, 8, 2, row_bytes).tokens for row_bytes in (128, 256, 512, 1024)] == [64, 32, 16, 16]
+    assert find_cut(16, 8, 2, 128).tokens == 128
+
+
+def test_few_programs_of_a_prompt_have_large_tiles_if_these_fit() -> None:
+    tiles = [find_prefill_tile(*each) for each in ((132, 128), (133, 128), (132, 192), (1000, 64))]
+    assert [(tile.keys, tile.warps) for tile in tiles] == [(128, 4), (64, 4), (64, 8), (64, 4)]

@@ -1,0 +1,118 @@
+"""The cuts of attention into the work of programs, as measured best in steps of Qwen3-0.6B and 8B on an H200."""
+
+from dataclasses import dataclass
+
+MIN_QUERY_ROWS = 16  # of a matrix product's operand, as tokens of a tile
+_FEW_SEQUENCES = 32
+_ROW_BYTES, _TOKEN_BYTES = 256, 2048  # of one key, and of those of all heads
+# Of shared memory: two tiles of keys and of values, and room for conversions.
+SHARE_BYTES = 5 * MIN_QUERY_ROWS * _TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCut:
+    """The cut of contexts into the work of programs."""
+
+    splits: int  # of a context, at most
+    split_tokens: int  # a split reads at least so many
+    tokens: int  # of a tile
+    stages: int  # of the loop over tiles
+    warps: int  # of a program
+    registers: int | None  # of a thread, at most, so that more programs run at once
+    ahead: int  # tiles that do not wait for the kernel ahead: 0 none, 1 the first, in registers, 2 one for each stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CutLine:
+    """A cut, and what it is for; None: any."""
+
+    most_sequences: int | None = None
+    fewest_queries: int = 1  # of a key
+    most_programs: int | None = None  # if each had one context and one head of keys
+    splits: int = 1
+    programs: int = 0  # that splits come to, where these are more
+    split_tokens: int
+    tokens: int  # for keys of `_ROW_BYTES`
+    warps: int
+    registers: int | None = None
+    ahead: int
+
+
+# Few programs share a context and begin early; more have several tiles on their way; many are small, so that a
+# multiprocessor holds several and one reads while another computes.
+_CUTS = (
+    _CutLine(most_sequences=1, fewest_queries=4, programs=264, split_tokens=16, tokens=16, warps=1, ahead=1),
+    _CutLine(most_programs=64, programs=264, split_tokens=64, tokens=64, warps=2, ahead=1),
+    _CutLine(most_programs=128, programs=264, split_tokens=128, tokens=128, warps=4, ahead=0),
+    _CutLine(most_programs=256, programs=264, split_tokens=128, tokens=128, warps=4, ahead=1),
+    _CutLine(most_programs=512, splits=2, split_tokens=512, tokens=32, warps=2, ahead=2),
+    _CutLine(most_programs=1535, split_tokens=512, tokens=32, warps=2, ahead=2),
+    _CutLine(split_tokens=512, tokens=32, warps=2, registers=128, ahead=0),
+)
+_STAGES = 3
+
+
+def find_cut(sequences: int, num_kv_heads: int, group: int, row_bytes: int) -> ContextCut:
+    """Of contexts with `group` queries of a key, for keys of `row_bytes` (of one head)."""
+    programs = sequences * num_kv_heads
+    line = next(
+        line
+        for line in _CUTS
+        if _is_upto(sequences, line.most_sequences)
+        and group >= line.fewest_queries
+        and _is_upto(programs, line.most_programs)
+    )
+    # As many tokens of a tile as fit where those do that were measured.
+    tokens = max(MIN_QUERY_ROWS, min(128, line.tokens * _ROW_BYTES // row_bytes))
+    splits = max(line.splits, line.programs // programs)
+    return ContextCut(splits, line.split_tokens, tokens, _STAGES, line.warps, line.registers, line.ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The cut of all contexts together into the work of programs that have all heads."""
+
+    programs: int
+    tokens: int  # of a tile
+    stages: int  # of the loop over tiles
+    warps: int
+    cost: int  # of a context, beside its tiles: a program begins and ends it while its next tiles are on their way
+
+
+def find_shares(sequences: int, num_kv_heads: int, row_bytes: int, multiprocessors: int) -> Shares | None:
+    """Of more than a few contexts, for a power of two of heads with keys of common sizes; None: splits are better.
+
+    `multiprocessors`: those that have `SHARE_BYTES`.
+    """
+    token_bytes = num_kv_heads * row_bytes
+    fits = row_bytes <= _ROW_BYTES and token_bytes <= _TOKEN_BYTES and num_kv_heads & (num_kv_heads - 1) == 0
+    if sequences <= _FEW_SEQUENCES or not fits or not multiprocessors:
+        return None
+    return Shares(multiprocessors * (_TOKEN_BYTES // token_bytes), MIN_QUERY_ROWS, _STAGES, num_kv_heads, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """The tile of a program for a chunk of a prompt, and what it is for; None: any."""
+
+    most_programs: int | None
+    most_dims: int | None  # of a head
+    keys: int
+    warps: int
+    stages: int = 2
+
+
+# Where no more run than at once (an H200 has 132 multiprocessors), one that waits less often is worth more than many;
+# large tiles fit into shared memory for heads of up to 128 dimensions.
+PREFILL_TILES = (PrefillTile(132, 128, 128, 4), PrefillTile(None, 128, 64, 4), PrefillTile(None, None, 64, 8))
+
+
+def find_prefill_tile(programs: int, head_dim: int) -> PrefillTile:
+    """Of so many programs."""
+    return next(
+        tile for tile in PREFILL_TILES if _is_upto(programs, tile.most_programs) and _is_upto(head_dim, tile.most_dims)
+    )
+
+
+def _is_upto(value: int, most: int | None) -> bool:
+    return most is None or value <= most

@@ -1,0 +1,162 @@
+"""Ways to compute a product with a weight, as tables of tuning have them: a kernel and its tile, or cuBLAS."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import msgspec
+
+# normed: of one row, with the norm before it; biased: with a bias; added: to a residual; gated: of normed rows, with
+# the gate after it; plain: alone.
+Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
+
+BFLOAT16 = "bfloat16"
+MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
+MOST_FEW_ROWS = 64
+MOST_FEW_TILES = 132  # of split products: each has a counter
+_MIN_COLUMNS = 64
+MOST_BATCH_SPLITS = 8
+_SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
+_BARRIER_BYTES = 16
+_MANY_ALIGNMENT = 128
+MOST_SPLIT_TILES, MOST_SPLIT_VALUES = 1024, 1 << 20  # of `ManyRowsTile`
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with a weight [outputs, inputs]; a gated one's outputs are gates, then ups."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    dtype: str = BFLOAT16  # torch's name
+
+
+class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
+    """In tables a way has the name of its kernel as `kernel`."""
+
+
+class OneRowTile(_Way, frozen=True, tag="one_row"):
+    """Of a single row's product by `row_linear`; of smaller weights as much of it as divides them."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    in_thread: bool = False  # inputs are added up within a thread first: fewer registers, more programs at once
+    late: bool = False  # the scale of a norm is multiplied last
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        return rows == 1 and product.kind in ("normed", "added", "gated") and product.inputs % _MIN_COLUMNS == 0
+
+
+class FewRowsTile(_Way, frozen=True, tag="few_rows"):
+    """Of a few rows' product by `FewRows`, which is cut along the inputs, too."""
+
+    outputs: int  # of a tile
+    inputs: int  # of a step of its loop
+    splits: int  # of the inputs
+    stages: int  # tiles on their way at once
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, splits=self.splits)
+
+    def programs(self, product: Product) -> int:
+        """The programs that compute it."""
+        return product.outputs // self.outputs * self.splits
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
+        return product.kind in ("plain", "added") and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
+
+
+class BatchTile(_Way, frozen=True, tag="batch_rows"):
+    """Of all rows of a batch by `BatchRows`: a program does one tile, or as many programs the splits of one."""
+
+    rows: int  # that there is room for: 64 or 128
+    wide: int  # outputs of a tile; of a gated product half of them are gates, half ups
+    narrow: int  # and so many more: with 128 and 64 outputs of 192
+    inputs: int  # of a step
+    splits: int  # of the inputs
+    stages: int  # steps whose tiles are on their way at once
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(wide=self.wide, inputs=self.inputs, splits=self.splits)
+        if self.rows not in (64, 128) or self.splits > MOST_BATCH_SPLITS:
+            raise ValueError(f"batch_rows has tiles of 64 or 128 rows and at most {MOST_BATCH_SPLITS} splits")
+        if self.stages * ((self.outputs + self.rows) * self.inputs * 2 + _BARRIER_BYTES) > _SHARED_BYTES:
+            raise ValueError(f"batch_rows has no shared memory for {self.stages} stages of such tiles")
+
+    @property
+    def outputs(self) -> int:
+        """Of a tile."""
+        return self.wide + self.narrow
+
+    def programs(self, product: Product) -> int:
+        """The programs that compute it, if so many run at once."""
+        return product.outputs // self.outputs * self.splits
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.kind not in ("plain", "added", "gated") or product.dtype != BFLOAT16 or rows > self.rows:
+            return False
+        divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
+        return divides and meets
+
+
+class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
+    """The tile that a program of quack-kernels multiplies at a time, by `ManyRows`."""
+
+    rows: int
+    outputs: int  # of a gated product half of them are gates, half ups
+    cluster: tuple[int, int]  # programs along the rows and the outputs
+    takes_turns: bool = False  # its warps multiply two tiles, one while the other ends
+    is_early: bool = False  # the weight's first tiles are asked for before the kernel ahead has ended
+    is_swapped: bool = False  # the weight is the product's first operand: outputs take the matrix units' long side
+    splits: int = 1  # of the inputs
+
+    def padded(self, rows: int, outputs: int) -> tuple[int, int]:
+        """The tiles along rows and outputs, in whole clusters."""
+        by_rows, by_outputs = (
+            -(-size // (each * programs)) * programs
+            for size, each, programs in zip((rows, outputs), (self.rows, self.outputs), self.cluster, strict=True)
+        )
+        return by_rows, by_outputs
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.kind not in ("plain", "added", "gated") or product.dtype != BFLOAT16 or rows < 1:
+            return False
+        if product.kind == "gated" and (self.splits > 1 or self.is_swapped):
+            return False
+        by_rows, by_outputs = self.padded(rows, product.outputs)
+        tiles, size = by_rows * by_outputs, self.rows * self.outputs
+        has_room = self.splits == 1 or (tiles <= MOST_SPLIT_TILES and tiles * size <= MOST_SPLIT_VALUES)
+        return has_room and product.outputs % _MANY_ALIGNMENT == 0 and product.inputs % _MANY_ALIGNMENT == 0
+
+
+class Cublas(_Way, frozen=True, tag="cublas"):
+    """By a library of torch's. Of normed and gated products the rest is done by kernels of its own."""
+
+    lt: bool = False  # by cuBLASLt, else by the library that torch prefers
+    rows: int | None = None  # of a piece: a product that is added is done in such; None: in one
+
+    def fits(self, product: Product, rows: int) -> bool:  # noqa: ARG002
+        """Return whether the product of so many rows can be computed so."""
+        return self.rows is None or (product.kind == "added" and self.rows > 0)
+
+
+Way: TypeAlias = OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas
+
+CUBLAS = Cublas()  # its own choice
+
+
+def _require_powers_of_two(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1 or size & (size - 1):
+            raise ValueError(f"{name} of a tile must be a power of two, not {size}")

@@ -1,0 +1,48 @@
+"""The products of a model with its weights, as one rank computes them."""
+
+from dataclasses import replace
+
+from worker_svc.core.config import ModelConfig
+from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.layers.embedding import padded_rows
+from worker_svc.core.layers.mlp import gated_columns
+from worker_svc.core.layers.placement import Placement
+
+
+def model_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
+    """Those of layers and of the head, each once, in all kinds that they may be computed as; plain ones first, which
+    stand in others.
+    """
+    layers = _layer_products(config, placement)
+    rows = padded_rows(config.decoder.vocab_size, placement.group.world_size)
+    head = Product("plain", rows, config.decoder.hidden_size, _name(placement))
+    alone = [head, *(each for each in layers if each.kind == "plain")]
+    gated = [each for each in layers if each.kind == "gated"]
+    plain = [*alone, *(replace(each, kind="plain") for each in gated)]
+    normed = [replace(each, kind="normed") for each in alone]
+    return tuple(dict.fromkeys((*plain, *normed, *(each for each in layers if each.kind != "plain"))))
+
+
+def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
+    """Of each layer: queries, keys and values; what attention and the feed-forward block add; gates and ups."""
+    attention, hidden = config.attention, config.decoder.hidden_size
+    heads, kv_heads = (
+        part.stop - part.start
+        for part in (
+            placement.part(attention.num_heads, "num_attention_heads"),
+            placement.kv_heads(attention.num_kv_heads),
+        )
+    )
+    columns = gated_columns(placement, config.decoder.mlp)
+    attended, size = heads * attention.head_dim, columns.stop - columns.start
+    dtype = _name(placement)
+    return (
+        Product("plain", attended + 2 * kv_heads * attention.head_dim, hidden, dtype),
+        Product("added", hidden, attended, dtype),
+        Product("added", hidden, size, dtype),
+        Product("gated", 2 * size, hidden, dtype),
+    )
+
+
+def _name(placement: Placement) -> str:
+    return str(placement.dtype).removeprefix("torch.")
