@@ -1,5 +1,6 @@
 """Tables of tuning, of the products of this device: those that come along, and those that `penstock tune` wrote."""
 
+import logging
 import os
 import re
 from importlib.resources import files
@@ -9,6 +10,9 @@ import torch
 
 from contract.domain.errors import broken, invalid
 from worker_svc.core.kernels.linear.table import Card, Line, Table, read_table
+
+# Of the standard library, as in `factory`.
+_log = logging.getLogger(__name__)
 
 _PACKAGED = files("worker_svc.core.kernels.linear") / "tables"
 _INTERPRETED = Card((9, 0), 132)  # Triton's interpreter is asked for what that card is
@@ -38,7 +42,9 @@ def find_lines(device: torch.device, file: str | None = None) -> tuple[Line, ...
             the one in the cache is no table.
     """
     card = card_of(device)
-    return *_tuned_lines(card, file), *packaged_lines(card)
+    tuned, packaged = _tuned_lines(card, file), packaged_lines(card)
+    _log.info("tables of products read", extra={"card": card.name, "tuned": len(tuned), "packaged": len(packaged)})
+    return *tuned, *packaged
 
 
 def packaged_lines(card: Card) -> tuple[Line, ...]:

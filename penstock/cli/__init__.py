@@ -21,6 +21,7 @@ _COMMANDS = {
     "complete": "continue a text",
     "status": "show what the pipeline does",
     "keys": "make API keys",
+    "tune": "measure a model's products on this GPU, for its workers",
     "bench": "run a benchmark of this repository",
 }
 _SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")

@@ -1,0 +1,75 @@
+"""All ways worth measuring of a product: every kernel, with those tiles that fit."""
+
+from collections.abc import Iterator
+from itertools import product as combinations
+
+from worker_svc.core.kernels.linear.ways import (
+    CUBLAS,
+    BatchTile,
+    Cublas,
+    FewRowsTile,
+    ManyRowsTile,
+    OneRowTile,
+    Product,
+    Way,
+)
+
+_THREAD_WEIGHTS = range(4, 129)  # of a tile, that a thread of `OneRowTile` holds at once
+_MOST_FEW_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+_MOST_BATCH_STAGES = 12
+_PIECES = (1024, 2048, 4096)
+_MANY_TILES = (
+    *(ManyRowsTile(128, outputs, (2, 1)) for outputs in (96, 128, 192, 256)),
+    *(ManyRowsTile(128, outputs, (2, 1), takes_turns=True) for outputs in (128, 192)),
+    *(ManyRowsTile(128, outputs, (1, 2), is_early=True) for outputs in (64, 96, 128, 192)),
+    *(
+        ManyRowsTile(128, 64, (1, programs), is_early=True, is_swapped=True, splits=splits)
+        for programs, splits in combinations((1, 2, 4), (1, 2))
+    ),
+)
+
+
+def candidates(product: Product, rows: int) -> list[Way]:
+    """Of so many rows of a product, each once; cuBLAS's own choice is the first."""
+    ways = dict.fromkeys((CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows(), *_batch_rows()))
+    return [way for way in (*ways, *_MANY_TILES) if way.fits(product, rows)]
+
+
+def _cublas(product: Product, rows: int) -> Iterator[Way]:
+    """Others of cuBLAS; what is normed or gated has a plain product in it, with lines of its own."""
+    if product.kind in ("plain", "biased", "added"):
+        yield Cublas(lt=True)
+        for size in _PIECES:
+            if size < rows:
+                yield Cublas(rows=size)
+                yield Cublas(lt=True, rows=size)
+
+
+def _one_row(product: Product) -> Iterator[Way]:
+    has_norm = product.kind != "added"
+    for outputs, inputs, warps in combinations((1, 2, 4, 8, 16, 32), (512, 1024, 2048, 4096), (4, 8)):
+        # Larger ones than the weight would be the same as smaller ones.
+        divides = product.outputs % outputs == 0 and product.inputs % inputs == 0
+        if divides and outputs * inputs // (32 * warps) in _THREAD_WEIGHTS:
+            for in_thread, late in combinations((False, True), (False, True) if has_norm else (False,)):
+                yield OneRowTile(outputs, inputs, warps, in_thread, late)
+    if product.inputs % 512:
+        yield OneRowTile(8, 256, 4)
+        yield OneRowTile(8, 256, 4, in_thread=True, late=has_norm)
+
+
+def _few_rows() -> Iterator[Way]:
+    for outputs, inputs, splits, stages in combinations((32, 64), (64, 128), (1, 2, 4, 8), (4, 6)):
+        yield FewRowsTile(outputs, inputs, splits, stages)
+
+
+def _batch_rows() -> Iterator[Way]:
+    for rows, (wide, narrow), inputs, splits in combinations(
+        (64, 128), ((64, 0), (128, 0), (128, 64)), (64, 128), (1, 2, 4, 8)
+    ):
+        for stages in range(_MOST_BATCH_STAGES, 1, -1):
+            try:
+                yield BatchTile(rows, wide, narrow, inputs, splits, stages)
+            except ValueError:  # no room for so many
+                continue
+            break
