@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from prometheus_client.registry import Collector
 
-from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
+from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.model_name import served_name
 from servicekit.bus import Bus, BusFull, BusUnavailable
 from servicekit.bus.calls import Call, Entry, Read, RegisterWorker, Renew, Renewed, SessionKind
 from servicekit.bus.dead_letters import dead_letter
-from servicekit.bus.keys import PAYLOAD
 from servicekit.doorbell import Doorbell
-from servicekit.hops import Hop, HopCollector
+from servicekit.hops import HopCollector
 from servicekit.lifecycle import Stop
 from servicekit.pool_stats import Hold, PoolCollector, PoolStats
 from servicekit.session import Session, Stopped
@@ -24,11 +23,11 @@ from servicekit.shape import pool_shape
 from servicekit.stall import StallWatch
 from servicekit.status import ServiceStatus, service_status
 from worker_svc import wire
-from worker_svc.core.epoch import EpochTracker, PlanVerdict
 from worker_svc.core.stats import ExecutionStats
-from worker_svc.execution import Epoch, Execution, Failure
+from worker_svc.execution import Execution, Failure
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.metrics import WorkerCollector
+from worker_svc.plans import Plans
 from worker_svc.results import ResultStream
 from worker_svc.settings import WorkerSettings
 
@@ -58,7 +57,7 @@ class WorkerService:
         self._bus = bus
         self._load = load
         self._stats = ExecutionStats()
-        self._hop = Hop("steps")
+        self._plans = Plans(self._stats, self._bury)
         self._pool_stats = PoolStats()
         self._steps = bus.keys.steps(settings.name)
         self._bell = Doorbell(bus.keys, settings.stay_awake_ms / 1e3)
@@ -72,10 +71,7 @@ class WorkerService:
         self._told, self._told_ns = b"", 0  # the status that the pool gets, and when it was made
         self._device_watch = StallWatch(settings.step_timeout_s)
         self._stop: Stop | None = None
-        self._position = b"0-0"  # of the last entry of `steps` that was read
-        self._epoch: Epoch | None = None
         self._session: Session | None = None
-        self._tracker = EpochTracker(None)
 
     @property
     def name(self) -> str:
@@ -97,7 +93,7 @@ class WorkerService:
         """For the metrics endpoint."""
         return [
             WorkerCollector(self._stats, self._num_queued, self._model),
-            HopCollector([self._hop]),
+            HopCollector([self._plans.hop]),
             PoolCollector(lambda: [Hold(self._bus.keys.pool, self._pool_stats, self._bus.call_times)]),
         ]
 
@@ -135,7 +131,7 @@ class WorkerService:
             draining=self._is_draining(),
             started_ns=self._started_ns,
             figures=figures,
-            hops=[self._hop],
+            hops=[self._plans.hop],
             model_digest=self._info.model_digest.hex(),
             note=_UNWANTED if self._is_unwanted else "",
         )
@@ -146,7 +142,7 @@ class WorkerService:
             self.status(),
             self._info,
             incarnation=self._session.sid if self._session is not None else b"",
-            step=self._tracker.step,
+            step=self._plans.step,
             plans_queued=self._num_queued(),
         )
 
@@ -266,9 +262,7 @@ class WorkerService:
         self._session.connect()
         if self.is_leader:
             self._register(self._session)
-        else:
-            self._tracker = EpochTracker(None)
-        self._position = loaded.broadcast(self._position.ljust(_POSITION_BYTES)).rstrip()
+        self._plans.position = loaded.broadcast(self._plans.position.ljust(_POSITION_BYTES)).rstrip()
         self._progress_ns = time.monotonic_ns()
         self._is_ready = True
 
@@ -299,14 +293,8 @@ class WorkerService:
             if position:
                 break
             session.recover()
-        self._begin(position, session.sid)
-
-    def _begin(self, position: bytes, incarnation: bytes) -> None:
-        if self._epoch is not None:
-            self._epoch.is_superseded = True
-        self._epoch, self._position = None, position
-        self._tracker = EpochTracker(incarnation)
-        _log.info("registered", incarnation=incarnation.hex(), num_blocks=self._info.num_blocks)
+        self._plans.begin(position, session.sid)
+        _log.info("registered", incarnation=session.sid.hex(), num_blocks=self._info.num_blocks)
 
     def _turn(self, execution: Execution) -> None:
         assert self._session is not None
@@ -320,7 +308,7 @@ class WorkerService:
         # A thread that waits for the device needs the interpreter more than one that looks for plans.
         is_idle = execution.is_idle
         awake_s = self._bell.awake_s() if is_idle else 0.0
-        streams = {self._steps: self._position} | self._bell.listen(is_idle=is_idle)
+        streams = {self._steps: self._plans.position} | self._bell.listen(is_idle=is_idle)
         read = Read(streams, block_ms=_BLOCK_MS, awake_s=awake_s)
         calls: list[Call[Any]] = [read]
         try:
@@ -341,7 +329,7 @@ class WorkerService:
         received_ns = time.time_ns()
         self._bell.hear(answers[-1])
         for entry in answers[-1].get(self._steps, ()):
-            self._receive(entry, execution, received_ns)
+            self._plans.receive(entry, execution, received_ns)
 
     def _note_renewal(self, renewed: Renewed) -> None:
         is_unwanted = renewed is Renewed.UNWANTED
@@ -364,44 +352,12 @@ class WorkerService:
         assert self._session is not None
         assert self._stop is not None
         if failure.epoch is not None and not self.is_leader:
-            self._tracker.end(failure.epoch.incarnation)
+            self._plans.end(failure.epoch.incarnation)
         elif self.is_leader and (failure.epoch is None or failure.epoch.incarnation == self._session.sid):
             self._session.leave()
             self._session = self._new_session(self._stop)
             self._session.connect()
             self._register(self._session)
-
-    def _receive(self, entry: Entry, execution: Execution, received_ns: int) -> None:
-        self._position = entry.entry_id
-        begin_s = time.perf_counter()
-        try:
-            received = wire.decode_plan(entry.fields.get(PAYLOAD, b""))
-        except PoisonMessageError as error:
-            self._bury(entry, str(error))
-            step = self._tracker.step + 1
-            self._tracker.end()
-            message = f"a plan cannot be read: {error}"
-            execution.fail(Failure(self._epoch, step, PenstockError(ErrorCode.INTERNAL, message)))
-            return
-        plan = received.plan
-        match self._tracker.admit(received.session, received.incarnation, plan.step):
-            case PlanVerdict.DROP:
-                return
-            case PlanVerdict.GAP:
-                epoch = Epoch(received.session, received.incarnation)
-                error_ = PenstockError(ErrorCode.UNAVAILABLE, f"plans before step {plan.step} are missing")
-                execution.fail(Failure(epoch, plan.step, error_))
-                return
-            case PlanVerdict.START:
-                if self._epoch is not None:
-                    self._epoch.is_superseded = True
-                self._epoch = Epoch(received.session, received.incarnation)
-                self._stats.num_pairings += 1
-            case PlanVerdict.RUN:
-                pass
-        assert self._epoch is not None
-        execution.submit(self._epoch, plan)
-        self._hop.observe(received.sent_unix_ns, received_ns, time.perf_counter() - begin_s)
 
     def _bury(self, entry: Entry, why: str) -> None:
         assert self._session is not None
