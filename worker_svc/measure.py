@@ -47,9 +47,8 @@ class GraphMeasure:
     def __call__(self, calls: Mapping[W, Callable[[int], object]], copies: int) -> dict[W, Measured]:
         """Implement `Measure.__call__`."""
         num_calls = -(-_CALLS // copies) * copies
-        pool = (
-            torch.cuda.graph_pool_handle()
-        )  # one for all: they are replayed one by one, and nobody reads what comes out
+        # One pool for all: they are replayed one by one, and nobody reads what comes out.
+        pool = torch.cuda.graph_pool_handle()
         graphs = {each: self._record(call, copies, num_calls, pool) for each, call in calls.items()}
         times: dict[W, list[float]] = {each: [] for each in graphs}
         for number in range(_WARM_UPS + _ROUNDS):

@@ -2,7 +2,8 @@
 what would be chosen without it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from contract.domain.errors import broken, invalid, unimplemented
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import read_checkpoint
+from servicekit.settings import num_cores
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.many_rows import ManyRows, make_many_rows
 from worker_svc.core.kernels.linear.table import Card, Choices, Line, Table, write_table
@@ -33,6 +36,7 @@ _TOLERANCE = 2e-2  # of the whole: sums are rounded to 8 bits, gates twice
 _EPS = 1e-6
 _HALF = (BFLOAT16, "float16")
 _HOPPER = (9, 0)
+_MOST_COMPILING = 16  # kernels at a time
 _Call = Callable[[int], Tensor]
 
 
@@ -48,7 +52,7 @@ class Finding:
 
     @property
     def is_better(self) -> bool:
-        """Return whether the best one is, by more than both spread, or what stands is not right."""
+        """Return whether the best one is better than what stands, by more than both spread, or that is not right."""
         standing, best = self.times.get(self.standing), self.times[self.best]
         return standing is None or standing.median_us - best.median_us > standing.spread_us + best.spread_us
 
@@ -56,10 +60,8 @@ class Finding:
         """A line about it, for people."""
         product = self.product
         what = f"{product.kind} {product.outputs} x {product.inputs}, {self.rows[0]} to {self.rows[-1]} rows"
-        stands = f"{self._us(self.standing)} us by {self.standing}"
-        return (
-            f"{what}: {stands}; {self._us(self.best)} by {self.best}" if self.is_better else f"{what}: {stands} stays"
-        )
+        verdict = f"{self._us(self.best)} us by {self.best}" if self.is_better else "stays"
+        return f"{what}: {self._us(self.standing)} us by {self.standing}; {verdict}"
 
     def line(self) -> Line:
         """What a table says of it."""
@@ -80,11 +82,11 @@ class Finding:
 
 @dataclass(slots=True)
 class _Norm:
-    """Implement `operations.interface.Norm`: one whose weight is in the product."""
+    """Implement `operations.interface.Norm`: of ones."""
 
     weight: Tensor
+    is_folded: bool
     eps: float = _EPS
-    is_folded: bool = True
     is_whole: bool = True
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ class _Norm:
         return x * Unscaled(x, self.eps).scales().to(x.dtype)
 
     def fold(self, weight: Tensor) -> None:
-        """Implement `Norm.fold`: it is."""
+        """Implement `Norm.fold`."""
 
 
 @dataclass(slots=True)
@@ -159,6 +161,7 @@ class Tuner:
             self._draw(rows[-1], columns, weights[0].dtype, seed=-1) for columns in (product.inputs, product.outputs)
         )
         calls = {way: self._call(product, way, x, residual, weights) for way in ways}
+        self._compile(calls.values())
         expected = self._expected(product, x, residual, weights[0])
         right = {way: call for way, call in calls.items() if self._is_right(call, residual, expected, way)}
         times = self._measure(right, len(weights))
@@ -169,7 +172,8 @@ class Tuner:
         """Computes the product this way with one of the weights, as a worker would."""
         operations = self._operations((Line((product.kind,), (len(x), len(x)), (way,)),))
         linears = [_Linear(Dense(weight)) for weight in weights]
-        norm = _Norm(torch.ones(product.inputs, dtype=x.dtype, device=x.device))
+        # As when a model is loaded: what is not scaled may be too large for fp16.
+        norm = _Norm(torch.ones(product.inputs, dtype=x.dtype, device=x.device), x.dtype is torch.bfloat16)
         calls: dict[Kind, _Call] = {
             "plain": lambda copy: operations.norm_linear(x, None, linears[copy]),
             "normed": lambda copy: operations.norm_linear(x, norm, linears[copy]),
@@ -177,6 +181,18 @@ class Tuner:
             "gated": lambda copy: operations.norm_gated(x, norm, linears[copy]),
         }
         return calls[product.kind]
+
+    def _compile(self, calls: Iterable[_Call]) -> None:
+        """Triton's kernels, many at a time. One that cannot be compiled says so again when it is called."""
+
+        def call_all() -> None:
+            for call in calls:
+                with suppress(Exception):
+                    call(0)
+
+        if self._device.type == "cuda":
+            with suppress(Exception):
+                compile_launches(call_all, max(1, min(_MOST_COMPILING, int(num_cores()))))
 
     def _operations(self, forced: tuple[Line, ...]) -> TritonOperations:
         operations = TritonOperations(self._device, (*forced, *self._tuned, *self._standing))

@@ -86,7 +86,9 @@ def test_candidates_fit_and_stand_there_once_and_cublas_is_the_first(product: Pr
     ("kind", "rows", "kernels"),
     [
         ("normed", 1, {OneRowTile}),
-        ("plain", 32, {FewRowsTile, BatchTile, ManyRowsTile}),
+        ("plain", 8, {FewRowsTile}),
+        ("plain", 32, {FewRowsTile, BatchTile}),
+        ("added", 64, {FewRowsTile, BatchTile, ManyRowsTile}),
         ("added", 128, {BatchTile, ManyRowsTile}),
         ("gated", 2048, {ManyRowsTile}),
     ],

@@ -14,8 +14,9 @@ from worker_svc.core.kernels.linear.ways import (
     Way,
 )
 
-_THREAD_WEIGHTS = range(4, 129)  # of a tile, that a thread of `OneRowTile` holds at once
-_MOST_FEW_PROGRAMS = 1056  # eight for each multiprocessor of an H200
+_THREAD_WEIGHTS = range(8, 129)  # of a tile, that a thread of `OneRowTile` holds at once
+# Tiles have this many rows: for fewer than some they would be mostly empty.
+_BATCH_ROWS, _FEWEST_BATCH_ROWS, _FEWEST_MANY_ROWS = (64, 128), 9, 33
 _MOST_BATCH_STAGES = 12
 _PIECES = (1024, 2048, 4096)
 _MANY_TILES = (
@@ -31,8 +32,12 @@ _MANY_TILES = (
 
 def candidates(product: Product, rows: int) -> list[Way]:
     """Of so many rows of a product, each once; cuBLAS's own choice is the first."""
-    ways = dict.fromkeys((CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows(), *_batch_rows()))
-    return [way for way in (*ways, *_MANY_TILES) if way.fits(product, rows)]
+    ways: list[Way] = [CUBLAS, *_cublas(product, rows), *_one_row(product), *_few_rows()]
+    if rows >= _FEWEST_BATCH_ROWS:
+        ways += _batch_rows(next((each for each in _BATCH_ROWS if each >= rows), _BATCH_ROWS[-1]))
+    if rows >= _FEWEST_MANY_ROWS:
+        ways += _MANY_TILES
+    return [way for way in ways if way.fits(product, rows)]
 
 
 def _cublas(product: Product, rows: int) -> Iterator[Way]:
@@ -46,16 +51,15 @@ def _cublas(product: Product, rows: int) -> Iterator[Way]:
 
 
 def _one_row(product: Product) -> Iterator[Way]:
-    has_norm = product.kind != "added"
-    for outputs, inputs, warps in combinations((1, 2, 4, 8, 16, 32), (512, 1024, 2048, 4096), (4, 8)):
+    # (in_thread, late): a scale that is multiplied last is worth it where sums stay within threads.
+    flags = [(False, False), (True, False)] + ([(True, True)] if product.kind != "added" else [])
+    for outputs, inputs, warps in combinations((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (4, 8)):
         # Larger ones than the weight would be the same as smaller ones.
         divides = product.outputs % outputs == 0 and product.inputs % inputs == 0
         if divides and outputs * inputs // (32 * warps) in _THREAD_WEIGHTS:
-            for in_thread, late in combinations((False, True), (False, True) if has_norm else (False,)):
-                yield OneRowTile(outputs, inputs, warps, in_thread, late)
-    if product.inputs % 512:
-        yield OneRowTile(8, 256, 4)
-        yield OneRowTile(8, 256, 4, in_thread=True, late=has_norm)
+            yield from (OneRowTile(outputs, inputs, warps, *each) for each in flags)
+    if product.inputs % 256:
+        yield from (OneRowTile(8, 128, 4, *each) for each in flags)
 
 
 def _few_rows() -> Iterator[Way]:
@@ -63,10 +67,8 @@ def _few_rows() -> Iterator[Way]:
         yield FewRowsTile(outputs, inputs, splits, stages)
 
 
-def _batch_rows() -> Iterator[Way]:
-    for rows, (wide, narrow), inputs, splits in combinations(
-        (64, 128), ((64, 0), (128, 0), (128, 64)), (64, 128), (1, 2, 4, 8)
-    ):
+def _batch_rows(rows: int) -> Iterator[Way]:
+    for (wide, narrow), inputs, splits in combinations(((64, 0), (128, 0), (128, 64)), (64, 128), (1, 2, 4, 8)):
         for stages in range(_MOST_BATCH_STAGES, 1, -1):
             try:
                 yield BatchTile(rows, wide, narrow, inputs, splits, stages)

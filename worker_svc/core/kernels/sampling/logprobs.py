@@ -9,8 +9,8 @@ from torch import Tensor
 
 from contract.domain.params import MAX_LOGPROBS
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.sampling.tuning import LOGPROBS
 
-_PART = 2048  # columns of a program
 _ROOM = triton.next_power_of_2(MAX_LOGPROBS)  # for the likeliest of a part
 _NO_TOKEN = tl.constexpr(2**31 - 1)
 
@@ -112,7 +112,7 @@ def token_logprobs(
     `num_top` is at most `MAX_LOGPROBS`, and the vocabulary has as many tokens.
     """
     device, asked, columns = logits.device, len(rows), logits.shape[1]
-    parts = triton.cdiv(columns, _PART)
+    parts = triton.cdiv(columns, LOGPROBS.columns)
     most, mass = (torch.empty(asked, parts, device=device) for _ in range(2))
     above = torch.empty(asked, parts, dtype=torch.int32, device=device)
     top = torch.empty(asked, parts, _ROOM, device=device)
@@ -131,7 +131,7 @@ def token_logprobs(
         columns,
         logits.stride(0),
         num_top,
-        PART=_PART,
+        PART=LOGPROBS.columns,
         ROOM=_ROOM,
         **options(warps=4),
     )

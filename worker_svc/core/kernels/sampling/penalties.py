@@ -9,13 +9,10 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import options
 from worker_svc.core.kernels.sampling.changes import Changes, keep_allowed
+from worker_svc.core.kernels.sampling.tuning import PENALTIES
 from worker_svc.core.kernels.state.tables import FREQUENCY, NUM_PROMPT, PRESENCE, REPETITION, SlotTables
 from worker_svc.core.kernels.sampling.token_masks import keep_masked
 
-_PART = 4096  # columns of a program
-_TOKENS = 1024  # of a history that a program counts at a time
-_COUNTING = 8  # programs a row
-_ENTRIES = 128  # of a program
 _ALIGNMENT = 64  # columns, of a row, as logits have it
 _NO_CHANGES = Changes()
 _IN_PROMPT = tl.constexpr(1 << 30)  # a bit beside the count of a token in the output
@@ -166,7 +163,7 @@ def changed_logits(
     counts = torch.zeros(rows, stride, dtype=torch.int32, device=logits.device) if has_penalties else None
     table = {"FLOATS": state.floats.shape[1], "REPETITION": REPETITION, "PRESENCE": PRESENCE, "FREQUENCY": FREQUENCY}
     if counts is not None:
-        _count_tokens[(rows, _COUNTING)](
+        _count_tokens[(rows, PENALTIES.programs)](
             slots,
             positions,
             state.floats,
@@ -177,11 +174,11 @@ def changed_logits(
             state.tokens.stride(0),
             INTEGERS=state.integers.shape[1],
             NUM_PROMPT=NUM_PROMPT,
-            BLOCK=_TOKENS,
+            BLOCK=PENALTIES.tokens,
             **table,
             **options(warps=4),
         )
-    _penalise[(rows, triton.cdiv(columns, _PART))](
+    _penalise[(rows, triton.cdiv(columns, PENALTIES.columns))](
         logits,
         slots,
         state.floats,
@@ -190,21 +187,21 @@ def changed_logits(
         columns,
         logits.stride(0),
         stride,
-        PART=_PART,
+        PART=PENALTIES.columns,
         **table,
         **options(warps=8),
     )
     changes = changes or _NO_CHANGES
     if (entries := changes.entries) is not None:
         num_entries = len(entries.values)
-        _add_entries[(triton.cdiv(num_entries, _ENTRIES),)](
+        _add_entries[(triton.cdiv(num_entries, PENALTIES.entries),)](
             entries.rows,
             entries.token_ids,
             entries.values,
             out,
             num_entries,
             stride,
-            BLOCK=_ENTRIES,
+            BLOCK=PENALTIES.entries,
             **options(warps=4),
         )
     if changes.allowed is not None:

@@ -13,14 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.sampling.tuning import TRUNCATION
 
-_GROUP = 128  # columns
-_GROUPS = 16  # of a program of the first kernel
-_WARPS = 8  # of the second
-_TILE = 32  # groups that it lists values of at once
-_SEARCHED = 64  # groups that it searches at once, where there is too much to be listed
-_NEAR = 256  # groups that it lists the likely values of, at most
-_LISTED = 512  # values, at most
 _NEXT = tl.constexpr(16)  # of them, that all are compared with at once
 _LOG2E = tl.constexpr(1.4426950408889634)
 _COLDEST = tl.constexpr(1e30)  # the largest 1 / temperature: nought times infinity would be no number
@@ -320,14 +314,14 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
     """
     rows, columns = logits.shape
     device, stride = logits.device, logits.stride(0)
-    groups = triton.cdiv(columns, _GROUP)
+    groups = triton.cdiv(columns, TRUNCATION.group)
     # Memory of its own each, since kernels are compiled again for pointers that are not aligned.
     maxima, masses = (torch.empty(rows, groups, device=device) for _ in range(2))
     near = torch.empty(rows, groups, dtype=torch.int32, device=device)
-    values = torch.empty(rows, _LISTED, device=device)
+    values = torch.empty(rows, TRUNCATION.listed, device=device)
     most, lowest = (torch.empty(rows, device=device) for _ in range(2))
     dependent = has_dependent_launch(device)
-    _look_at_groups[(rows, triton.cdiv(groups, _GROUPS))](
+    _look_at_groups[(rows, triton.cdiv(groups, TRUNCATION.groups))](
         logits,
         temperatures,
         top_k,
@@ -337,8 +331,8 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
         columns,
         stride,
         groups,
-        GROUP=_GROUP,
-        GROUPS=_GROUPS,
+        GROUP=TRUNCATION.group,
+        GROUPS=TRUNCATION.groups,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
@@ -357,14 +351,14 @@ def cutoffs(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, 
         columns,
         stride,
         groups,
-        GROUP=_GROUP,
+        GROUP=TRUNCATION.group,
         GROUPS=triton.next_power_of_2(groups),
-        TILE=_TILE,
-        SEARCHED=_SEARCHED,
-        NEAR=_NEAR,
-        LISTED=_LISTED,
+        TILE=TRUNCATION.listing,
+        SEARCHED=TRUNCATION.searching,
+        NEAR=TRUNCATION.near,
+        LISTED=TRUNCATION.listed,
         BITS=_BITS[logits.dtype],
         DEPENDENT=dependent,
-        **options(warps=_WARPS, dependent=dependent),
+        **options(warps=TRUNCATION.warps, dependent=dependent),
     )
     return Cutoffs(most, lowest)
