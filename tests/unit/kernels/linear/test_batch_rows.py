@@ -6,11 +6,13 @@ from hopper import compile_for_hopper
 from kernel_inputs import DEVICE, assert_near, assert_replays_alike, randn
 
 from worker_svc.core.kernels.linear.batch_rows import BatchRows, has_batch_rows
+from worker_svc.core.kernels.linear.candidates import candidates
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kernels.linear.ways import BatchTile
+from worker_svc.core.kernels.linear.ways import BatchTile, Kind, Product
 
 needs_hopper = pytest.mark.skipif(not has_batch_rows(DEVICE), reason="needs a Hopper GPU")
 INPUTS = 1024
+KERNEL = "worker_svc.core.kernels.linear.batch_rows._batch_rows"
 TILES = [
     BatchTile(64, 128, 64, 64, 1, 7),
     BatchTile(64, 128, 64, 128, 1, 3),
@@ -67,6 +69,25 @@ def launch_products() -> None:
     batch.gate(x, weight, BatchTile(128, 128, 64, 64, 1, 4), 1e-6)
 
 
+def launch_candidates(kind: Kind, rows: int) -> None:
+    product, batch = Product(kind, 6144, 4096), BatchRows()
+    x, weight = (torch.zeros(size, 4096, dtype=torch.bfloat16) for size in (rows, 6144))
+    tiles = [way for way in candidates(product, rows) if isinstance(way, BatchTile)]
+    assert len(tiles) > 4
+    for tile in tiles:
+        if kind == "gated":
+            batch.gate(x, weight, tile, 1e-6)
+        else:
+            batch.multiply(x, weight, tile)
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_all_that_a_tuner_would_measure_compiles_for_a_hopper(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, rows: int
+) -> None:
+    compile_for_hopper(monkeypatch, KERNEL, "wgmma", launch_candidates, kind, rows)
+
+
 def test_the_kernel_compiles_for_a_hopper_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = "worker_svc.core.kernels.linear.batch_rows._batch_rows"
-    compile_for_hopper(monkeypatch, kernel, "wgmma", launch_products)
+    compile_for_hopper(monkeypatch, KERNEL, "wgmma", launch_products)
