@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from contract.domain.plan import U32, Admission
-from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.grammars import Follower, SlotGrammars
+from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 

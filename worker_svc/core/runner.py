@@ -13,13 +13,13 @@ from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.decoder import DecodeOutput, Decoder
 from worker_svc.core.device_grammars import DeviceGrammars
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import DeviceError, Limits
+from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.sampler import Extras, Sampled, sample
 from worker_svc.core.slots import I64, HostSlots

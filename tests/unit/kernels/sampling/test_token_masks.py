@@ -13,8 +13,8 @@ from contract.domain.params import Sampling
 from servicekit.checkpoint.grammars import GrammarTokens
 from worker_svc.compute import TorchCompute, TritonCompute
 from worker_svc.core.changes import keep_masked
-from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kernels.sampling import token_masks
+from worker_svc.core.kernels.sampling.changes import TokenMasks
 
 EOS = 2
 

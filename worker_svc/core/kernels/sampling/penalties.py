@@ -9,9 +9,9 @@ from torch import Tensor
 
 from worker_svc.core.kernels.launch import options
 from worker_svc.core.kernels.sampling.changes import Changes, keep_allowed
+from worker_svc.core.kernels.sampling.token_masks import keep_masked
 from worker_svc.core.kernels.sampling.tuning import PENALTIES
 from worker_svc.core.kernels.state.tables import FREQUENCY, NUM_PROMPT, PRESENCE, REPETITION, SlotTables
-from worker_svc.core.kernels.sampling.token_masks import keep_masked
 
 _ALIGNMENT = 64  # columns, of a row, as logits have it
 _NO_CHANGES = Changes()

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kernels.launch import options
+from worker_svc.core.kernels.sampling.changes import TokenMasks
 
 _WORDS = 64  # of a program
 
