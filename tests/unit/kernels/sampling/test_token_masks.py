@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
 from test_triton_runner import CONFIG, make_runner
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -48,7 +48,7 @@ def test_tokens_without_a_bit_are_taken_out_of_the_rows_that_have_a_mask(vocab_s
 @pytest.mark.parametrize("window", [1, 3])
 def test_an_output_follows_its_grammar_in_every_batch(window: int) -> None:
     both = []
-    for compute in (TorchCompute(""), TritonCompute("")):
+    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
         runner = make_runner(CONFIG, compute)
         runner.take_grammars(byte_tokens())
         grammar = Sampling(temperature=1.0, grammar="start: /[a-d]{3,6}[0-9]/")
