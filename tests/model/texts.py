@@ -103,7 +103,9 @@ class Shards:
         known = self._known.get(key)
         if known is None:
             core = self._core
-            shared = (core._decoders, core._stats)
+            # What sequences refer to as well: a copy of a decoder is a copy of its tokenizer.
+            decoders = (core._decoders.of(skip_special_tokens=skip) for skip in (True, False))
+            shared = (core._decoders, core._stats, *decoders)
             shard = copy.deepcopy(self._shards[key[0]], {id(each): each for each in shared})
             result = change(shard)
             known = self._known[key] = self._number(shard), result
