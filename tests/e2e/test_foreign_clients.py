@@ -13,23 +13,31 @@ from served import ROOT, Served
 from penstock.launcher.layout import BUNDLED_MODEL
 
 CLIENTS = ROOT / "tests" / "clients"
+ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests" / "clients"
 INSTALL_TIMEOUT_S = CALLS_TIMEOUT_S = 1200.0
 # litellm looks for newer prices of models on the network otherwise.
-ENVIRON = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
+ENVIRON = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_PROXY": "127.0.0.1",
+    "PYTHONPATH": "",
+    "PYTHONDONTWRITEBYTECODE": "",  # nothing is compiled as it is installed, but what is imported, once
+}
 
 
 def python_with(package: str) -> Path:
-    """The interpreter of an environment with what `tests/clients/{package}.txt` pins; made once."""
+    """The interpreter of an environment with what `tests/clients/{package}.txt` pins; made once for all checkouts."""
     requirements = CLIENTS / f"{package}.txt"
-    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = ROOT / ".venv" / "clients" / f"{package}-{digest}"
+    interpreter = f"{sys.version} {sys.base_prefix}"  # which the environment's is a link to
+    digest = hashlib.sha256(requirements.read_bytes() + interpreter.encode()).hexdigest()[:12]
+    folder = ENVIRONMENTS / f"{package}-{digest}"
     python, stamp = folder / "bin" / "python", folder / "installed"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not stamp.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            command += ["--no-deps", "-r", str(requirements)]
+            # This environment's pip installs into it: one of its own would take as long to make as a small package.
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
+            command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+            command += ["--disable-pip-version-check", "--no-compile", "--no-deps", "-r", str(requirements)]
             installed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
             if installed.returncode:
                 pytest.skip(f"{package} cannot be installed here: {installed.stderr[-500:]}")
