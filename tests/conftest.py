@@ -1,11 +1,14 @@
-"""Before anything imports Triton: without a GPU its kernels run in its interpreter. And what is told at the end."""
+"""Before anything imports Triton, NumPy or torch: what they read from the environment. And what is told at the end."""
 
 import os
 from pathlib import Path
 from typing import Any
 
+# Without a GPU, Triton's kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Threads of one small product wait for each other, spinning: beside other processes of tests, that is most of the time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests for which a machine may lack something, and what that is.
 _ON = {

@@ -7,9 +7,10 @@ pytest.importorskip("triton", reason="Triton has wheels for Linux only")
 
 
 def _look_once() -> None:
-    """Lets Triton's interpreter look its language's functions up once.
+    """Lets Triton's interpreter look its language's functions and the dtypes of arrays up once.
 
-    It does so at each launch and at each call between kernels' functions, which is half of the time of these tests.
+    It does so at each launch, at each call between kernels' functions and at each operation, which is more than half of
+    the time of these tests.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -27,6 +28,34 @@ def _look_once() -> None:
 
     if hasattr(interpreter, "_patch_builtin") and hasattr(interpreter, "_patch_attr"):  # as in 3.6 and 3.7
         interpreter._patch_builtin = patch
+
+    packages: dict[object, list[object]] = {}
+    patch_lang = getattr(interpreter, "_patch_lang", None)
+
+    def patch_lang_once(function: object) -> object:
+        if function not in packages:
+            packages[function] = [each for each in (tl, tl.core) if each in function.__globals__.values()]
+        # The functions of a package are replaced together, and with them a tensor's.
+        if not any(tl.core.is_builtin(each.load) for each in packages[function]) and not tl.core.is_builtin(
+            tl.tensor.__add__
+        ):
+            return interpreter._LangPatchScope()
+        return patch_lang(function)
+
+    if patch_lang is not None and hasattr(interpreter, "_LangPatchScope"):  # as in 3.6 and 3.7
+        interpreter._patch_lang = patch_lang_once
+
+    arrays: dict[str, object] = {}
+    look_up = getattr(interpreter, "_get_np_dtype", None)
+
+    def dtype_of_array(dtype: object) -> object:
+        name = "pointer" if dtype.scalar.is_ptr() else dtype.scalar.name
+        if name not in arrays:
+            arrays[name] = look_up(dtype)
+        return arrays[name]
+
+    if look_up is not None:
+        interpreter._get_np_dtype = dtype_of_array
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":
