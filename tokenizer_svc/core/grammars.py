@@ -1,6 +1,7 @@
 """The form that an output must have becomes a grammar over the model's tokens, in llguidance's form."""
 
 import json
+from functools import lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, StructTag, grammar_from, regex_to_lark
@@ -18,6 +19,7 @@ _GUIDANCE = "x-guidance"  # the key of a schema under which it says how it is fo
 _OPTIONS, _NO_OPTIONS = '%llguidance {"no_forcing": true}\n', "%llguidance {}\n"
 _ASCII = "dws"
 _MOST_MESSAGE = 400  # characters of an error
+_REMEMBERED = 64  # grammars, of up to 64 KiB each
 
 
 class GrammarCompiler:
@@ -27,6 +29,7 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        self._mistake = lru_cache(_REMEMBERED)(self._find_mistake)  # many requests have the same form
 
     def compile(self, form: StructuredOutputsParams | None) -> str:
         """The grammar of a form; empty: any output will do.
@@ -41,10 +44,14 @@ class GrammarCompiler:
         if not self._vocabulary.eos_token_ids:
             raise invalid("structured_outputs needs a model that has an end token, and this one has none", _PARAM)
         grammar = grammar_of(form)
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._vocabulary.grammar_tokens())
-        if is_wrong:
-            raise _wrong(form.said, messages[0])
+        if (mistake := self._mistake(grammar)) is not None:
+            raise _wrong(form.said, mistake)
         return grammar
+
+    def _find_mistake(self, grammar: str) -> str | None:
+        assert self._vocabulary.grammar_tokens is not None
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._vocabulary.grammar_tokens())
+        return str(messages[0]) if is_wrong else None
 
 
 _PARAM = "structured_outputs"

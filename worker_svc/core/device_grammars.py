@@ -1,5 +1,6 @@
 """Grammars of sequences whose tokens are chosen on a device: tokens come down to the host, masks go up."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
+_NUM_STAGES = 3  # of masks: of the step that computes, of the one after it, and of the one that is made
+
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
@@ -21,12 +24,28 @@ class _Coming:
     token_ids: Tensor  # i64[rows]
     arrived: torch.cuda.Event | None  # None: they are here
 
-    def take(self) -> None:
+    def take(self) -> list[tuple[Follower, int]]:
         if self.arrived is not None:
             self.arrived.synchronize()
         token_ids = self.token_ids.tolist()
-        for row, follower in self.followers:
-            follower.follow([token_ids[row]])
+        return [(follower, token_ids[row]) for row, follower in self.followers]
+
+
+class _Stage:
+    """Pinned memory from which masks go up."""
+
+    def __init__(self, num_rows: int, num_words: int) -> None:
+        self.words = torch.empty((num_rows, num_words), dtype=torch.int32, pin_memory=True)
+        self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def upload(self, num_rows: int, device: torch.device) -> Tensor:
+        on_device = self.words[:num_rows].to(device, non_blocking=True)
+        self._left.record()
+        return on_device
+
+    def wait(self) -> None:
+        """Until what was uploaded last has left."""
+        self._left.synchronize()
 
 
 class DeviceGrammars:
@@ -38,6 +57,7 @@ class DeviceGrammars:
         self._grammars = grammars
         self._device = device
         self._coming: list[_Coming] = []
+        self._stages: deque[_Stage] = deque()  # the one that was used longest ago first
 
     def clear(self) -> None:
         """Empty every slot."""
@@ -69,13 +89,25 @@ class DeviceGrammars:
         if not followers:
             return None
         for coming in self._coming:
-            coming.take()
+            self._grammars.follow(coming.take())
         self._coming.clear()
-        masks = self._grammars.masks(followers)
+        if self._device.type != "cuda":
+            masks = self._grammars.masks(followers)
+            return TokenMasks(torch.from_numpy(masks.rows), torch.from_numpy(masks.words))
+        stage = self._stage(len(followers))
+        masks = self._grammars.masks(followers, stage.words[: len(followers)].numpy())
         (rows,) = upload(self._device, masks.rows)
-        words = torch.from_numpy(masks.words)
-        on_device = words.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else words
-        return TokenMasks(rows, on_device)
+        return TokenMasks(rows, stage.upload(len(followers), self._device))
+
+    def _stage(self, num_rows: int) -> _Stage:
+        """Memory that nothing reads any more."""
+        stage = self._stages.popleft() if len(self._stages) == _NUM_STAGES else None
+        if stage is None or len(stage.words) < num_rows:
+            # A power of two, so that a batch that grows does not want another with each row.
+            stage = _Stage(1 << (num_rows - 1).bit_length(), self._grammars.num_words)
+        self._stages.append(stage)
+        stage.wait()
+        return stage
 
     def follow(self, slots: I64, token_ids: Tensor) -> dict[int, str]:
         """Take note of the tokens i64[rows] that were launched for `slots`. Returns the slots whose sequence cannot go

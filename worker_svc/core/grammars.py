@@ -1,8 +1,9 @@
 """Outputs that follow a grammar: a matcher for each sequence that has one, and the tokens that may come next."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,15 @@ WORD_BITS = 32
 _MOST_REASON = 300  # characters
 _VERSION = f"llguidance {version('llguidance')}"
 
+Words: TypeAlias = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class Masks:
     """The tokens that may come in some rows of a batch."""
 
     rows: I64  # i64[m], each once
-    words: npt.NDArray[np.int32]  # i32[m, ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32
+    words: Words  # i32[m, at least ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32
 
 
 class Follower:
@@ -34,12 +37,12 @@ class Follower:
         self.eos_token_ids = eos_token_ids
         self._has_ended = False
 
-    def follow(self, token_ids: Iterable[int]) -> None:
-        """Go on by tokens that were sampled. What comes after an end is nobody's: its sequence is about to leave."""
-        for token_id in token_ids:
-            self._has_ended = self._has_ended or token_id in self.eos_token_ids
-            if not self._has_ended:
-                self.matcher.consume_token(token_id)
+    def takes(self, token_id: int) -> bool:
+        """Return whether the matcher is to see a token that was sampled. What comes after an end is nobody's: its
+        sequence is about to leave.
+        """
+        self._has_ended = self._has_ended or token_id in self.eos_token_ids
+        return not self._has_ended
 
     def failure(self) -> str:
         """The reason why the output cannot go on; empty: it can."""
@@ -84,7 +87,9 @@ class SlotGrammars:
         if self._tokens is None:
             raise PenstockError(ErrorCode.INTERNAL, "a sequence has a grammar, and this worker has no tokenizer")
         follower = Follower(LLMatcher(self._tokens(), grammar, log_level=0), admission.eos_token_ids)
-        follower.follow(admission.token_ids[admission.num_prompt_tokens :].tolist())
+        for token_id in admission.token_ids[admission.num_prompt_tokens :].tolist():
+            if follower.takes(token_id):
+                follower.matcher.consume_token(token_id)
         self._followers[admission.slot] = follower
         return True
 
@@ -95,29 +100,52 @@ class SlotGrammars:
         found = ((row, self._followers.get(slot)) for row, slot in enumerate(slots.tolist()))
         return [(row, follower) for row, follower in found if follower is not None]
 
-    def masks(self, followers: Iterable[tuple[int, Follower]]) -> Masks:
-        """The tokens that may come next, by row."""
+    @property
+    def num_words(self) -> int:
+        """Words of a mask."""
         assert self._tokens is not None
-        tokens, followers = self._tokens(), list(followers)
-        words = np.zeros((len(followers), -(-tokens.vocab_size // WORD_BITS)), np.int32)
+        return -(-self._tokens().vocab_size // WORD_BITS)
+
+    def follow(self, sampled: Iterable[tuple[Follower, int]]) -> None:
+        """Sequences go on by a token each."""
+        seen = [(follower.matcher, token_id) for follower, token_id in sampled if follower.takes(token_id)]
+        if seen:
+            self._threads().consume_token_par(seen)
+
+    def masks(self, followers: Sequence[tuple[int, Follower]], words: Words | None = None) -> Masks:
+        """The tokens that may come next, by row; written to `words` [len(followers), num_words] if given."""
+        if words is None:
+            words = np.empty((len(followers), self.num_words), np.int32)
+        matchers = [(follower.matcher, index) for index, (_, follower) in enumerate(followers)]
+        fill_next_token_bitmask_par(self._threads(), matchers, words)
+        self._allow_ends([follower for _, follower in followers], words.view(np.uint32))
+        return Masks(np.array([row for row, _ in followers], np.int64), words)
+
+    def _allow_ends(self, followers: list[Follower], allowed: npt.NDArray[np.uint32]) -> None:
+        """What ends each sequence may come where its grammar may end, and else not."""
+        assert self._tokens is not None
+        may_end = _has_bit(allowed, self._tokens().eos_token)
+        # Some token must come where a grammar cannot go on, and is thrown away.
+        may_end |= np.fromiter((follower.matcher.is_error() for follower in followers), np.bool_, len(followers))
+        rows_by_ends: dict[tuple[int, ...], list[int]] = {}
+        for row, follower in enumerate(followers):
+            rows_by_ends.setdefault(follower.eos_token_ids, []).append(row)
+        for token_ids, rows in rows_by_ends.items():
+            for token_id in token_ids:
+                bit = np.uint32(1 << token_id % WORD_BITS)
+                others = allowed[rows, token_id // WORD_BITS] & ~bit
+                allowed[rows, token_id // WORD_BITS] = np.where(may_end[rows], others | bit, others)
+
+    def _threads(self) -> LLExecutor:
         if self._executor is None:
             self._executor = LLExecutor()
-        fill_next_token_bitmask_par(
-            self._executor, [(follower.matcher, index) for index, (_, follower) in enumerate(followers)], words
-        )
-        for allowed, (_, follower) in zip(words.view(np.uint32), followers, strict=True):
-            may_end = bool(allowed[tokens.eos_token // WORD_BITS] >> np.uint32(tokens.eos_token % WORD_BITS) & 1)
-            for token_id in follower.eos_token_ids:
-                bit = np.uint32(1 << token_id % WORD_BITS)
-                allowed[token_id // WORD_BITS] &= ~bit
-                if may_end or follower.matcher.is_error():  # some token must come, and is thrown away
-                    allowed[token_id // WORD_BITS] |= bit
-        return Masks(
-            np.array([row for row, _ in followers], np.int64),
-            np.ascontiguousarray(words[:, : -(-self._vocab_size // WORD_BITS)]),
-        )
+        return self._executor
 
 
-def allowed_ids(words: npt.NDArray[np.int32], vocab_size: int) -> I64:
+def _has_bit(words: npt.NDArray[np.uint32], token_id: int) -> npt.NDArray[np.bool_]:
+    return (words[:, token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1)).astype(np.bool_)
+
+
+def allowed_ids(words: Words, vocab_size: int) -> I64:
     """The tokens that one row of `Masks.words` allows, ascending."""
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size])

@@ -197,9 +197,9 @@ class SimulatedRunner:
             return
         masks = self._grammars.masks(followers)
         self._failures |= {int(slots[row]): why for row, follower in followers if (why := follower.failure())}
-        for words, (row, follower) in zip(masks.words, followers, strict=True):
+        for words, row in zip(masks.words, masks.rows.tolist(), strict=True):
             token_ids[row] = choose_allowed(int(drawn[row]), words, self._limits.vocab_size)
-            follower.follow([int(token_ids[row])])
+        self._grammars.follow((follower, int(token_ids[row])) for row, follower in followers)
 
 
 def choose_allowed(drawn: int, words: npt.NDArray[np.int32], vocab_size: int) -> int:
@@ -233,7 +233,7 @@ def expected_tokens(
             token_id = _allowed(token_id, stop_token_ids, limits.vocab_size)
         for row, follower in grammars.of(_FIRST_SLOT):
             token_id = choose_allowed(drawn, grammars.masks([(row, follower)]).words[row], limits.vocab_size)
-            follower.follow([token_id])
+            grammars.follow([(follower, token_id)])
         yield token_id
         context, weight, num_tokens = context + context_term(token_id) * weight, weight * BASE & _MASK, num_tokens + 1
 

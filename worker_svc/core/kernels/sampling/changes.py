@@ -42,7 +42,7 @@ class TokenMasks:
     """Rows that may have the tokens only whose bits are set, as a grammar says."""
 
     rows: Tensor  # i64[m], each once
-    words: Tensor  # i32[m, ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32
+    words: Tensor  # i32[m, at least ceil(vocab_size / 32)]: token t is bit t % 32 of word t // 32
 
 
 @dataclass(frozen=True, slots=True)
