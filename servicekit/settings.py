@@ -1,8 +1,9 @@
 """Settings: frozen dataclasses, built once in `__main__` from flags and the environment, strict about both.
 
-Every field `some_field` is the flag `--some-field` and the variable `PENSTOCK_SOME_FIELD`; a flag wins. Values are
-converted to the field's type and checked against its constraints by msgspec. Lists are separated by commas; `none`
-is None where the type allows it; a boolean is `--flag` or `--no-flag`, and `true` or `false` in the environment.
+Every field `some_field` is the flag `--some-field`, the line `some-field: VALUE` of a file that `--config` names, and
+the variable `PENSTOCK_SOME_FIELD`; a flag wins, then the file. Values are converted to the field's type and checked
+against its constraints by msgspec. Lists are separated by commas; `none` is None where the type allows it; a boolean
+is `--flag` or `--no-flag`, and `true` or `false` in a file and in the environment.
 
 All services may share one environment: a variable that another service's settings have is left alone, one that
 nobody has is an error. The one from which commands take their API key is left alone, too, and so is what Kubernetes
@@ -26,6 +27,7 @@ import msgspec
 
 from contract.domain.api_keys import API_KEY_VARIABLE
 from contract.domain.errors import ErrorCode, PenstockError
+from servicekit.config_file import add_config, expand_config
 from servicekit.kubernetes import ignored_line, injected
 from servicekit.tls_files import TlsFiles
 from servicekit.tokens import TokenFile, open_token
@@ -239,7 +241,7 @@ def options(cls: type) -> dict[str, Option]:
 
 
 def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
-    """Settings of class `cls` from flags, then environment, then defaults.
+    """Settings of class `cls` from flags, then the file of `--config`, then environment, then defaults.
 
     Raises:
         SystemExit: status 2 with a message that names the flag or variable that is unknown, missing or malformed;
@@ -247,8 +249,9 @@ def load(cls: type[S], argv: Sequence[str], environ: Mapping[str, str]) -> S:
     """
     known = options(cls)
     parser = argparse.ArgumentParser(prog=cls.__module__.partition(".")[0], description=cls.__doc__, allow_abbrev=False)
+    add_config(parser)
     add_flags(parser, known.values())
-    flags = vars(parser.parse_args(list(argv)))
+    flags = vars(parser.parse_args(expanded(parser, argv, known.values())))
     own = {option.variable for option in known.values()}
     if names := injected(environ, PREFIX):
         sys.stderr.write(ignored_line(names) + "\n")
@@ -285,6 +288,18 @@ def add_flags(parser: argparse._ActionsContainer, known: Iterable[Option], *, wi
             choices = option.choices
             metavar = "{" + ",".join(choices) + "}" if choices else option.name.rpartition("_")[2].upper()
             parser.add_argument(option.flag, metavar=metavar, help=text)
+
+
+def expanded(parser: argparse.ArgumentParser, argv: Sequence[str], known: Iterable[Option]) -> list[str]:
+    """The command line with the flags of the file that it names, if it names one.
+
+    Raises:
+        SystemExit: status 2 with a message that says what is wrong with the file.
+    """
+    try:
+        return expand_config(argv, {option.flag.removeprefix("--"): option.is_bool for option in known})
+    except PenstockError as error:
+        parser.error(error.message)
 
 
 def service_variables() -> set[str]:

@@ -20,9 +20,11 @@ _COMMANDS = {
     "chat": "talk with the model in the terminal",
     "complete": "continue a text",
     "status": "show what the pipeline does",
+    "run-batch": "carry out a file of requests on an OpenAI server",
     "keys": "make API keys",
     "tune": "measure a model's products on this GPU, for its workers",
     "bench": "run a benchmark of this repository",
+    "collect-env": "show what this machine has, for a report",
 }
 _SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help="one of those below")
     name = parser.parse_args(arguments[:1]).command
-    module = import_module(f"{name}_svc.__main__" if name in _SERVICES else f"penstock.cli.{name}")
+    module = import_module(f"{name}_svc.__main__" if name in _SERVICES else f"penstock.cli.{name.replace('-', '_')}")
     command: Callable[[Sequence[str]], int] = module.main
     try:
         return command(arguments[1:])

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from contract.domain.api_keys import API_KEY_VARIABLE
@@ -55,3 +56,12 @@ def sampling_params(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     SamplingParams(**given)
     return given
+
+
+def no_arguments(prog: str, description: str | None, argv: Sequence[str]) -> None:
+    """For a command that takes none.
+
+    Raises:
+        SystemExit: status 2 if there are some; status 0 after `--help`.
+    """
+    argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False).parse_args(argv)

@@ -17,7 +17,16 @@ import msgspec
 import penstock
 from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.bus.calls import SessionKind
-from servicekit.settings import WILDCARD_HOSTS, Option, ServiceSettings, add_flags, options, split_address
+from servicekit.config_file import add_config
+from servicekit.settings import (
+    WILDCARD_HOSTS,
+    Option,
+    ServiceSettings,
+    add_flags,
+    expanded,
+    options,
+    split_address,
+)
 
 BUNDLED_MODEL = Path(penstock.__file__).parent / "bundled_model"
 BUNDLED_NAME = "penstock-bundled"  # what clients call it
@@ -157,6 +166,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
         allow_abbrev=False,
     )
     own = options(LaunchSettings)
+    add_config(parser)
     add_flags(parser, own.values(), with_variables=False)
     services = {kind: _service_options(kind) for kind in KINDS}
     shared = options(ServiceSettings)
@@ -165,7 +175,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Launch:
     _offer(everyone, (option for name, option in shared.items() if name not in _DECIDED_HERE), offered)
     for kind, known in services.items():
         _offer(parser.add_argument_group(f"{kind.value}_svc"), known.values(), offered)
-    given = {name: value for name, value in vars(parser.parse_args(list(argv))).items() if value is not None}
+    arguments = expanded(parser, argv, (*own.values(), *offered.values()))
+    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
+    given.pop("config", None)
     # Defaults that differ from those of a service that runs alone.
     model_name = _served_name(given.get("model", str(BUNDLED_MODEL)))
     defaults = {"drain_timeout_s": str(DRAIN_TIMEOUT_S), "log_format": "console", "pool": offered["pool"].default}

@@ -17,7 +17,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name in (
         *("serve", "gateway", "tokenizer", "scheduler", "worker", "detokenizer"),
-        *("chat", "complete", "status", "keys", "bench"),
+        *("chat", "complete", "status", "run-batch", "keys", "tune", "bench", "collect-env"),
     ):
         assert f"\n  {name} " in shown
 
@@ -130,3 +130,16 @@ def test_an_interval_that_cannot_be_waited_for_is_told_in_a_sentence(
 def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", f"--control-token-file={tmp_path}/none"]) == 1
     assert f"{tmp_path}/none cannot be read" in capsys.readouterr().err
+
+
+def test_what_this_machine_has_is_told_without_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "sk-secret")
+    assert main(["collect-env"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("penstock", "python", "system", "processor", "memory", "server", "gpu", "torch"):
+        assert f"\n{name} " in f"\n{shown}"
+    assert "package       hiredis " in shown
+    assert f"{API_KEY_VARIABLE} is set" in shown
+    assert "secret" not in shown

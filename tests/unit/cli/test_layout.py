@@ -186,3 +186,22 @@ def test_inner_ports_begin_where_the_flag_says_and_stay_the_same() -> None:
     assert max(inner) < 21000 + 24
     with pytest.raises(PenstockError, match="--first-port may be at most"):
         children(launch("--first-port=65530"), URL)
+
+
+def test_a_file_of_flags_counts_for_less_than_flags_and_for_more_than_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("workers: 2\nport: 9000\nmax-model-len: 512\nenable-prefix-caching: false\n", "utf-8")
+    made = children(launch(f"--config={path}", "--port=9500", PENSTOCK_MAX_MODEL_LEN="64"), URL)
+    by_kind = {child.kind: child for child in made}
+    assert len(made) == 6
+    assert by_kind[SessionKind.GATEWAY].http_address == "127.0.0.1:9500"
+    assert flag(by_kind[SessionKind.WORKER], "--max-model-len") == "512"
+    assert "--no-enable-prefix-caching" in by_kind[SessionKind.SCHEDULER].flags
+
+
+def test_a_file_with_a_flag_that_nobody_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("wrokers: 2\n", "utf-8")
+    with pytest.raises(SystemExit):
+        launch(f"--config={path}")
+    assert "there is no flag --wrokers: did you mean workers?" in capsys.readouterr().err
