@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from contract import __version__
 from contract.domain import request as domain
 from contract.domain.errors import ErrorCode, PenstockError
+from gateway_svc import http_vocabulary
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.call_pacer import CallPacer
 from gateway_svc.core.auth import Authenticator
@@ -47,6 +48,7 @@ from gateway_svc.http_replies import (
     on_http_exception,
     state_response,
 )
+from gateway_svc.http_vocabulary import VocabularyCalls
 from gateway_svc.ignored_fields import IgnoredFields
 from gateway_svc.intake import (
     CLIENT_ID_HEADER,
@@ -73,7 +75,7 @@ _STATES = {
     RequestState.ENDED: "ended",
 }
 # Path, handler and methods. What two methods are for is one route: where neither is meant, `Allow` names both.
-ROUTES = (
+_ROUTES = (
     ("/v1/completions", "completions", ["POST"]),
     ("/v1/chat/completions", "chat_completions", ["POST"]),
     ("/v1/models", "models", ["GET"]),
@@ -81,10 +83,13 @@ ROUTES = (
     ("/v1/requests/{request_id}", "request", ["GET", "DELETE"]),
     ("/v1/requests/{request_id}/events", "events", ["GET"]),
     ("/health", "health", ["GET"]),
+    ("/ping", "ping", ["GET", "POST"]),
     ("/ready", "ready", ["GET"]),
     ("/metrics", "metrics", ["GET"]),
+    ("/load", "load", ["GET"]),
     ("/version", "version", ["GET"]),
 )
+ROUTES = (*_ROUTES, *http_vocabulary.ROUTES)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
@@ -139,7 +144,14 @@ class HttpApi:
         )
 
     def _starlette(self) -> Starlette:
-        routes = [Route(path, getattr(self, handler), methods=methods) for path, handler, methods in ROUTES]
+        vocabulary = VocabularyCalls(
+            self.pools, self.auth, self.max_body_bytes, self.strict_fields, self.ignored_fields
+        )
+        routes = [
+            Route(path, getattr(part, handler), methods=methods)
+            for part, table in ((self, _ROUTES), (vocabulary, http_vocabulary.ROUTES))
+            for path, handler, methods in table
+        ]
         handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -201,6 +213,14 @@ class HttpApi:
         """GET /health: whether the gateway makes progress, not only whether its process lives."""
         trouble = self.vitals.trouble()
         return state_response({"status": "stalled" if trouble else "ok", "reason": trouble}, is_good=not trouble)
+
+    async def ping(self, request: Request) -> Response:
+        """GET and POST /ping: as `/health`, where SageMaker looks."""
+        return await self.health(request)
+
+    async def load(self, _request: Request) -> Response:
+        """GET /load: the requests that this gateway serves now, as vLLM tells them."""
+        return json_response({"server_load": sum(pool.stats.num_streams for pool in self.pools.all)})
 
     async def ready(self, _request: Request) -> Response:
         """GET /ready: whether the gateway takes new requests."""

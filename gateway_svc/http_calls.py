@@ -1,6 +1,7 @@
 """Calls over HTTP: their bodies, and one reply each, plain or streamed."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -89,7 +90,8 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
         scope[_SEND] = send
         answer = posted.get(scope["path"]) if scope.get("method") == "POST" else None
         if answer is None:
-            await app(scope, receive, _told(scope, send))
+            with suppress(ClientDisconnect):  # before its body was complete
+                await app(scope, receive, _told(scope, send))
             return
         try:
             reply = await answer(Request(scope, receive))

@@ -11,7 +11,7 @@ import structlog
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
-from contract.domain.request import Request
+from contract.domain.request import Prompt, Request
 from gateway_svc import wire
 from gateway_svc.call import Served
 from gateway_svc.core.admission import retry_after_s
@@ -361,10 +361,13 @@ def _full() -> PenstockError:
 
 def num_bytes(requests: Sequence[Request]) -> int:
     """Of their prompts, roughly."""
-    prompts = [each.prompt for each in requests]
-    return sum(
-        len(each.text or "")
-        + BYTES_PER_TOKEN * len(each.token_ids or ())
-        + sum(len(message.content or "") for message in each.messages or ())
-        for each in prompts
+    return sum(prompt_bytes(each.prompt) for each in requests)
+
+
+def prompt_bytes(prompt: Prompt) -> int:
+    """Of one prompt, roughly."""
+    return (
+        len(prompt.text or "")
+        + BYTES_PER_TOKEN * len(prompt.token_ids or ())
+        + sum(len(message.content or "") for message in prompt.messages or ())
     )

@@ -20,6 +20,7 @@ from gateway_svc.link import Link
 from gateway_svc.pipeline import PipelineReading, read_pipeline
 from gateway_svc.reception import Reception
 from gateway_svc.settings import GatewaySettings
+from gateway_svc.vocabulary import TokenizerAccess, TokenizerServices, Vocabulary
 from servicekit.bus import keys as k
 from servicekit.bus.call_times import CallTimes
 from servicekit.bus.calls import (
@@ -31,6 +32,7 @@ from servicekit.bus.calls import (
     ReadServerState,
     ReadStatus,
     ServerState,
+    SessionInfo,
     SessionKind,
 )
 from servicekit.bus.dead_letters import dead_letter
@@ -99,6 +101,10 @@ class Pool:
         patience_s = settings.outage_patience_s
         self.reception = Reception(self.delivery, self.link, patience_s, self.stats, crowd, label=label)
         self.intake = Intake(lambda: self.catalogue, settings.default_timeout_s)
+        access = TokenizerAccess(
+            settings.control_token, settings.tokenizer_tls_ca, settings.tokenizer_tls_name, settings.tls_files
+        )
+        self._tokenizers = TokenizerServices(self._sessions, access)
         self.link.rerouted = self._reroute
         self._has_vllm_names = settings.metrics_aliases == "vllm"
         self._started_s = int(time.time())
@@ -128,6 +134,11 @@ class Pool:
         """Times that its server takes to answer."""
         return self._bus.call_times
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Who knows its tokens."""
+        return self._tokenizers
+
     def offer(self, model_names: tuple[str, ...]) -> None:
         """From now on its model is called so; empty: as its workers register it."""
         self._model_names = model_names
@@ -155,6 +166,7 @@ class Pool:
 
     async def close(self) -> None:
         """Leaves in order; `run` has ended."""
+        await self._tokenizers.close()
         await self.delivery.outbox.flush()
         await self.link.close()
 
@@ -171,6 +183,9 @@ class Pool:
             return await read_pipeline(self.link.execute, self._bus.keys, self._num_shards)
         except BusUnavailable as error:
             raise unavailable from error
+
+    def _sessions(self) -> list[SessionInfo]:
+        return self.link.roster.sessions(asyncio.get_running_loop().time())
 
     def _reroute(self) -> None:
         self._rerouted = True
@@ -287,7 +302,7 @@ class Pool:
 
     async def _read_load(self) -> None:
         """The load that schedulers tell now: surveys tell their figures only when something else changes."""
-        sessions = self.link.roster.sessions(asyncio.get_running_loop().time())
+        sessions = self._sessions()
         schedulers = [each.sid for each in sessions if each.kind is SessionKind.SCHEDULER and each.alive]
         self.stats.load = wire.pool_load(await self.link.execute([ReadStatus(sid) for sid in schedulers]))
 

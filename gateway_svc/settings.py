@@ -61,6 +61,16 @@ class GatewaySettings(ServiceSettings):
         default=1000,
         metadata={"help": "tenants named by headers for which this gateway serves at once, 429 beyond; 0: no bound"},
     )
+    tokenizer_tls_ca: Path | None = field(
+        default=None,
+        metadata={
+            "help": "PEM file of who signs the certificates of the tokenizers that are asked for /tokenize and the "
+            "like; this gateway shows them its own; none: their gRPC has no TLS"
+        },
+    )
+    tokenizer_tls_name: str = field(
+        default="", metadata={"help": "name that these certificates have; empty: the host of each one's address"}
+    )
     cors_origins: tuple[str, ...] = field(
         default=(),
         metadata={

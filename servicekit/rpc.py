@@ -13,11 +13,10 @@ from grpc_reflection.v1alpha import reflection
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER
 from contract.domain.errors import ErrorCode, PenstockError, invalid
-from contract.v1 import common_pb2
+from contract.wire.errors import ERROR_TRAILER, encode_error
 from servicekit.tls import TlsIdentity
 from servicekit.tokens import TokenFile
 
-ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"  # gRPC clients with a retry policy wait so long by themselves
 LIVENESS = "liveness"  # health of this name: the loop makes progress; every other name: takes new work
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -232,13 +231,7 @@ async def _abort(context: aio.ServicerContext[Any, Any], error: Exception, metho
         _logger.error("rpc failed", method=method, exc_info=error)
         error = PenstockError(ErrorCode.INTERNAL, f"{method} failed: {type(error).__name__}; see the service's log")
     retry_after_ms = round(1000 * (error.retry_after_s or 0))
-    trailer = common_pb2.Error(
-        code=common_pb2.ErrorCode.ValueType(error.code),
-        message=error.message,
-        param=error.param or "",
-        retry_after_ms=retry_after_ms,
-    )
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, trailer.SerializeToString())]
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, encode_error(error))]
     if retry_after_ms:
         trailers.append((PUSHBACK_TRAILER, str(retry_after_ms)))
     status = grpc.StatusCode[error.kind.grpc_status]

@@ -37,6 +37,15 @@ class TokenFile:
             self._token, self._seen = b"", ()
         return bool(self._token) and given is not None and hmac.compare_digest(given.encode(), self._token)
 
+    def read(self) -> str:
+        """The token, to show to who asks for it.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): it cannot be read.
+        """
+        self._read()
+        return self._token.decode("ascii")
+
     def _read(self) -> None:
         try:
             status = self._path.stat()

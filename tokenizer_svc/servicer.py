@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import numpy as np
-
 from contract.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from servicekit.rpc import RpcService
 from tokenizer_svc import wire
@@ -19,9 +17,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def Tokenize(self, request: tokenizer_pb2.TokenizeCall, _context: Any) -> tokenizer_pb2.TokenizeReply:  # noqa: N802
         """Token ids of a text."""
-        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        ids = await asyncio.to_thread(self._prompts.encode, request.text, add_special_tokens=special, param="text")
-        return tokenizer_pb2.TokenizeReply(token_ids=wire.pack(ids))
+        return await asyncio.to_thread(self._tokenize, request)
 
     async def Detokenize(  # noqa: N802
         self, request: tokenizer_pb2.DetokenizeCall, _context: Any
@@ -35,9 +31,38 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         self, request: tokenizer_pb2.ApplyChatTemplateCall, _context: Any
     ) -> tokenizer_pb2.ApplyChatTemplateReply:
         """The prompt that the model's chat template makes of messages."""
-        prompt = wire.chat_prompt(request.messages)
-        text, ids = await asyncio.to_thread(self._prompts.render_chat, prompt)
-        return tokenizer_pb2.ApplyChatTemplateReply(prompt=text, token_ids=wire.pack(np.asarray(ids)))
+        return await asyncio.to_thread(self._apply_chat_template, request)
+
+    async def Prepare(self, request: tokenizer_pb2.PrepareCall, _context: Any) -> tokenizer_pb2.PrepareReply:  # noqa: N802
+        """What would be computed for a request."""
+        return await asyncio.to_thread(self._prepare, request)
+
+    def _tokenize(self, call: tokenizer_pb2.TokenizeCall) -> tokenizer_pb2.TokenizeReply:
+        special = call.add_special_tokens if call.HasField("add_special_tokens") else True
+        ids = self._prompts.encode(call.text, add_special_tokens=special, param="text")
+        return tokenizer_pb2.TokenizeReply(
+            token_ids=wire.pack(ids),
+            token_strs=self._prompts.spell(ids) if call.return_token_strs else (),
+            max_model_len=self._prompts.vocabulary.context_length,
+        )
+
+    def _apply_chat_template(self, call: tokenizer_pb2.ApplyChatTemplateCall) -> tokenizer_pb2.ApplyChatTemplateReply:
+        prompt = wire.chat_prompt(call.messages)
+        text, ids = self._prompts.render_chat(
+            prompt, now_ns=call.arrival_unix_ns, add_special_tokens=call.add_special_tokens
+        )
+        return tokenizer_pb2.ApplyChatTemplateReply(
+            prompt=text,
+            token_ids=wire.pack(ids),
+            token_strs=self._prompts.spell(ids) if call.return_token_strs else (),
+            max_model_len=self._prompts.vocabulary.context_length,
+        )
+
+    def _prepare(self, call: tokenizer_pb2.PrepareCall) -> tokenizer_pb2.PrepareReply:
+        prepared = self._prompts.tokenize(wire.decode_prepare(call))
+        return tokenizer_pb2.PrepareReply(
+            token_ids=wire.pack(prepared.token_ids), prompt=wire.tokenized_message(prepared)
+        )
 
 
 def rpc_service(prompts: PromptTokenizer) -> RpcService:

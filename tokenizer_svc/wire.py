@@ -71,6 +71,15 @@ def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Req
     return Request(header, message.model, _prompt(message), requests.decode_params(message), unsaid=unsaid)
 
 
+def decode_prepare(call: tokenizer_pb2.PrepareCall) -> Request:
+    """The request of a Prepare call: it is nobody's, and will not be computed.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field that is to blame.
+    """
+    return decode_request(Header(b"", "", 0, call.arrival_unix_ns, 0, "", 0), call.request)
+
+
 def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
     match message.WhichOneof("prompt"):
         case "text":
@@ -117,6 +126,14 @@ def _packed_once(token_ids: tuple[int, ...]) -> bytes:
 
 def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokenized_ns: int = 0) -> bytes:
     """A penstock.v1.TokenizedPrompt, with the Unix times at which the prompt had been read and tokenized."""
+    message = tokenized_message(prompt, tokenizing_ns=tokenizing_ns, tokenized_ns=tokenized_ns)
+    return message.SerializeToString()
+
+
+def tokenized_message(
+    prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokenized_ns: int = 0
+) -> requests_pb2.TokenizedPrompt:
+    """The same, before it is bytes."""
     return requests_pb2.TokenizedPrompt(
         num_tokens=len(prompt.token_ids),
         eos_token_ids=_packed_once(prompt.eos_token_ids),
@@ -125,7 +142,7 @@ def encode_tokenized(prompt: TokenizedPrompt, *, tokenizing_ns: int = 0, tokeniz
         tokenized_unix_ns=tokenized_ns,
         bad_word_ids=requests.encode_words(prompt.bad_word_ids),
         grammar=prompt.grammar,
-    ).SerializeToString()
+    )
 
 
 def encode_rejection(request_id: bytes, n: int, error: PenstockError, session: bytes, sent_ns: int) -> bytes:

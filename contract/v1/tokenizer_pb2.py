@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contract.v1 import requests_pb2 as penstock_dot_v1_dot_requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/tokenizer.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/requests.proto\"T\n\x0cTokenizeCall\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"\"\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"]\n\x0e\x44\x65tokenizeCall\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"D\n\x15\x41pplyChatTemplateCall\x12+\n\x08messages\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ChatMessages\";\n\x16\x41pplyChatTemplateReply\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x32\xf5\x01\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.penstock.v1.TokenizeCall\x1a\x1a.penstock.v1.TokenizeReply\x12G\n\nDetokenize\x12\x1b.penstock.v1.DetokenizeCall\x1a\x1c.penstock.v1.DetokenizeReply\x12\\\n\x11\x41pplyChatTemplate\x12\".penstock.v1.ApplyChatTemplateCall\x1a#.penstock.v1.ApplyChatTemplateReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/tokenizer.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/requests.proto\"o\n\x0cTokenizeCall\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"M\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"]\n\x0e\x44\x65tokenizeCall\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x94\x01\n\x15\x41pplyChatTemplateCall\x12+\n\x08messages\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ChatMessages\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x12\x17\n\x0f\x61rrival_unix_ns\x18\x04 \x01(\x04\"f\n\x16\x41pplyChatTemplateReply\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x03 \x03(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"U\n\x0bPrepareCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x17\n\x0f\x61rrival_unix_ns\x18\x02 \x01(\x04\"O\n\x0cPrepareReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12,\n\x06prompt\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.TokenizedPrompt2\xb5\x02\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.penstock.v1.TokenizeCall\x1a\x1a.penstock.v1.TokenizeReply\x12G\n\nDetokenize\x12\x1b.penstock.v1.DetokenizeCall\x1a\x1c.penstock.v1.DetokenizeReply\x12\\\n\x11\x41pplyChatTemplate\x12\".penstock.v1.ApplyChatTemplateCall\x1a#.penstock.v1.ApplyChatTemplateReply\x12>\n\x07Prepare\x12\x18.penstock.v1.PrepareCall\x1a\x19.penstock.v1.PrepareReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'contract.v1.tokenizer_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENIZECALL']._serialized_start=72
-  _globals['_TOKENIZECALL']._serialized_end=156
-  _globals['_TOKENIZEREPLY']._serialized_start=158
-  _globals['_TOKENIZEREPLY']._serialized_end=192
-  _globals['_DETOKENIZECALL']._serialized_start=194
-  _globals['_DETOKENIZECALL']._serialized_end=287
-  _globals['_DETOKENIZEREPLY']._serialized_start=289
-  _globals['_DETOKENIZEREPLY']._serialized_end=320
-  _globals['_APPLYCHATTEMPLATECALL']._serialized_start=322
-  _globals['_APPLYCHATTEMPLATECALL']._serialized_end=390
-  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_start=392
-  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_end=451
-  _globals['_TOKENIZER']._serialized_start=454
-  _globals['_TOKENIZER']._serialized_end=699
+  _globals['_TOKENIZECALL']._serialized_end=183
+  _globals['_TOKENIZEREPLY']._serialized_start=185
+  _globals['_TOKENIZEREPLY']._serialized_end=262
+  _globals['_DETOKENIZECALL']._serialized_start=264
+  _globals['_DETOKENIZECALL']._serialized_end=357
+  _globals['_DETOKENIZEREPLY']._serialized_start=359
+  _globals['_DETOKENIZEREPLY']._serialized_end=390
+  _globals['_APPLYCHATTEMPLATECALL']._serialized_start=393
+  _globals['_APPLYCHATTEMPLATECALL']._serialized_end=541
+  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_start=543
+  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_end=645
+  _globals['_PREPARECALL']._serialized_start=647
+  _globals['_PREPARECALL']._serialized_end=732
+  _globals['_PREPAREREPLY']._serialized_start=734
+  _globals['_PREPAREREPLY']._serialized_end=813
+  _globals['_TOKENIZER']._serialized_start=816
+  _globals['_TOKENIZER']._serialized_end=1125
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,10 @@
 isort:skip_file
 Control service of tokenizer_svc: the same core that the pipeline uses."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from contract.v1 import requests_pb2 as _requests_pb2
 import builtins as _builtins
 import sys
@@ -25,19 +27,23 @@ class TokenizeCall(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text."""
     add_special_tokens: _builtins.bool
     """Whether the tokenizer's own special tokens are added [true]."""
+    return_token_strs: _builtins.bool
+    """Whether the reply has the tokens themselves too [false]."""
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        return_token_strs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "return_token_strs", b"return_token_strs", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -52,16 +58,26 @@ class TokenizeReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """u32 per token, packed little-endian."""
+    max_model_len: _builtins.int
+    """Tokens of prompt and output together, at most."""
+    @_builtins.property
+    def token_strs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each token as the vocabulary spells it; none unless they were asked for."""
+
     def __init__(
         self,
         *,
         token_ids: _builtins.bytes = ...,
+        token_strs: _abc.Iterable[_builtins.str] | None = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "token_ids", b"token_ids", "token_strs", b"token_strs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +140,15 @@ class ApplyChatTemplateCall(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    ARRIVAL_UNIX_NS_FIELD_NUMBER: _builtins.int
+    add_special_tokens: _builtins.bool
+    """Whether the tokenizer's own special tokens are added to those that the template writes [false]."""
+    return_token_strs: _builtins.bool
+    """Whether the reply has the tokens themselves too [false]."""
+    arrival_unix_ns: _builtins.int
+    """When they were asked for, Unix time in nanoseconds, for templates that write the date; 0: 1970."""
     @_builtins.property
     def messages(self) -> _requests_pb2.ChatMessages:
         """The messages."""
@@ -132,10 +157,13 @@ class ApplyChatTemplateCall(_message.Message):
         self,
         *,
         messages: _requests_pb2.ChatMessages | None = ...,
+        add_special_tokens: _builtins.bool = ...,
+        return_token_strs: _builtins.bool = ...,
+        arrival_unix_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special_tokens", b"add_special_tokens", "arrival_unix_ns", b"arrival_unix_ns", "messages", b"messages", "return_token_strs", b"return_token_strs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -149,20 +177,86 @@ class ApplyChatTemplateReply(_message.Message):
 
     PROMPT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """The prompt."""
     token_ids: _builtins.bytes
     """u32 per token of it, packed little-endian."""
+    max_model_len: _builtins.int
+    """Tokens of prompt and output together, at most."""
+    @_builtins.property
+    def token_strs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each token as the vocabulary spells it; none unless they were asked for."""
+
     def __init__(
         self,
         *,
         prompt: _builtins.str = ...,
         token_ids: _builtins.bytes = ...,
+        token_strs: _abc.Iterable[_builtins.str] | None = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "prompt", b"prompt", "token_ids", b"token_ids", "token_strs", b"token_strs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyChatTemplateReply: _TypeAlias = ApplyChatTemplateReply  # noqa: Y015
+
+@_typing.final
+class PrepareCall(_message.Message):
+    """Input of Prepare."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ARRIVAL_UNIX_NS_FIELD_NUMBER: _builtins.int
+    arrival_unix_ns: _builtins.int
+    """When it was made, Unix time in nanoseconds, for chat templates that write the date."""
+    @_builtins.property
+    def request(self) -> _requests_pb2.GenerateRequest:
+        """The request, with all that defaults have filled in."""
+
+    def __init__(
+        self,
+        *,
+        request: _requests_pb2.GenerateRequest | None = ...,
+        arrival_unix_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_ns", b"arrival_unix_ns", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareCall: _TypeAlias = PrepareCall  # noqa: Y015
+
+@_typing.final
+class PrepareReply(_message.Message):
+    """Answer of Prepare."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """u32 per token of the prompt, packed little-endian."""
+    @_builtins.property
+    def prompt(self) -> _requests_pb2.TokenizedPrompt:
+        """What a tokenizer adds to such a request."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        prompt: _requests_pb2.TokenizedPrompt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ApplyChatTemplateReply: _TypeAlias = ApplyChatTemplateReply  # noqa: Y015
+Global___PrepareReply: _TypeAlias = PrepareReply  # noqa: Y015

@@ -50,6 +50,11 @@ class TokenizerStub:
                 request_serializer=penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateReply.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/penstock.v1.Tokenizer/Prepare',
+                request_serializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.FromString,
+                _registered_method=True)
 
 
 class TokenizerServicer:
@@ -77,6 +82,13 @@ class TokenizerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """What would be computed for a request, with every check that it would pass; nothing is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_TokenizerServicer_to_server(servicer, server):
                     servicer.ApplyChatTemplate,
                     request_deserializer=penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateCall.FromString,
                     response_serializer=penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateReply.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class Tokenizer:
             '/penstock.v1.Tokenizer/ApplyChatTemplate',
             penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateCall.SerializeToString,
             penstock_dot_v1_dot_tokenizer__pb2.ApplyChatTemplateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Tokenizer/Prepare',
+            penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.SerializeToString,
+            penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,

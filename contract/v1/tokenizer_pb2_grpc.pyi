@@ -39,6 +39,8 @@ class TokenizerStub:
     """Text of token ids."""
     ApplyChatTemplate: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ApplyChatTemplateCall, _tokenizer_pb2.ApplyChatTemplateReply]
     """The prompt that the model's chat template makes of messages."""
+    Prepare: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]
+    """What would be computed for a request, with every check that it would pass; nothing is."""
 
 @_typing.type_check_only
 class TokenizerAsyncStub(TokenizerStub):
@@ -51,6 +53,8 @@ class TokenizerAsyncStub(TokenizerStub):
     """Text of token ids."""
     ApplyChatTemplate: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ApplyChatTemplateCall, _tokenizer_pb2.ApplyChatTemplateReply]  # type: ignore[assignment]
     """The prompt that the model's chat template makes of messages."""
+    Prepare: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]  # type: ignore[assignment]
+    """What would be computed for a request, with every check that it would pass; nothing is."""
 
 class TokenizerServicer(metaclass=_abc_1.ABCMeta):
     """Text to token ids and back."""
@@ -78,5 +82,13 @@ class TokenizerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.ApplyChatTemplateReply, _abc.Awaitable[_tokenizer_pb2.ApplyChatTemplateReply]]:
         """The prompt that the model's chat template makes of messages."""
+
+    @_abc_1.abstractmethod
+    def Prepare(
+        self,
+        request: _tokenizer_pb2.PrepareCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.PrepareReply, _abc.Awaitable[_tokenizer_pb2.PrepareReply]]:
+        """What would be computed for a request, with every check that it would pass; nothing is."""
 
 def add_TokenizerServicer_to_server(servicer: TokenizerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,5 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -13,15 +12,16 @@ from contract.domain.errors import PenstockError, invalid
 from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
-from gateway_svc.core.messages import check_depth, parse_messages
+from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.structured_outputs import FormFields, read_form
+from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.unsupported import check_fields, unknown_field
 
 MAX_CHOICES = 1024  # prompts times n in one call
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
 _U32 = 2**32
 _PART = 64 * 1024
-_AT = re.compile(r"at `\$\.([^`]+)`")  # how msgspec says where a value is wrong
 
 V = TypeVar("V")
 DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by the name that a body has for it
@@ -117,13 +117,9 @@ def _with_parameters(body: type[B]) -> type[B]:
 
 _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _FULL_COMPLETION, _FULL_CHAT = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
 _completion = msgspec.json.Decoder(_FULL_COMPLETION)
 _chat = msgspec.json.Decoder(_FULL_CHAT)
-_message = msgspec.json.Decoder(dict[str, Any])
-_TEMPLATE_VARIABLES = ("documents", "reasoning_effort")  # that a template may read or not
-_TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message", *_TEMPLATE_VARIABLES)
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
 COMPLETION_FIELDS = frozenset(_FULL_COMPLETION.__struct_fields__) | _OPTIONS
 CHAT_FIELDS = frozenset(_FULL_CHAT.__struct_fields__) | _OPTIONS
@@ -135,8 +131,8 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
     """
-    ignored = check_fields("completion", _names(body), COMPLETION_FIELDS)
-    raw = _decode(_completion, body)
+    ignored = check_fields("completion", body_fields(body), COMPLETION_FIELDS)
+    raw = decode_body(_completion, body)
     if raw.add_special_tokens is False:
         raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
     params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
@@ -149,16 +145,16 @@ def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) ->
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
     """
-    ignored = check_fields("chat", _names(body), CHAT_FIELDS)
-    raw = _decode(_chat, body)
+    ignored = check_fields("chat", body_fields(body), CHAT_FIELDS)
+    raw = decode_body(_chat, body)
     if raw.messages is None:
         raise invalid("messages is missing", "messages")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
     prompt = Prompt(
-        messages=parse_messages(_messages(raw.messages)),
-        chat_template_kwargs=_template_kwargs(raw),
-        required_variables=tuple(name for name in _TEMPLATE_VARIABLES if getattr(raw, name)),
+        messages=parse_messages(decode_messages(raw.messages)),
+        chat_template_kwargs=template_kwargs(raw),
+        required_variables=required_variables(raw),
     )
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     params, unsaid = _params(raw, max_tokens, None, _num_chat_logprobs(raw), defaults(raw.model or ""))
@@ -171,45 +167,6 @@ def refused_field(ask: Ask) -> PenstockError | None:
         return None
     known = CHAT_FIELDS if ask.form is Form.CHAT else COMPLETION_FIELDS
     return unknown_field("chat" if ask.form is Form.CHAT else "completion", ask.ignored_fields[0], known)
-
-
-def _names(body: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a body, and those of its stream options."""
-    try:
-        fields = _fields.decode(body)
-        options = bytes(fields.get("stream_options", b""))
-        nested = _fields.decode(options) if options.startswith(b"{") else {}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(f"the body must be a JSON object: {error}") from error
-    return fields | {f"stream_options.{name}": raw for name, raw in nested.items()}
-
-
-def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        found = _AT.search(text)
-        raise invalid(text, found[1] if found else None) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"the body is not JSON: {error}") from error
-    except RecursionError as error:
-        raise invalid("the body is nested too deeply") from error
-
-
-def _messages(raw: list[msgspec.Raw]) -> list[dict[str, Any]]:
-    found = []
-    for index, each in enumerate(raw):
-        try:
-            found.append(_message.decode(each))
-        except msgspec.ValidationError as error:
-            where = f"messages[{index}]"
-            raise invalid(f"{where}: {error}", where) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise invalid(f"the body is not JSON: {error}") from error
-        except RecursionError as error:
-            raise invalid("the body is nested too deeply") from error
-    return found
 
 
 def _ask(
@@ -282,20 +239,6 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
             raise invalid(f"a key of logit_bias must be a token id in decimal, got {key!r:.40}", "logit_bias")
         biases[int(key[:20])] = bias
     return biases
-
-
-def _template_kwargs(raw: _ChatBody) -> dict[str, Any] | None:
-    """The variables of the chat template: `chat_template_kwargs`, and what stands beside it as vLLM has it."""
-    check_depth("chat_template_kwargs", raw.chat_template_kwargs)
-    check_depth("documents", {"documents": raw.documents})
-    kwargs = dict(raw.chat_template_kwargs or {})
-    for name in _TEMPLATE_FIELDS:
-        value = getattr(raw, name)
-        if value is not None and kwargs.setdefault(name, value) != value:
-            raise invalid(f"{name} and chat_template_kwargs.{name} contradict each other", name)
-    if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
-        raise invalid("continue_final_message and add_generation_prompt exclude each other", "continue_final_message")
-    return kwargs or None
 
 
 def _num_chat_logprobs(raw: _ChatBody) -> int | None:

@@ -195,7 +195,7 @@ HARMLESS = frozenset(
 
 
 def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection[str]) -> tuple[str, ...]:
-    """Looks at the names of a body's fields; `form` is completion or chat.
+    """Looks at the names of a body's fields; `form` is the kind of call, completion or chat among them.
 
     Returns the names that nobody knows: like vLLM, and unlike OpenAI itself, the gateway goes on without them, because
     clients are newer than servers; the caller of this function tells its client, or refuses them (`unknown_field`).
@@ -207,7 +207,7 @@ def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection
     for name, raw in fields.items():
         if name in known or name in HARMLESS:
             continue
-        hint = MISPLACED[form].get(name) or MISPLACED[""].get(name)
+        hint = MISPLACED.get(form, {}).get(name) or MISPLACED[""].get(name)
         if hint is None and name not in NEUTRAL:
             unknown.append(name)
         elif bytes(raw) == b"null":
@@ -221,7 +221,7 @@ def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection
 
 def unknown_field(form: str, name: str, known: Collection[str]) -> PenstockError:
     """The error of a field that nobody knows where such are refused, with the name that it is nearest to."""
-    names = {*known, *HARMLESS, *NEUTRAL, *MISPLACED[""], *MISPLACED[form]}
+    names = {*known, *HARMLESS, *NEUTRAL, *MISPLACED[""], *MISPLACED.get(form, {})}
     nearest = difflib.get_close_matches(name[:64], sorted(names), 1)
     question = f": did you mean {nearest[0]!r}?" if nearest else ""
     return invalid(f"there is no field {name!r:.66}{question}", name[:64])

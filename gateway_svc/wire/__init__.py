@@ -12,9 +12,20 @@ from gateway_svc.wire.operations import (
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
 from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
+from gateway_svc.wire.vocabulary import (
+    Question,
+    detokenize_question,
+    prepare_question,
+    read_prepared,
+    read_text,
+    read_tokenized,
+    tokenize_question,
+    tokenizers_error,
+)
 
 __all__ = [
     "GrpcAsk",
+    "Question",
     "asked_digest",
     "count_prompt_tokens",
     "count_sessions",
@@ -25,6 +36,7 @@ __all__ = [
     "decode_text",
     "decode_worker",
     "deltas",
+    "detokenize_question",
     "encode_header",
     "encode_offsets",
     "encode_prompt",
@@ -33,6 +45,12 @@ __all__ = [
     "error_code",
     "pipeline_status",
     "pool_load",
+    "prepare_question",
+    "read_prepared",
+    "read_text",
+    "read_tokenized",
     "takes_priorities",
+    "tokenize_question",
+    "tokenizers_error",
     "told_defaults",
 ]

@@ -2,13 +2,11 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER, TENANT_HEADER, is_tenant
 from contract.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invalid
@@ -17,13 +15,14 @@ from contract.domain.generation_defaults import FILLED
 from contract.domain.params import SamplingParams
 from contract.domain.request import Message, check_cache_salt
 from contract.domain.rows import TokenLogprob
-from contract.v1 import common_pb2, inference_pb2, requests_pb2
+from contract.v1 import inference_pb2, requests_pb2
+from contract.wire import errors
+from contract.wire.errors import ERROR_TRAILER
 from contract.wire.generation_defaults import clear_unsaid
 from contract.wire.requests import encode_message, encode_params
 from penstock.outputs import CompletionOutput, new_samples
 
 _TOO_LARGE = "message larger than max"
-ERROR_TRAILER = "penstock-error-bin"  # holds a penstock.v1.Error
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -208,15 +207,8 @@ def decode_error(error: grpc.RpcError) -> PenstockError:
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return PenstockError(ErrorCode.INTERNAL, f"the call failed without a status: {error}")
     for key, value in error.trailing_metadata() or ():
-        if key == ERROR_TRAILER and isinstance(value, bytes):
-            with suppress(ValueError, DecodeError):  # of another version
-                told = common_pb2.Error.FromString(value)
-                return PenstockError(
-                    ErrorCode(told.code),
-                    told.message,
-                    param=told.param or None,
-                    retry_after_s=told.retry_after_ms / 1000 or None,
-                )
+        if key == ERROR_TRAILER and isinstance(value, bytes) and (told := errors.decode_error(value)) is not None:
+            return told
     status = error.code().name
     if _TOO_LARGE in (error.details() or ""):  # gRPC itself refuses what is far beyond the gateway's own bound
         return PenstockError(ErrorCode.REQUEST_TOO_LARGE, f"the request is too large: {error.details()}")

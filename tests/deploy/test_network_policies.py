@@ -29,12 +29,13 @@ def outside(objects: tuple[Object, ...], component: str, direction: str) -> dict
     return found
 
 
-def test_everybody_reaches_valkey_and_nobody_anybody_else() -> None:
+def test_everybody_reaches_valkey_and_gateways_tokenizers_and_nobody_anybody_else() -> None:
     objects = render(*example("several-tenants"))
     to_valkey = {(each, "valkey", 6379) for each in (*SERVICES, "valkey", "sentinel")}
     to_sentinels = {(each, "sentinel", 26379) for each in (*SERVICES, "valkey", "sentinel")}
     to_gateways: set[tuple[str, str, int]] = set()  # clients are named there
-    assert arrows(objects) == to_valkey | to_sentinels | to_gateways
+    to_tokenizers = {("gateway", "tokenizer", 50051)}  # for calls that need a vocabulary alone
+    assert arrows(objects) == to_valkey | to_sentinels | to_gateways | to_tokenizers
 
 
 def test_ranks_of_a_worker_reach_each_other_at_every_port() -> None:

@@ -88,15 +88,16 @@ class PromptTokenizer:
             raise invalid("the prompt is empty", "messages" if prompt.messages is not None else "prompt")
         return token_ids if last is None else token_ids[-last:]
 
-    def render_chat(self, prompt: Prompt, *, now_ns: int = 0) -> tuple[str, U32]:
+    def render_chat(self, prompt: Prompt, *, now_ns: int = 0, add_special_tokens: bool = False) -> tuple[str, U32]:
         """The text that the model's chat template makes of a prompt's messages, and its token ids.
+
+        `add_special_tokens`: the tokenizer's own too, though most templates write them themselves.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: no template, no messages, or the template refuses them.
         """
         text = self._render(prompt, now_ns)
-        # The template writes the special tokens itself; adding the tokenizer's own would double them.
-        return text, self.encode(text, add_special_tokens=False, param="messages")
+        return text, self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     def _render(self, prompt: Prompt, now_ns: int) -> str:
         messages, kwargs = prompt.messages or (), prompt.chat_template_kwargs
@@ -119,7 +120,7 @@ class PromptTokenizer:
         Raises:
             PenstockError: INVALID_ARGUMENT: an id beyond the model's vocabulary.
         """
-        self._check_ids(tuple(token_ids))
+        self._check_ids(tuple(token_ids), "token_ids")
         text: str = self.vocabulary.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -149,15 +150,20 @@ class PromptTokenizer:
             )
         return token_ids
 
-    def _check_ids(self, token_ids: tuple[int, ...]) -> U32:
+    def spell(self, token_ids: U32) -> list[str]:
+        """Each of a text's tokens as the vocabulary spells it."""
+        spelled = map(self.vocabulary.tokenizer.id_to_token, token_ids.tolist())
+        return ["" if token is None else token for token in spelled]
+
+    def _check_ids(self, token_ids: tuple[int, ...], param: str = "prompt") -> U32:
         size = self.vocabulary.vocab_size
         try:
             ids = np.asarray(token_ids, np.int64)
         except (OverflowError, ValueError, TypeError) as error:
-            raise invalid(f"token ids must be integers in [0, {size})", "prompt") from error
+            raise invalid(f"token ids must be integers in [0, {size})", param) from error
         if len(ids) and not (ids.min() >= 0 and ids.max() < size):
             wrong = ids[(ids < 0) | (ids >= size)][0]
-            raise invalid(f"token id {wrong} is outside the model's vocabulary of {size} tokens", "prompt")
+            raise invalid(f"token id {wrong} is outside the model's vocabulary of {size} tokens", param)
         return ids.astype(np.uint32)
 
     def _bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

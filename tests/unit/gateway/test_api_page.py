@@ -9,6 +9,7 @@ from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import auth, event_ids, idempotency
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
+from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
 BOTH = "both"
@@ -52,6 +53,14 @@ def by_call(title: str) -> dict[str, set[str]]:
 def test_the_routes_are_those_of_the_application() -> None:
     served = {f"{method} {path.replace(':path', '')}" for path, _, methods in http.ROUTES for method in methods}
     assert set(listed("Routes")) == served
+
+
+def test_the_fields_of_texts_and_tokens_are_those_of_their_bodies() -> None:
+    found = {call: set[str]() for call in (BOTH, "tokenize", "detokenize")}
+    for cells in rows("Text and tokens"):
+        found[cells[1]] |= set(names(cells[0]))
+    assert found["tokenize"] | found[BOTH] == TOKENIZE_FIELDS
+    assert found["detokenize"] | found[BOTH] == DETOKENIZE_FIELDS
 
 
 def test_the_fields_that_are_done_are_those_of_the_bodies() -> None:

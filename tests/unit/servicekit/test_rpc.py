@@ -21,7 +21,8 @@ from contract.v1 import (
     tokenizer_pb2,
     tokenizer_pb2_grpc,
 )
-from servicekit.rpc import ERROR_TRAILER, LIVENESS, RpcServer, RpcService
+from contract.wire.errors import ERROR_TRAILER
+from servicekit.rpc import LIVENESS, RpcServer, RpcService
 from servicekit.tokens import TokenFile, write_token
 
 

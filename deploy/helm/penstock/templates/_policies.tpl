@@ -1,5 +1,5 @@
-{{/* Network policies: the arrows of docs/architecture.md. Everybody needs Redis, and nobody needs anybody else, but for
-ranks of one worker. A kubelet needs no rule: what comes from a pod's own node is always let through. */}}
+{{/* Network policies: the arrows of docs/architecture.md. Everybody needs Redis, gateways need tokenizers, and nobody needs
+anybody else, but for ranks of one worker. A kubelet needs no rule: what comes from a pod's own node is always let through. */}}
 
 {{/* Anybody: for rules whose peers are open. */}}
 {{- define "penstock.anywhere" -}}
@@ -62,10 +62,20 @@ spec:
       from:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-    {{- else if $policy.control }}
+    {{- else if or $policy.control (eq .kind "tokenizer") }}
     - ports: [{port: grpc}]
       from:
-        {{- toYaml $policy.control | nindent 8 }}
+        {{- if eq .kind "tokenizer" }}
+        - podSelector:
+            matchLabels:
+              {{- include "penstock.selector" (dict "root" .root "kind" "gateway") | nindent 14 }}
+        {{- with $policy.gateways }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- end }}
+        {{- with $policy.control }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
     {{- end }}
     {{- if .isGroup }}
     - from: &ranks
@@ -80,6 +90,11 @@ spec:
     {{- include "penstock.redisEgress" .root | nindent 4 }}
     {{- if eq .kind "gateway" }}
     {{- include "penstock.poolsEgress" .root | nindent 4 }}
+    - to:
+        - podSelector:
+            matchLabels:
+              {{- include "penstock.selector" (dict "root" .root "kind" "tokenizer") | nindent 14 }}
+      ports: [{port: grpc}]
     {{- end }}
     {{- if .isGroup }}
     - to: *ranks
