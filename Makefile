@@ -49,12 +49,14 @@ proto-check: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python -m tools.generate_metrics
 	$(BIN)/python -m tools.generate_parameters
+	$(BIN)/python -m tools.generate_openapi
 	$(BIN)/python -m tools.helm_values
 	$(BIN)/python -m tools.boards
 
 docs-check: $(VENV)/.dev
 	$(BIN)/python -m tools.generate_metrics --check
 	$(BIN)/python -m tools.generate_parameters --check
+	$(BIN)/python -m tools.generate_openapi --check
 	$(BIN)/python -m tools.helm_values --check
 	$(BIN)/python -m tools.boards --check
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from contract import __version__
 from contract.domain import request as domain
 from contract.domain.errors import ErrorCode, PenstockError
-from gateway_svc import http_vocabulary
+from gateway_svc import http_description, http_vocabulary
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.call_pacer import CallPacer
 from gateway_svc.core.auth import Authenticator
@@ -38,6 +38,7 @@ from gateway_svc.http_calls import (
     nothing,
     read_body,
 )
+from gateway_svc.http_description import DescriptionCalls
 from gateway_svc.http_replies import (
     IGNORED_FIELDS_HEADER,
     HttpError,
@@ -89,7 +90,7 @@ _ROUTES = (
     ("/load", "load", ["GET"]),
     ("/version", "version", ["GET"]),
 )
-ROUTES = (*_ROUTES, *http_vocabulary.ROUTES)
+ROUTES = (*_ROUTES, *http_vocabulary.ROUTES, *http_description.ROUTES)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
@@ -147,9 +148,14 @@ class HttpApi:
         vocabulary = VocabularyCalls(
             self.pools, self.auth, self.max_body_bytes, self.strict_fields, self.ignored_fields
         )
+        parts = (
+            (self, _ROUTES),
+            (vocabulary, http_vocabulary.ROUTES),
+            (DescriptionCalls(), http_description.ROUTES),
+        )
         routes = [
             Route(path, getattr(part, handler), methods=methods)
-            for part, table in ((self, _ROUTES), (vocabulary, http_vocabulary.ROUTES))
+            for part, table in parts
             for path, handler, methods in table
         ]
         handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}

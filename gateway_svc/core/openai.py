@@ -117,12 +117,12 @@ def _with_parameters(body: type[B]) -> type[B]:
 
 _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
 
-_FULL_COMPLETION, _FULL_CHAT = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
-_completion = msgspec.json.Decoder(_FULL_COMPLETION)
-_chat = msgspec.json.Decoder(_FULL_CHAT)
+COMPLETION_BODY, CHAT_BODY = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
+_completion = msgspec.json.Decoder(COMPLETION_BODY)
+_chat = msgspec.json.Decoder(CHAT_BODY)
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
-COMPLETION_FIELDS = frozenset(_FULL_COMPLETION.__struct_fields__) | _OPTIONS
-CHAT_FIELDS = frozenset(_FULL_CHAT.__struct_fields__) | _OPTIONS
+COMPLETION_FIELDS = frozenset(COMPLETION_BODY.__struct_fields__) | _OPTIONS
+CHAT_FIELDS = frozenset(CHAT_BODY.__struct_fields__) | _OPTIONS
 
 
 def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:

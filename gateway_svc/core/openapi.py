@@ -1,0 +1,317 @@
+"""The description of the HTTP API: every route, what it takes and every answer that it can give."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from contract import __version__
+from contract.domain.errors import ERROR_KINDS
+from contract.domain.parameter import Integer, Kind, Number
+from contract.domain.params import PARAMETERS
+from gateway_svc.core import reply_schemas
+from gateway_svc.core.event_ids import LAST_EVENT_ID
+from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
+from gateway_svc.core.openai import CHAT_BODY, COMPLETION_BODY
+from gateway_svc.core.vocabulary import DetokenizeBody, TokenizeBody
+
+MAX_TIMEOUT_S = 7 * 86400.0
+MAX_CLIENT_ID_CHARS = 255
+_JSON, _EVENTS, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+_REF = "#/components/schemas/{name}"
+# What structs are called in the description, where that is something else; and what in them must be given.
+_NAMES = {"_CompletionBody": "CompletionCall", "_ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
+_NAMES |= {"TokenizeBody": "TokenizeCall", "DetokenizeBody": "DetokenizeCall"}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "CompletionCall": {"prompt": "Once upon a time", "max_tokens": 16},
+    "ChatCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_completion_tokens": 16},
+    "TokenizeCall": {"messages": [{"role": "user", "content": "Hi!"}], "return_token_strs": True},
+    "DetokenizeCall": {"tokens": [7, 42]},
+}
+_REQUIRED = {"CompletionCall": ["prompt"], "ChatCall": ["messages"], "DetokenizeCall": ["tokens"]}
+_MESSAGE = {
+    "title": "ChatMessage",
+    "description": "A message; further keys go to the chat template.",
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                    },
+                },
+                {"type": "null"},
+            ]
+        },
+    },
+    "required": ["role", "content"],
+}
+_VISIBLE = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_CLIENT_ID_CHARS}
+_PATHS = {
+    "name": {"type": "string", "minLength": 1},
+    "request_id": {"type": "string", "pattern": "^([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
+}
+_SWITCH = {"type": "string", "enum": ["true", "false"]}
+_CLIENT_ID = ("X-Request-Id", _VISIBLE, "what the caller calls it: told with the reply and logged")
+_CALL_HEADERS = (
+    _CLIENT_ID,
+    (
+        "X-Request-Timeout-S",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+        "seconds after which the request is given up",
+    ),
+    ("X-Penstock-Resumable", _SWITCH, "the request outlives its connection"),
+    ("X-Penstock-Event-Ids", _SWITCH, "events have ids"),
+    (IDEMPOTENCY_KEY, _VISIBLE, "the same key is the same request"),
+    ("traceparent", {"type": "string"}, "W3C trace context"),
+)
+_LAST_EVENT = ((LAST_EVENT_ID, {"type": "string"}, "the id of the last event that came"), _CLIENT_ID)
+
+# What anything may end with: HTTP that is none, late, or too much of it, too many connections, a defect.
+_ALWAYS = (400, 408, 429, 431, 500)
+_KEYED = (*_ALWAYS, 401)
+_ASKED = (*_KEYED, 404, 503)  # about something that may be unknown, and a server that may be away
+_POSTED = (*_ASKED, 413, 415)
+_COMPUTED = (*_POSTED, 403, 409, 499, 504)
+_FOLLOWED = (*_ASKED, 405, 409, 499, 504)
+_PROBED = (*_ALWAYS, 503)
+_Header = tuple[str, dict[str, Any], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """What one method of one route does."""
+
+    path: str
+    method: str
+    summary: str
+    replies: Mapping[str, Any]  # by type of content: the struct of the answer, or a schema
+    statuses: tuple[int, ...]  # of errors
+    body: Any = None  # its struct
+    headers: tuple[_Header, ...] = ()
+    is_probe: bool = False  # whose 503 says what its 200 says
+
+
+_STRING: dict[str, Any] = {"type": "string"}
+_EVENT: dict[str, Any] = {}  # no schema says what a stream of events is
+_OPERATIONS = (
+    _Operation(
+        "/v1/completions",
+        "POST",
+        "Go on with a text, texts or token ids",
+        {_JSON: reply_schemas.CompletionReply, _EVENTS: _EVENT},
+        _COMPUTED,
+        COMPLETION_BODY,
+        _CALL_HEADERS,
+    ),
+    _Operation(
+        "/v1/chat/completions",
+        "POST",
+        "Answer a chat",
+        {_JSON: reply_schemas.ChatReply, _EVENTS: _EVENT},
+        _COMPUTED,
+        CHAT_BODY,
+        _CALL_HEADERS,
+    ),
+    _Operation(
+        "/v1/chat/completions/render",
+        "POST",
+        "A chat as it would be computed",
+        {_JSON: reply_schemas.RenderReply},
+        _COMPUTED,
+        CHAT_BODY,
+        (_CLIENT_ID,),
+    ),
+    _Operation(
+        "/tokenize",
+        "POST",
+        "Tokens of a text or a chat",
+        {_JSON: reply_schemas.TokenizeReply},
+        _POSTED,
+        TokenizeBody,
+        (_CLIENT_ID,),
+    ),
+    _Operation(
+        "/detokenize",
+        "POST",
+        "Text of tokens",
+        {_JSON: reply_schemas.DetokenizeReply},
+        _POSTED,
+        DetokenizeBody,
+        (_CLIENT_ID,),
+    ),
+    _Operation("/v1/models", "GET", "The models that are served", {_JSON: reply_schemas.ModelsReply}, _KEYED),
+    _Operation("/v1/models/{name}", "GET", "One of them", {_JSON: reply_schemas.ModelFields}, _ASKED),
+    _Operation(
+        "/v1/requests/{request_id}",
+        "GET",
+        "Where a request is, and its reply or error",
+        {_JSON: reply_schemas.RequestReply},
+        _ASKED,
+    ),
+    _Operation("/v1/requests/{request_id}", "DELETE", "Cancel it", {_JSON: reply_schemas.CancelReply}, _ASKED),
+    _Operation(
+        "/v1/requests/{request_id}/events",
+        "GET",
+        "Its event stream, after the last event or from the start",
+        {_EVENTS: _EVENT},
+        _FOLLOWED,
+        headers=_LAST_EVENT,
+    ),
+    *(
+        _Operation(
+            path,
+            method,
+            "Whether the gateway makes progress",
+            {_JSON: reply_schemas.HealthReply},
+            _PROBED,
+            is_probe=True,
+        )
+        for path, method in (("/health", "GET"), ("/ping", "GET"), ("/ping", "POST"))
+    ),
+    _Operation(
+        "/ready",
+        "GET",
+        "Whether it takes new requests",
+        {_JSON: reply_schemas.ReadyReply},
+        _PROBED,
+        is_probe=True,
+    ),
+    _Operation("/metrics", "GET", "For Prometheus", {_TEXT: _STRING}, _KEYED),
+    _Operation("/load", "GET", "Requests that are served now", {_JSON: reply_schemas.LoadReply}, _ALWAYS),
+    _Operation("/version", "GET", "The version of Penstock", {_JSON: reply_schemas.VersionReply}, _ALWAYS),
+    _Operation("/openapi.json", "GET", "This description", {_JSON: {"type": "object"}}, _ALWAYS),
+    _Operation("/docs", "GET", "A page of it", {_HTML: _STRING}, _ALWAYS),
+)
+_REASONS = {
+    401: "No API key, or not one of this gateway's",
+    405: "Not by this method",
+    408: "It did not come in time",
+    409: "The key was used for another request, or another call follows this one",
+    413: "The body is too large",
+    415: "The body does not say that it is JSON",
+    429: "Too much at once: `Retry-After` says when to come back",
+    431: "Path and headers are too large",
+    499: "Somebody cancelled it",
+    503: "A part of the pipeline is away: `Retry-After` says when to come back",
+    504: "Its time is over",
+}
+
+
+def describe() -> dict[str, Any]:
+    """The whole description, in OpenAPI 3.1."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in _OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": __version__,
+            "description": "OpenAI's API with vLLM's fields; docs/api.md says what each does. Null is its default.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "With `--api-keys-file`"}},
+        },
+    }
+
+
+def _describe(operation: _Operation) -> dict[str, Any]:
+    told: dict[str, Any] = {"summary": operation.summary, "operationId": _operation_id(operation)}
+    if parameters := list(_parameters(operation)):
+        told["parameters"] = parameters
+    if operation.body is not None:
+        content = {"schema": _schema(operation.body), "example": _EXAMPLES[_named(operation.body.__name__)]}
+        told["requestBody"] = {"required": True, "content": {_JSON: content}}
+    replies = {kind: {"schema": _schema(of)} if of else {} for kind, of in operation.replies.items()}
+    told["responses"] = {"200": {"description": operation.summary, "content": replies}}
+    for status in sorted(operation.statuses):
+        content = {_JSON: {"schema": {"$ref": _REF.format(name="ErrorReply")}}}
+        if operation.is_probe and status == 503:
+            content = replies
+        told["responses"][str(status)] = {"description": _reason(status), "content": content}
+    if 401 in operation.statuses:
+        told["security"] = [{}, {"key": []}]
+    return told
+
+
+def _operation_id(operation: _Operation) -> str:
+    words = operation.path.replace("{", "").replace("}", "").replace(".", "_").strip("/").split("/")
+    return "_".join((operation.method.lower(), *words))
+
+
+def _parameters(operation: _Operation) -> Iterator[dict[str, Any]]:
+    for part in operation.path.split("/"):
+        if part.startswith("{"):
+            name = part.strip("{}")
+            yield {"name": name, "in": "path", "required": True, "schema": _PATHS[name]}
+    for name, schema, meaning in operation.headers:
+        yield {"name": name, "in": "header", "required": False, "schema": schema, "description": meaning}
+
+
+def _reason(status: int) -> str:
+    if status in _REASONS:
+        return _REASONS[status]
+    codes = [code.name.lower() for code, kind in ERROR_KINDS.items() if kind.http_status == status and code]
+    return f"Code {', '.join(codes)}"
+
+
+def _schema(of: Any) -> dict[str, Any]:
+    return of if isinstance(of, dict) else {"$ref": _REF.format(name=_named(of.__name__))}
+
+
+def _named(name: str) -> str:
+    return _NAMES.get(name, name)
+
+
+def _schemas() -> dict[str, Any]:
+    """Of all structs, by their names here, ascending."""
+    structs = [each.body for each in _OPERATIONS if each.body is not None]
+    structs += [of for each in _OPERATIONS for of in each.replies.values() if not isinstance(of, dict)]
+    _, found = msgspec.json.schema_components([*structs, reply_schemas.ErrorReply], ref_template=_REF)
+    schemas = {_named(name): _renamed(schema) for name, schema in found.items()}
+    schemas["ChatMessage"] = _MESSAGE
+    for name, schema in schemas.items():
+        schema["title"] = name
+        if name.endswith("Call"):
+            schema["required"] = _REQUIRED.get(name, [])
+            _explain(schema["properties"])
+    return dict(sorted(schemas.items()))
+
+
+def _renamed(value: Any) -> Any:
+    """A schema whose references have the names that structs have here."""
+    if isinstance(value, list):
+        return [_renamed(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return {"$ref": _REF.format(name=_named(value["$ref"].rpartition("/")[2]))}
+    return {key: _renamed(each) for key, each in value.items()}
+
+
+def _explain(properties: dict[str, Any]) -> None:
+    """What is in the table of parameters is said as there; a chat's messages are what they must be."""
+    for name, schema in properties.items():
+        if name == "messages":
+            schema["anyOf"][0] |= {"items": {"$ref": _REF.format(name="ChatMessage")}, "minItems": 1}
+        if (parameter := PARAMETERS.get(name)) is not None:
+            schema["description"] = ", ".join(filter(None, (parameter.meaning, parameter.kind.bounds)))
+            if schema["anyOf"][0].get("type") in ("integer", "number"):  # a chat's `logprobs` is neither
+                schema["anyOf"][0] |= _bounds(parameter.kind)
+
+
+def _bounds(kind: Kind) -> dict[str, float]:
+    if not isinstance(kind, Integer | Number):
+        return {}
+    least = "exclusiveMinimum" if isinstance(kind, Number) and kind.open_low else "minimum"
+    return {least: kind.low, "maximum": kind.high}

@@ -1,0 +1,172 @@
+"""The bodies of answers, for the description of the API alone: what is written is made by `replies` and `sse`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class ErrorFields(msgspec.Struct):
+    """An error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(msgspec.Struct):
+    """The answer to a call that failed."""
+
+    error: ErrorFields
+
+
+class UsageFields(msgspec.Struct):
+    """Tokens of a call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """A sample of a prompt."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class CompletionReply(msgspec.Struct):
+    """The answer to a completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageFields
+
+
+class AssistantMessage(msgspec.Struct):
+    """The words of a model."""
+
+    role: Literal["assistant"]
+    content: str | None
+
+
+class ChatChoice(msgspec.Struct):
+    """A sample of a chat."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class ChatReply(msgspec.Struct):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageFields
+
+
+class ModelFields(msgspec.Struct):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str | None
+    max_model_len: int | None
+    generation_defaults: dict[str, Any] | None
+
+
+class ModelsReply(msgspec.Struct):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[ModelFields]
+
+
+class RequestReply(msgspec.Struct):
+    """The state of a request, and once it has ended its reply or error."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    state: Literal["waiting", "running", "ended"]
+    reply: dict[str, Any] | None
+    error: ErrorFields | None
+
+
+class CancelReply(msgspec.Struct):
+    """The outcome of a cancel."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: bool
+
+
+class TokenizeReply(msgspec.Struct):
+    """Tokens of a text or a chat."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(msgspec.Struct):
+    """Text of tokens."""
+
+    prompt: str
+
+
+class RenderReply(msgspec.Struct):
+    """A chat as it would be computed."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+    stream_options: dict[str, bool] | None
+    cache_salt: str | None
+    priority: int
+    token_offsets: None
+    features: None
+
+
+class HealthReply(msgspec.Struct):
+    """Whether the gateway makes progress."""
+
+    status: Literal["ok", "stalled"]
+    reason: str
+
+
+class ReadyReply(msgspec.Struct):
+    """Whether it takes new requests."""
+
+    ready: bool
+
+
+class LoadReply(msgspec.Struct):
+    """Requests that it serves now."""
+
+    server_load: int
+
+
+class VersionReply(msgspec.Struct):
+    """The version of Penstock."""
+
+    version: str
