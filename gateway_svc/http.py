@@ -63,6 +63,7 @@ from gateway_svc.intake import (
 from gateway_svc.large import off_loop
 from gateway_svc.pool import Pool
 from gateway_svc.pools import Pools
+from gateway_svc.told_prompts import with_prompts
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
 from servicekit.metrics import bearer, metrics_page
@@ -287,6 +288,7 @@ class HttpApi:
             form = form_of(ask, requests, pool.label)
             if key is not None:
                 form = await pool.reception.agreed(form, caller.tenant)
+            form = await with_prompts(pool.vocabulary, form, requests, echo=ask.echo)
             if resumable or ask.is_resumable or key is not None or self.all_resumable:
                 form = replace(form, is_resumable=True)
         except PenstockError:

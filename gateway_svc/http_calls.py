@@ -17,6 +17,7 @@ from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
+from gateway_svc.grouping import grouped_sink
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
 from gateway_svc.sinks import Headers, ReplySink, SseSink
@@ -64,7 +65,7 @@ class CallReply:
             sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
             sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)
         try:
-            call = await self._begin(sink)
+            call = await self._begin(sink if stream is None else grouped_sink(sink, form))
         except PenstockError as error:
             await error_response(error, headers)(scope, receive, send)
             return
@@ -145,6 +146,8 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,
         pool=pool,
+        stream_interval=ask.stream_interval,
+        returns_token_ids=ask.returns_token_ids,
     )
 
 

@@ -19,11 +19,13 @@ from gateway_svc.call import ClientCall
 from gateway_svc.core.auth import Authenticator, KeyLimits
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import Outcome
+from gateway_svc.grouping import grouped_sink
 from gateway_svc.intake import too_large_error
 from gateway_svc.large import off_loop
 from gateway_svc.pool import Pool
 from gateway_svc.pools import Pools
 from gateway_svc.sinks import QueueSink
+from gateway_svc.told_prompts import with_prompts
 from servicekit.rpc import control_refusal
 from servicekit.tokens import TokenFile
 
@@ -80,7 +82,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 raise
             _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
             sink = QueueSink(form.n, self._max_backlog_bytes)
-            call = await pool.reception.open([checked], form, sink, is_idempotent=is_idempotent, limits=limits)
+            grouped = grouped_sink(sink, form)
+            call = await pool.reception.open([checked], form, grouped, is_idempotent=is_idempotent, limits=limits)
             await self._tell(pool, call, sink, context)
 
     async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -91,7 +94,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             form = await pool.reception.form_of(request_id, caller.tenant)
             have = wire.decode_offsets(request, form.num_choices)
             sink = QueueSink(form.n, self._max_backlog_bytes)
-            call = await pool.reception.resume(form, caller.tenant, sink, have)
+            call = await pool.reception.resume(form, caller.tenant, grouped_sink(sink, form), have)
             await self._tell(pool, call, sink, context)
 
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
@@ -163,18 +166,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             wants_logprobs=ask.params.logprobs is not None,
             is_resumable=ask.is_resumable or is_idempotent or self._all_resumable,
             pool=pool.label,
+            stream_interval=ask.stream_interval,
+            returns_token_ids=ask.returns_prompt_ids,
         )
         if is_idempotent:
             form = await pool.reception.agreed(form, caller.tenant)
+        form = await with_prompts(pool.vocabulary, form, [checked], echo=False)
         return pool, checked, form, is_idempotent, caller.limits
 
     async def _tell(self, pool: Pool, call: ClientCall, sink: QueueSink, context: Context) -> None:
         """Writes the events of a call until it ends or its client has gone."""
         form = call.form
         sink.refill = lambda: pool.delivery.refill(call)
-        accepted = inference_pb2.Accepted(request_id=form.shown_id, model=form.model, seed=form.seed)
         try:
-            await context.write(inference_pb2.GenerateEvent(accepted=accepted))
+            await context.write(wire.accepted_event(form))
             while rows := await sink.fetch():
                 for choice, row in rows:
                     for event in wire.deltas(choice, row):

@@ -41,7 +41,7 @@ class ChatTokenizer:
             conversation: messages, each with a `role` and a `content`.
             tools: what the template may offer as tools.
             documents: what the template may offer to read.
-            chat_template: the name of one of the model's templates; None: the one that transformers would take.
+            chat_template: another template, or the name of one of the model's; None: as transformers chooses.
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the last message is left open; or the key of it that is.
             tokenize: whether token ids are wanted.

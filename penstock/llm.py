@@ -145,6 +145,7 @@ class LLM:
             revision=revision,
             max_model_len=max_model_len,
             generation_config=generation_config,
+            trust_request_chat_template=True,  # who calls this is who started it
         )
         worker = load_worker(
             WorkerSettings(
@@ -221,6 +222,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template; otherwise as `generate`.
@@ -232,6 +234,7 @@ class LLM:
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the model goes on with the last message instead of answering it.
             tools: what the template may offer as tools.
+            chat_template: another template, or the name of one of the model's; None: as transformers chooses.
             chat_template_kwargs: further variables of the template.
         """
         kwargs: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
@@ -239,6 +242,8 @@ class LLM:
             kwargs["continue_final_message"] = True
         if tools:
             kwargs["tools"] = list(tools)
+        if chat_template is not None:
+            kwargs["chat_template"] = chat_template
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         each: Sequence[Any] = [messages] if single else messages
         parsed = []

@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
         revision=settings.revision,
         max_model_len=settings.max_model_len,
         generation_config=settings.generation_config,
+        trust_request_chat_template=settings.trust_request_chat_template,
     )
     service = TokenizerService(settings, open_bus(settings.bus_url, settings.pool), vocabulary)
     return lifecycle.serve(service, settings, [rpc_service(service.prompts)], service.collectors())

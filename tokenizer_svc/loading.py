@@ -26,6 +26,7 @@ def load_vocabulary(
     revision: str | None = None,
     max_model_len: int | None = None,
     generation_config: str = _MODEL,
+    trust_request_chat_template: bool = False,
 ) -> Vocabulary:
     """Reads the vocabulary of a local directory or hub id.
 
@@ -35,6 +36,7 @@ def load_vocabulary(
         revision: branch, tag or commit of a hub id.
         max_model_len: context length in tokens; None: what config.json says.
         generation_config: whose generation_config.json counts: `model`, `openai` (nobody's), or that of a directory.
+        trust_request_chat_template: chats may bring a template of their own.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: the model does not reach `max_model_len`; INTERNAL (operator): a file is
@@ -50,7 +52,7 @@ def load_vocabulary(
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         context_length=facts.context_length,
-        chat=ChatTemplates(text.chat_templates, text.special_tokens),
+        chat=ChatTemplates(text.chat_templates, text.special_tokens, trusts_requests=trust_request_chat_template),
         max_token_bytes=max_token_bytes(read_json(directory / TOKENIZER)),
         defaults=generation_defaults(chosen, facts.vocab_size),
         defaults_not_done=tuple(not_done(chosen)),

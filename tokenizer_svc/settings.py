@@ -25,6 +25,13 @@ class TokenizerSettings(ServiceSettings):
             "nobody's, so that OpenAI's defaults hold; or that of a directory; alike for all tokenizers of a pool"
         },
     )
+    trust_request_chat_template: bool = field(
+        default=False,
+        metadata={
+            "help": "chats may bring a chat template of their own, which runs in the sandbox like the model's and may "
+            "take as long as it likes: only where callers are trusted; alike for all tokenizers of a pool"
+        },
+    )
     num_threads: Annotated[int, msgspec.Meta(ge=1, le=256)] = field(
         default=2, metadata={"help": "threads for long prompts, beside the one for the short ones"}
     )

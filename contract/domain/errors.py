@@ -139,9 +139,9 @@ def model_replaced(gone_s: float) -> PenstockError:
     )
 
 
-def unimplemented(what: str) -> PenstockError:
-    """An UNIMPLEMENTED error that names what is not there yet."""
-    return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what} is not implemented yet", param=what)
+def unimplemented(param: str, what: str = "") -> PenstockError:
+    """An UNIMPLEMENTED error that names the parameter that is not there yet, or `what` of it is not."""
+    return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what or param} is not implemented yet", param=param)
 
 
 class PoisonMessageError(Exception):

@@ -222,6 +222,28 @@ class Strings:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    json = str
+
+    @property
+    def bounds(self) -> str:
+        """Implement `Kind.bounds`."""
+        return " or ".join(f"`{word}`" for word in self.words)
+
+    def check(self, name: str, value: Any) -> None:
+        """Implement `Kind.check`."""
+        if value not in self.words:
+            raise invalid(f"{name} must be {' or '.join(self.words)}, got {value!r:.80}", name)
+
+    def read(self, value: Any) -> Any:
+        """Implement `Kind.read`."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """A model's generation_config.json may say what holds where a request says nothing."""
 

@@ -19,6 +19,7 @@ from contract.domain.parameter import (
     Part,
     Strings,
     TokenIds,
+    Word,
 )
 from contract.domain.structured_outputs import Structured, StructuredOutputsParams
 
@@ -182,6 +183,13 @@ class SamplingParams:
         Integer(-1, U32_END - 1),
         Part.REQUEST,
         "the last so many tokens of the prompt count; -1: as many as leave room for `max_tokens`, or for one token",
+    ] = None
+    truncation_side: Annotated[
+        str | None,
+        Word(("left", "right")),
+        Part.REQUEST,
+        "beside `truncate_prompt_tokens`, the side at which tokens of the prompt are left out; `right`: the first ones "
+        "count; by default `left`",
     ] = None
     structured_outputs: Annotated[
         StructuredOutputsParams | None,

@@ -29,6 +29,8 @@ class GenerateCall(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     resumable: _builtins.bool
     """Whether the request outlives a broken call for the gateway's grace, so that `Resume` finds it."""
     idempotency_key: _builtins.str
@@ -36,6 +38,10 @@ class GenerateCall(_message.Message):
     again from its start; one with another prompt or other parameters ends with IDEMPOTENCY_CONFLICT. Such a request
     is resumable. Empty: none.
     """
+    stream_interval: _builtins.int
+    """A delta has so many tokens, up to 1024, after the first of its sample; 0: as they come."""
+    return_prompt_token_ids: _builtins.bool
+    """Whether Accepted has the ids of the prompt's tokens."""
     @_builtins.property
     def request(self) -> _requests_pb2.GenerateRequest:
         """What to generate."""
@@ -46,10 +52,12 @@ class GenerateCall(_message.Message):
         request: _requests_pb2.GenerateRequest | None = ...,
         resumable: _builtins.bool = ...,
         idempotency_key: _builtins.str = ...,
+        stream_interval: _builtins.int = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "request", b"request", "resumable", b"resumable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "request", b"request", "resumable", b"resumable", "return_prompt_token_ids", b"return_prompt_token_ids", "stream_interval", b"stream_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,22 +166,26 @@ class Accepted(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id, 32 hexadecimal digits."""
     model: _builtins.str
     """Name of the model that serves it."""
     seed: _builtins.int
     """Seed of sample 0, the client's or the one drawn."""
+    prompt_token_ids: _builtins.bytes
+    """u32 per token of the prompt, packed little-endian; empty: they were not asked for."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
         seed: _builtins.int = ...,
+        prompt_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

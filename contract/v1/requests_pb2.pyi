@@ -67,6 +67,7 @@ class GenerateRequest(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -83,6 +84,8 @@ class GenerateRequest(_message.Message):
     """
     truncate_prompt_tokens: _builtins.int
     """The last so many tokens of the prompt count; -1: as many as leave room for the output; absent: all."""
+    truncates_at_end: _builtins.bool
+    """The first so many tokens of the prompt count, where truncate_prompt_tokens says how many, instead of the last [false]."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are."""
@@ -128,10 +131,11 @@ class GenerateRequest(_message.Message):
         bad_words: _abc.Iterable[_builtins.str] | None = ...,
         structured_outputs: Global___StructuredOutputs | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
+        truncates_at_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -176,6 +180,9 @@ class ReplyForm(_message.Message):
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
     API_KEY_FIELD_NUMBER: _builtins.int
+    STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    RETURNS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -204,6 +211,14 @@ class ReplyForm(_message.Message):
     """With an idempotency key: 16 bytes, a hash over what was asked, before defaults were filled in. Empty: none was given."""
     api_key: _builtins.bytes
     """The first 8 bytes of the SHA-256 of the API key that has limits, for which the requests count; empty: none has."""
+    stream_interval: _builtins.int
+    """An event stream tells so many tokens of a choice at once, after its first; 0: as they come."""
+    returns_token_ids: _builtins.bool
+    """Whether the reply tells the ids of tokens."""
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToldPrompt]:
+        """What the reply tells of its prompts, in their order; none: nothing."""
+
     def __init__(
         self,
         *,
@@ -221,14 +236,43 @@ class ReplyForm(_message.Message):
         continuous_usage: _builtins.bool = ...,
         asked: _builtins.bytes = ...,
         api_key: _builtins.bytes = ...,
+        stream_interval: _builtins.int = ...,
+        prompts: _abc.Iterable[Global___ToldPrompt] | None = ...,
+        returns_token_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "request_ids", b"request_ids", "resumable", b"resumable", "seed", b"seed", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplyForm: _TypeAlias = ReplyForm  # noqa: Y015
+
+@_typing.final
+class ToldPrompt(_message.Message):
+    """A prompt as a reply tells it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Its text, before that of the output; empty: it is not told."""
+    token_ids: _builtins.bytes
+    """u32 per token, packed little-endian; empty: they are not told."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToldPrompt: _TypeAlias = ToldPrompt  # noqa: Y015
 
 @_typing.final
 class StructuredOutputs(_message.Message):

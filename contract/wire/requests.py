@@ -23,6 +23,7 @@ from contract.v1 import common_pb2, requests_pb2
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
 _MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
+_AT_END = "right"  # the side of a prompt, as vLLM calls it
 _PART = 64 * 1024  # values that are packed in one call
 J = TypeVar("J")
 
@@ -83,6 +84,7 @@ def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
         bad_words=params.bad_words or (),
         structured_outputs=encode_structured_outputs(params.structured_outputs),
         truncate_prompt_tokens=params.truncate_prompt_tokens,
+        truncates_at_end=params.truncation_side == _AT_END,
         sampling=sampling,
         stopping=requests_pb2.StoppingParameters(**_encode_part(Part.STOPPING, params.stopping)),
         text_options=requests_pb2.TextParameters(**_encode_part(Part.TEXT, params.text)),
@@ -101,6 +103,8 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
     params = decode(num_samples(message), bad_words, *parts)
     if message.HasField("truncate_prompt_tokens"):
         params = replace(params, truncate_prompt_tokens=message.truncate_prompt_tokens)
+    if message.truncates_at_end:
+        params = replace(params, truncation_side=_AT_END)
     if message.HasField("structured_outputs"):
         params = replace(params, structured_outputs=_decode_structured_outputs(message.structured_outputs))
     return params if seed is None else replace(params, seed=seed)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from contract.domain.errors import PenstockError, invalid
+from contract.domain.errors import PenstockError, invalid, unimplemented
 from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
@@ -19,6 +19,7 @@ from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.unsupported import check_fields, unknown_field
 
 MAX_CHOICES = 1024  # prompts times n in one call
+MAX_STREAM_INTERVAL = 1024  # tokens that are held back at most
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
 _U32 = 2**32
 _PART = 64 * 1024
@@ -53,6 +54,9 @@ class Ask:
     continuous_usage: bool = False  # of a stream, in every chunk: so many tokens of its choice so far
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
     is_resumable: bool = False  # Penstock's `resumable`
+    stream_interval: int = 0  # vLLM's: tokens that a stream tells at once; 0: as they come
+    echo: bool = False  # of a completion: the prompt's text stands before the output's
+    returns_token_ids: bool = False  # vLLM's `return_token_ids`
     cache_salt: str = ""  # vLLM's
     client_id: str | None = None  # vLLM's `request_id`: what the client calls it
     ignored_fields: tuple[str, ...] = ()
@@ -82,6 +86,9 @@ class _Body(FormFields, frozen=True, kw_only=True):
     resumable: bool | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    stream_interval: int | None = None
+    return_token_ids: bool | None = None
+    echo: bool | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -136,7 +143,10 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     if raw.add_special_tokens is False:
         raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
     params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
-    return _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)
+    if raw.echo and raw.logprobs is not None:
+        raise unimplemented("echo", "echo together with logprobs, which would need those of the prompt,")
+    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)
+    return replace(ask, echo=bool(raw.echo))
 
 
 def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:
@@ -149,6 +159,8 @@ def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) ->
     raw = decode_body(_chat, body)
     if raw.messages is None:
         raise invalid("messages is missing", "messages")
+    if raw.echo:
+        raise unimplemented("echo", "echo of a chat")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
     prompt = Prompt(
@@ -188,6 +200,9 @@ def _ask(
     include_usage = continuous_usage
     if options is not None and options.include_usage is not None:
         include_usage = options.include_usage
+    interval = raw.stream_interval
+    if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
+        raise invalid(f"stream_interval must be in [1, {MAX_STREAM_INTERVAL}], got {interval}", "stream_interval")
     priority = raw.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")
@@ -202,6 +217,8 @@ def _ask(
         continuous_usage=include_usage and continuous_usage,
         tokens_as_ids=bool(raw.return_tokens_as_token_ids),
         is_resumable=bool(raw.resumable),
+        stream_interval=interval or 0,
+        returns_token_ids=bool(raw.return_token_ids),
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
         ignored_fields=ignored,

@@ -19,6 +19,14 @@ encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
+class ToldPrompt:
+    """A prompt as a reply tells it."""
+
+    text: str = ""  # before that of the output; empty: it is not told
+    token_ids: tuple[int, ...] = ()  # empty: they are not told
+
+
+@dataclass(frozen=True, slots=True)
 class ReplyHead:
     """The beginning of every chunk and reply of one call."""
 
@@ -31,6 +39,12 @@ class ReplyHead:
     tokens_as_ids: bool = False
     include_usage: bool = False  # of a stream
     continuous_usage: bool = False  # of a stream, in every chunk
+    prompts: tuple[ToldPrompt, ...] = ()  # none: nothing is told of them
+    returns_token_ids: bool = False
+
+    def prompt(self, choice: int) -> ToldPrompt:
+        """What is told of a choice's prompt."""
+        return self.prompts[choice * len(self.prompts) // self.num_choices] if self.prompts else ToldPrompt()
 
 
 class Reply:
@@ -62,6 +76,7 @@ class Reply:
             "usage": usage_fields(usages),
             # vLLM's clients read these where it has them: of a chat here, of a completion in its choices.
             **({"prompt_logprobs": None} if chat else {}),
+            **({"prompt_token_ids": head.prompt(0).token_ids} if chat and head.returns_token_ids else {}),
         }
 
     def _choice(self, index: int, row: TextRow) -> dict[str, Any]:
@@ -73,7 +88,7 @@ class Reply:
             if head.wants_logprobs:
                 logprobs = chat_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         else:
-            choice["text"] = row.text
+            choice["text"] = head.prompt(index).text + row.text
             if head.wants_logprobs:
                 logprobs = completion_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         choice["logprobs"] = logprobs
@@ -81,6 +96,10 @@ class Reply:
         choice["stop_reason"] = row.stop_reason
         if head.form is not Form.CHAT:
             choice["prompt_logprobs"] = None
+            if head.returns_token_ids:
+                choice["prompt_token_ids"] = head.prompt(index).token_ids
+        if head.returns_token_ids:
+            choice["token_ids"] = row.token_ids
         return choice
 
 

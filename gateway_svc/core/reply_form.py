@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from contract.domain.request import format_request_id
 from gateway_svc.core.openai import Form
-from gateway_svc.core.replies import ReplyHead
+from gateway_svc.core.replies import ReplyHead, ToldPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class ReplyForm:
     asked: bytes = b""  # with an idempotency key, a hash over what was asked
     pool: str = ""  # named in the ids that clients see, as this gateway calls it; not kept with the request
     api_key: bytes = b""  # for which its requests count, 8 bytes; empty: for none
+    stream_interval: int = 0  # tokens that an event stream tells at once; 0: as they come
+    prompts: tuple[ToldPrompt, ...] = ()  # what is told of each; none: nothing
+    returns_token_ids: bool = False
 
     @property
     def shown_id(self) -> str:
@@ -40,7 +43,7 @@ class ReplyForm:
     @property
     def of_another(self) -> "ReplyForm":
         """The form that is kept beside the call's other requests: with the id of the first alone."""
-        return replace(self, request_ids=self.request_ids[:1])
+        return replace(self, request_ids=self.request_ids[:1], prompts=())
 
     @property
     def head(self) -> ReplyHead:
@@ -55,4 +58,6 @@ class ReplyForm:
             tokens_as_ids=self.tokens_as_ids,
             include_usage=self.include_usage,
             continuous_usage=self.continuous_usage,
+            prompts=self.prompts,
+            returns_token_ids=self.returns_token_ids,
         )

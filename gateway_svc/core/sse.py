@@ -78,10 +78,10 @@ class SseFormat:
             row: extends the choice's row before.
             chain: hash over the sample's tokens, those of the row included.
         """
-        if not row.finish and not row.logprobs:
+        if not row.finish and not row.logprobs and not self._head.returns_token_ids:
             if not row.text and (self._chat or self._has_opened[choice]):
                 return self._opening(choice)
-            event = self._before_text[choice] + encode(row.text) + self._without_end
+            event = self._before_text[choice] + encode(self._text(choice, row)) + self._without_end
             if self._head.continuous_usage:
                 event += self._suffix(choice, row)
         else:
@@ -103,7 +103,16 @@ class SseFormat:
         if self._has_opened[choice]:
             return b""
         self._has_opened[choice] = True
-        return self._choice_prefix(choice) + _ROLE + self._suffix(choice) if self._chat else b""
+        if not self._chat:
+            return b""
+        of_prompt = b""
+        if self._head.returns_token_ids:
+            of_prompt = b',"prompt_token_ids":' + encode(self._head.prompt(choice).token_ids)
+        return self._choice_prefix(choice) + _ROLE + of_prompt + self._suffix(choice)
+
+    def _text(self, choice: int, row: TextRow) -> str:
+        """The text of a row; the first of a choice begins with that of its prompt, if that is told."""
+        return row.text if self._chat or self._has_opened[choice] else self._head.prompt(choice).text + row.text
 
     def _choice_prefix(self, index: int) -> bytes:
         return self._prefix + self._fingerprints[index] + b'"choices":[{"index":%d' % index
@@ -123,10 +132,14 @@ class SseFormat:
         fields["finish_reason"] = FINISH_REASONS.get(row.finish)
         if row.finish:
             fields["stop_reason"] = row.stop_reason
+        if self._head.returns_token_ids:
+            fields["token_ids"] = row.token_ids
+            if not self._chat and not self._has_opened[choice]:
+                fields["prompt_token_ids"] = self._head.prompt(choice).token_ids
         # Without the braces: they are those of the choice.
         rest = b"," + encode(fields)[1:-1] + b"}]" + self._suffix(choice, row)
         if not self._chat:
-            return self._before_text[choice] + encode(row.text) + rest
+            return self._before_text[choice] + encode(self._text(choice, row)) + rest
         delta = {"content": row.text} if row.text or row.logprobs else {}
         return self._choice_prefix(choice) + b',"delta":' + encode(delta) + rest
 

@@ -1,6 +1,6 @@
 """Protobuf to domain and back."""
 
-from gateway_svc.wire.clients import GrpcAsk, decode_generate, decode_offsets, deltas
+from gateway_svc.wire.clients import GrpcAsk, accepted_event, decode_generate, decode_offsets, deltas
 from gateway_svc.wire.operations import (
     count_sessions,
     decode_worker,
@@ -26,6 +26,7 @@ from gateway_svc.wire.vocabulary import (
 __all__ = [
     "GrpcAsk",
     "Question",
+    "accepted_event",
     "asked_digest",
     "count_prompt_tokens",
     "count_sessions",

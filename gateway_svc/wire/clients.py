@@ -15,10 +15,11 @@ from contract.domain.rows import TextRow
 from contract.v1 import inference_pb2, requests_pb2
 from contract.wire.deltas import encode_delta
 from contract.wire.generation_defaults import unsaid
-from contract.wire.requests import decode_message, decode_params, unpack_u32
+from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
-from gateway_svc.core.openai import DefaultsOf, Form
+from gateway_svc.core.openai import MAX_STREAM_INTERVAL, DefaultsOf, Form
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
 
 _U64 = 2**64
@@ -38,6 +39,8 @@ class GrpcAsk:
     is_resumable: bool = False
     idempotency_key: str | None = None
     cache_salt: str = ""
+    stream_interval: int = 0  # tokens of a delta; 0: as they come
+    returns_prompt_ids: bool = False
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
 
     @property
@@ -53,6 +56,8 @@ def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lam
         PenstockError: INVALID_ARGUMENT naming the field; what `defaults` raises.
     """
     message, key = call.request, call.idempotency_key
+    if call.stream_interval > MAX_STREAM_INTERVAL:
+        raise invalid(f"stream_interval may be {MAX_STREAM_INTERVAL}, got {call.stream_interval}", "stream_interval")
     params = decode_params(message, _signed(message.seed) if message.HasField("seed") else None)
     left = unsaid(message)
     return GrpcAsk(
@@ -63,6 +68,8 @@ def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lam
         is_resumable=call.resumable,
         idempotency_key=check_key(key) if key else None,
         cache_salt=check_cache_salt(message.cache_salt) if message.cache_salt else "",
+        stream_interval=call.stream_interval,
+        returns_prompt_ids=call.return_prompt_token_ids,
         unsaid=left,
     )
 
@@ -132,6 +139,15 @@ def _object(where: str, text: str) -> dict[str, Any] | None:
         raise invalid(f"{where} must be a JSON object: {error}", where) from error
     check_depth(where, found)
     return found
+
+
+def accepted_event(form: ReplyForm) -> inference_pb2.GenerateEvent:
+    """The first event of a call."""
+    token_ids = form.prompts[0].token_ids if form.prompts else ()
+    accepted = inference_pb2.Accepted(
+        request_id=form.shown_id, model=form.model, seed=form.seed, prompt_token_ids=pack_u32(token_ids)
+    )
+    return inference_pb2.GenerateEvent(accepted=accepted)
 
 
 def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:

@@ -2,10 +2,12 @@
 
 from google.protobuf.message import DecodeError
 
-from contract.domain.errors import PoisonMessageError
+from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.rows import REQUEST_ID_BYTES
 from contract.v1 import requests_pb2
+from contract.wire.requests import pack_u32, unpack_u32
 from gateway_svc.core.openai import Form
+from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 
 _KINDS = {
@@ -32,6 +34,9 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         continuous_usage=form.continuous_usage,
         asked=form.asked,
         api_key=form.api_key,
+        stream_interval=form.stream_interval,
+        prompts=[requests_pb2.ToldPrompt(text=each.text, token_ids=pack_u32(each.token_ids)) for each in form.prompts],
+        returns_token_ids=form.returns_token_ids,
     ).SerializeToString()
 
 
@@ -63,4 +68,14 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         continuous_usage=message.continuous_usage,
         asked=message.asked,
         api_key=message.api_key,
+        stream_interval=message.stream_interval,
+        prompts=tuple(_prompt(each) for each in message.prompts),
+        returns_token_ids=message.returns_token_ids,
     )
+
+
+def _prompt(message: requests_pb2.ToldPrompt) -> ToldPrompt:
+    try:
+        return ToldPrompt(message.text, tuple(unpack_u32("token_ids", message.token_ids)))
+    except PenstockError as error:
+        raise PoisonMessageError(f"a ReplyForm with a prompt that is none: {error.message}") from error

@@ -75,6 +75,8 @@ class AsyncClient:
         resumable: bool = False,
         idempotency_key: str | None = None,
         cache_salt: str | None = None,
+        stream_interval: int = 0,
+        return_prompt_token_ids: bool = False,
     ) -> AsyncGenerator[Accepted | Delta, None]:
         """As `Client.generate`; `aclose` before its end, or a cancelled task, cancels the request."""
         call = encode_call(
@@ -86,6 +88,8 @@ class AsyncClient:
             resumable=resumable,
             idempotency_key=idempotency_key,
             cache_salt=cache_salt,
+            stream_interval=stream_interval,
+            return_prompt_token_ids=return_prompt_token_ids,
         )
         return self._events(call, timeout_s or self._timeout_s)
 

@@ -89,6 +89,8 @@ class Client:
         resumable: bool = False,
         idempotency_key: str | None = None,
         cache_salt: str | None = None,
+        stream_interval: int = 0,
+        return_prompt_token_ids: bool = False,
     ) -> Generator[Accepted | Delta, None, None]:
         """Generates for one prompt: first `Accepted`, then a `Delta` for each step of each sample.
 
@@ -106,6 +108,8 @@ class Client:
             idempotency_key: 1 to 255 visible ASCII characters; a request of the same tenant with the same key is the
                 same request. It is told from its start, and anything else asked with this key is an error.
             cache_salt: 1 to 255 bytes; cached prefixes of requests with the same salt are found, and no others.
+            stream_interval: tokens of a delta, up to 1024, after the first of its sample; 0: as they come.
+            return_prompt_token_ids: `Accepted` has the ids of the prompt's tokens.
 
         Raises:
             PenstockError: the request is wrong, was refused, or failed.
@@ -119,6 +123,8 @@ class Client:
             resumable=resumable,
             idempotency_key=idempotency_key,
             cache_salt=cache_salt,
+            stream_interval=stream_interval,
+            return_prompt_token_ids=return_prompt_token_ids,
         )
         return self._events(call, timeout_s or self._timeout_s)
 

@@ -48,6 +48,7 @@ class Accepted:
     request_id: str  # 32 hexadecimal digits
     model: str
     seed: int  # unsigned 64-bit; the one given, or drawn by the gateway
+    prompt_token_ids: tuple[int, ...] = ()  # if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,8 @@ def encode_call(
     resumable: bool = False,
     idempotency_key: str | None = None,
     cache_salt: str | None = None,
+    stream_interval: int = 0,
+    return_prompt_token_ids: bool = False,
 ) -> inference_pb2.GenerateCall:
     """The input of `Generate`. A resumable call without a key gets one, so that it can be sent again.
 
@@ -189,14 +192,22 @@ def encode_call(
         request.messages.SetInParent()
         request.messages.messages.extend(_encode_message(message) for message in messages or ())
     key = secrets.token_hex(16) if resumable and idempotency_key is None else idempotency_key
-    return inference_pb2.GenerateCall(request=request, resumable=resumable, idempotency_key=key or "")
+    return inference_pb2.GenerateCall(
+        request=request,
+        resumable=resumable,
+        idempotency_key=key or "",
+        stream_interval=stream_interval,
+        return_prompt_token_ids=return_prompt_token_ids,
+    )
 
 
 def decode_event(event: inference_pb2.GenerateEvent) -> Accepted | Delta | None:
     """One event of the stream; None for one that this version does not know."""
     match event.WhichOneof("event"):
         case "accepted":
-            return Accepted(event.accepted.request_id, event.accepted.model, event.accepted.seed)
+            accepted = event.accepted
+            token_ids = tuple(np.frombuffer(accepted.prompt_token_ids, "<u4").tolist())
+            return Accepted(accepted.request_id, accepted.model, accepted.seed, token_ids)
         case "delta":
             return _decode_delta(event.delta)
     return None

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -26,6 +27,8 @@ from tokenizer_svc.core.conversation import (
 )
 
 MAX_RENDERED_CHARS = 16 * 2**20
+MAX_TEMPLATE_CHARS = 64 * 1024  # of one that a request brings
+_REMEMBERED = 32  # of those
 _RESERVED = frozenset({"messages", "raise_exception", "strftime_now"})
 # Marks where a message ends that is to be continued; its space shows whether the template trims its messages.
 _END = "PENSTOCK_END_OF_FINAL_MESSAGE "
@@ -98,22 +101,24 @@ class ChatTemplates:
     Args:
         templates: source by name; `default` is used, and `tool_use`, if there is one, for requests with tools.
         special_tokens: what the templates may write: bos_token, eos_token and the like.
+        trusts_requests: requests may bring templates of their own.
 
     Raises:
         PenstockError: INTERNAL (operator): a template is not valid Jinja.
     """
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, Any]) -> None:
-        environment = _environment()
+    def __init__(
+        self, templates: Mapping[str, str], special_tokens: Mapping[str, Any], *, trusts_requests: bool = False
+    ) -> None:
+        self._environment = _environment()
+        self._trusts_requests = trusts_requests
+        self._compile_once = lru_cache(_REMEMBERED)(self._compile)  # of requests: most that bring one bring the same
         self._special_tokens = dict(special_tokens)
         self.sources = dict(templates)  # by name
         self._templates: dict[str, _Named] = {}
         for name, source in templates.items():
             try:
-                parsed = environment.parse(source)
-                variables = frozenset(find_undeclared_variables(parsed))
-                template = environment.from_string(source)
-                self._templates[name] = _Named(source, template, walks_parts(parsed), variables)
+                self._templates[name] = self._compile(source)
             except jinja2.TemplateSyntaxError as error:
                 raise broken(
                     f"the chat template {name!r} of this model is not valid Jinja (line {error.lineno}: "
@@ -164,7 +169,7 @@ class ChatTemplates:
         told = conversation(messages, keeps_parts=chosen.keeps_parts)
         final = _mark_end(told, continued, chosen.source) if continued else ""
         text = self._render_one_of(
-            chosen.template,
+            chosen,
             _forms(told),
             {
                 **self._special_tokens,
@@ -181,11 +186,7 @@ class ChatTemplates:
         if name is None:
             name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         elif name not in self._templates:
-            raise invalid(
-                f"chat_template must be the name of one of the model's templates ({self._names()}), got {name!r:.80}; "
-                "templates themselves are not taken from requests",
-                "chat_template",
-            )
+            return self._of_request(name)
         if (found := self._templates.get(str(name))) is not None:
             return found
         if not self._templates:
@@ -195,26 +196,44 @@ class ChatTemplates:
             "chat_template",
         )
 
+    def _of_request(self, source: object) -> _Named:
+        """A template that a request brings."""
+        if not self._trusts_requests or not isinstance(source, str):
+            raise invalid(
+                f"chat_template must be the name of one of the model's templates ({self._names()}), got {source!r:.80};"
+                " templates themselves are taken from requests where tokenizers have --trust-request-chat-template",
+                "chat_template",
+            )
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise invalid(f"chat_template may have {MAX_TEMPLATE_CHARS} characters, got {len(source)}", "chat_template")
+        try:
+            return self._compile_once(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise invalid(f"chat_template is not valid Jinja: {error}", "chat_template") from error
+
+    def _compile(self, source: str) -> _Named:
+        parsed = self._environment.parse(source)
+        variables = frozenset(find_undeclared_variables(parsed))
+        return _Named(source, self._environment.from_string(source), walks_parts(parsed), variables)
+
     def _names(self) -> str:
         return ", ".join(sorted(self._templates)) or "it has none"
 
-    def _render_one_of(
-        self, template: jinja2.Template, forms: Iterator[Conversation], variables: dict[str, Any]
-    ) -> str:
+    def _render_one_of(self, chosen: _Named, forms: Iterator[Conversation], variables: dict[str, Any]) -> str:
         """The text that the template makes of the first form of the messages that it can work with."""
         first: _UnrenderableError | None = None
         for messages in forms:
             try:
-                return self._run(template, {**variables, "messages": messages})
+                return self._run(chosen, {**variables, "messages": messages})
             except _UnrenderableError as error:
                 first = first or error
         raise invalid(f"the chat template cannot render these messages ({first})", "messages") from first
 
-    def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+    def _run(self, chosen: _Named, variables: dict[str, Any]) -> str:
         parts: list[str] = []
         num_chars = 0
         try:
-            for part in template.generate(variables):
+            for part in chosen.template.generate(variables):
                 num_chars += len(part)
                 if num_chars > MAX_RENDERED_CHARS:
                     raise invalid(f"the rendered chat exceeds {MAX_RENDERED_CHARS} characters", "messages")
@@ -224,6 +243,8 @@ class ChatTemplates:
         except _Refused as error:
             raise invalid(f"the chat template refuses these messages: {error.message}", "messages") from error
         except jinja2.exceptions.SecurityError as error:
+            if chosen not in self._templates.values():
+                raise invalid(f"chat_template does what the sandbox forbids: {error}", "chat_template") from error
             raise broken(f"the chat template of this model does what the sandbox forbids: {error}") from error
         # Whatever else goes wrong inside a template depends on the messages it was given: a missing key, None joined
         # to a string, a recursion without an end.

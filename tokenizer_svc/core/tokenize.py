@@ -49,19 +49,22 @@ class PromptTokenizer:
         grammar = self._grammars.compile(request.params.structured_outputs)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(
-            request.prompt, now_ns=request.header.arrival_ns, last=self._num_last(request.params, clips)
+            request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request.params, clips)
         )
         stopping = self._resolve(request, len(token_ids), clips)
         return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
 
-    def _num_last(self, params: SamplingParams, clips: bool) -> int | None:
-        """The number of a prompt's tokens that count, the last ones; None: all."""
-        if params.truncate_prompt_tokens != _AS_FITS:
-            return params.truncate_prompt_tokens
-        return max(1, self.vocabulary.context_length - (1 if clips else params.max_tokens or 1))
+    def _kept(self, params: SamplingParams, clips: bool) -> slice | None:
+        """The part of a prompt's tokens that counts; None: all."""
+        num = params.truncate_prompt_tokens
+        if num is None:
+            return None
+        if num == _AS_FITS:
+            num = max(1, self.vocabulary.context_length - (1 if clips else params.max_tokens or 1))
+        return slice(num) if params.truncation_side == "right" else slice(-num, None)
 
-    def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0, last: int | None = None) -> U32:
-        """The token ids of a prompt: u32[num_prompt_tokens], at least one; the `last` so many, if it is given.
+    def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0, kept: slice | None = None) -> U32:
+        """The token ids of a prompt: u32[num_prompt_tokens], at least one; the part that is `kept`, if one is given.
 
         Raises:
             PenstockError: INVALID_ARGUMENT: none or several kinds of prompt, an empty one, or ids out of range;
@@ -77,16 +80,16 @@ class PromptTokenizer:
             token_ids = self._check_ids(prompt.token_ids)
         elif prompt.messages is not None:
             text = self._render(prompt, now_ns)
-            if last is None:
+            if kept is None:
                 self._check_length(text, "messages")
             token_ids = self.encode(text, add_special_tokens=False, param="messages")
         else:
-            if last is None:
+            if kept is None:
                 self._check_length(prompt.text or "", "prompt")
             token_ids = self.encode(prompt.text or "", add_special_tokens=True, param="prompt")
         if not len(token_ids):
             raise invalid("the prompt is empty", "messages" if prompt.messages is not None else "prompt")
-        return token_ids if last is None else token_ids[-last:]
+        return token_ids if kept is None else token_ids[kept]
 
     def render_chat(self, prompt: Prompt, *, now_ns: int = 0, add_special_tokens: bool = False) -> tuple[str, U32]:
         """The text that the model's chat template makes of a prompt's messages, and its token ids.

@@ -122,7 +122,7 @@ def test_malformed_chats_are_named(fields: dict[str, Any], param: str) -> None:
         ({"messages": []}, "messages"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 1}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),

@@ -83,7 +83,6 @@ def test_a_name_is_in_one_list(form: str, known: frozenset[str]) -> None:
         ("include_reasoning", False),
         ("enable_thinking", False),
         ("logprob_token_ids", [1]),
-        ("truncation_side", "left"),
         ("vllm_xargs", {"a": 1}),
         ("lora_path", "adapter"),
         ("max_new_tokens", 5),

@@ -7,7 +7,7 @@ from checkpoint_files import CHATML, tokenizer
 
 from contract.domain.errors import Fault, PenstockError
 from contract.domain.request import Message
-from tokenizer_svc.core.chat import MAX_RENDERED_CHARS, ChatTemplates
+from tokenizer_svc.core.chat import MAX_RENDERED_CHARS, MAX_TEMPLATE_CHARS, ChatTemplates
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -195,3 +195,32 @@ def test_what_was_asked_for_by_a_field_of_its_own_must_be_read() -> None:
         ignores.render(_TURNS, kwargs, required=("documents",))
     assert caught.value.param == "documents"
     assert ignores.render(_TURNS, kwargs) == _TURNS[0].content
+
+
+def test_a_template_of_a_request_is_taken_where_requests_are_trusted_and_nowhere_else() -> None:
+    brought = {"chat_template": "{{ messages | length }} of {{ eos_token }}"}
+    trusting = ChatTemplates({"default": CHATML}, {"eos_token": "</s>"}, trusts_requests=True)
+    assert trusting.render(_TURNS, brought) == f"{len(_TURNS)} of </s>"
+    assert ChatTemplates({}, {"eos_token": "</s>"}, trusts_requests=True).render(_TURNS, brought)
+    assert trusting.render(_TURNS, {"chat_template": "default"}) == trusting.render(_TURNS)
+    with pytest.raises(PenstockError, match="--trust-request-chat-template") as caught:
+        ChatTemplates({"default": CHATML}, {}).render(_TURNS, brought)
+    assert (caught.value.param, caught.value.fault) == ("chat_template", Fault.CALLER)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        7,
+        "{% if %}",
+        "x" * (MAX_TEMPLATE_CHARS + 1),
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "(" * 9000 + "{{" + "(" * 9000,
+    ],
+)
+def test_what_is_wrong_with_a_template_of_a_request_is_its_callers_fault(template: object) -> None:
+    trusting = ChatTemplates({"default": CHATML}, {}, trusts_requests=True)
+    with pytest.raises(PenstockError) as caught:
+        trusting.render(_TURNS, {"chat_template": template})
+    assert (caught.value.param, caught.value.fault) == ("chat_template", Fault.CALLER)

@@ -203,6 +203,14 @@ def test_the_last_tokens_of_a_prompt_count(prompts: PromptTokenizer, asked: int,
     assert prompts.tokenize(request).token_ids.tolist() == list(range(40))[-kept:]
 
 
+@pytest.mark.parametrize(("side", "kept"), [("right", slice(3)), ("left", slice(-3, None)), (None, slice(-3, None))])
+def test_a_prompt_is_cut_at_the_side_that_is_said(prompts: PromptTokenizer, side: str | None, kept: slice) -> None:
+    request = _request(Prompt(token_ids=tuple(range(40))), truncate_prompt_tokens=3, truncation_side=side)
+    assert prompts.tokenize(request).token_ids.tolist() == list(range(40))[kept]
+    whole = _request(Prompt(token_ids=tuple(range(40))), truncation_side=side)
+    assert prompts.tokenize(whole).token_ids.tolist() == list(range(40))
+
+
 def test_a_prompt_that_is_too_long_is_cut_to_what_fits(prompts: PromptTokenizer) -> None:
     context = prompts.vocabulary.context_length
     text = Prompt(text="a b " * context)
