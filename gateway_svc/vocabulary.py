@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from servicekit.tls_files import TlsFiles
 from servicekit.tokens import TokenFile
 
 ATTEMPT_S = 10.0  # for one tokenizer; a prompt as long as the largest body takes a few
+LOOK_S = 0.5  # between two looks whether it still lives
 AT_ONCE = 32  # questions of one gateway to a pool's tokenizers; others wait
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -102,6 +103,10 @@ class TokenizerAccess:
         return () if self.control_token is None else ((CONTROL_TOKEN_HEADER, self.control_token.read()),)
 
 
+class _FellSilentError(Exception):
+    """A tokenizer's session has lapsed while it was asked."""
+
+
 class TokenizerServices:
     """The vocabulary of the tokenizers of one pool. Lives in the gateway's event loop."""
 
@@ -145,7 +150,9 @@ class TokenizerServices:
             why = "none lives"
             for address in await self._addresses():
                 try:
-                    return await question(self._channel(address), ATTEMPT_S, metadata)
+                    return await self._answer(address, question(self._channel(address), ATTEMPT_S, metadata))
+                except _FellSilentError:
+                    why = f"{address}: it lives no more"
                 except aio.AioRpcError as error:
                     if (told := wire.tokenizers_error(error)) is not None:
                         raise _for_caller(told) from error
@@ -154,13 +161,23 @@ class TokenizerServices:
                         _logger.warning("a tokenizer does not answer", address=address, why=error.details())
             raise PenstockError(ErrorCode.UNAVAILABLE, f"no tokenizer of the pool answers ({why}); send it again later")
 
+    async def _answer(self, address: str, call: Awaitable[Any]) -> Any:
+        """The answer of one tokenizer, which is waited for while it lives."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({answer}, timeout=LOOK_S))[0]:
+                if address not in {each.address for each in self._living()}:
+                    raise _FellSilentError
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    def _living(self) -> list[SessionInfo]:
+        return [each for each in self._sessions() if each.kind is SessionKind.TOKENIZER and each.alive and each.address]
+
     async def _addresses(self) -> list[str]:
         """Those of living tokenizers, another one first each time; connections to others are ended."""
-        found = [
-            each.address
-            for each in self._sessions()
-            if each.kind is SessionKind.TOKENIZER and each.alive and each.address and not is_draining(each.status)
-        ]
+        found = [each.address for each in self._living() if not is_draining(each.status)]
         for address in self._channels.keys() - set(found):
             await self._channels.pop(address).close()
         self._num_asked += 1

@@ -47,6 +47,7 @@ class FiredAt(Pipeline):
             each.stop.end()  # what garbage has opened need not end
             each.thread.join(END_TIMEOUT_S)
             assert not each.thread.is_alive(), f"{each.service.kind.value} hangs"
+        self._port.close()
         self._check()
 
     async def _serve(self) -> None:

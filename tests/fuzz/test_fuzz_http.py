@@ -3,6 +3,7 @@
 import json
 import random
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,23 +16,30 @@ from mutations import EXTREMES, ROUNDS, SEED, TEXTS, mutated, random_bytes
 
 from contract.domain.errors import PenstockError
 from gateway_svc.core.openai import parse_chat, parse_completion
+from gateway_svc.core.vocabulary import parse_detokenize, parse_tokenize
 
 COMPLETION: dict[str, Any] = {
     "model": "simulated", "prompt": [1, 2, 3], "n": 1, "temperature": 0.5, "top_p": 1, "top_k": 3, "min_p": 0.1,
     "repetition_penalty": 1.1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {"5": 1}, "seed": 7,
     "max_tokens": 3, "min_tokens": 1, "stop": ["zz"], "stop_token_ids": [9], "ignore_eos": True, "priority": 1,
     "user": "u", "stream": True, "stream_options": {"include_usage": True}, "logprobs": 2, "echo": False,
-    "return_tokens_as_token_ids": True, "skip_special_tokens": True, "include_stop_str_in_output": True,
+    "return_tokens_as_token_ids": True, "return_token_ids": True, "stream_interval": 2,
+    "skip_special_tokens": True, "include_stop_str_in_output": True,
 }  # fmt: skip
 CHAT: dict[str, Any] = {
     **{name: value for name, value in COMPLETION.items() if name not in ("prompt", "logprobs", "echo")},
     "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "n"}],
     "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3, "chat_template_kwargs": {"x": 1}, "tools": [],
 }  # fmt: skip
+TOKENIZE = {"model": "simulated", "prompt": "hi", "add_special_tokens": True, "return_token_strs": True, "tools": None}
+DETOKENIZE = {"model": "simulated", "tokens": [1, 2, 3]}
+BODIES = {"/tokenize": TOKENIZE, "/detokenize": DETOKENIZE, "/v1/completions": COMPLETION}  # the others take chats
 ROUTES = (
     ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/%s"),
     ("GET", "/v1/requests/%s"), ("DELETE", "/v1/requests/%s"), ("GET", "/v1/requests/%s/events"), ("GET", "/health"),
-    ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"),
+    ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"), ("POST", "/tokenize"), ("POST", "/detokenize"),
+    ("POST", "/v1/chat/completions/render"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/load"),
+    ("GET", "/openapi.json"), ("GET", "/docs"),
 )  # fmt: skip
 HEADERS = ("x-request-timeout-s", "last-event-id", "idempotency-key", "traceparent", "authorization", "x-request-id",
            "content-type", "content-encoding", "expect", "x-penstock-resumable", "accept", "x-penstock-event-ids",
@@ -62,7 +70,7 @@ def test_every_route_answers_or_says_what_is_wrong(pipeline: FiredAt, method: st
         for _ in range(ROUNDS):
             body = b""
             if method == "POST":
-                body = strange_json(dice, CHAT if "chat" in path else COMPLETION)
+                body = strange_json(dice, BODIES.get(path, CHAT))
                 if dice.random() < 0.1:
                     body = random_bytes(dice)
             name = dice.choice(("x", "0" * 32, "cmpl-" + "a" * 32, "%00", "..%2f..", "é", "%ff"))
@@ -105,10 +113,16 @@ json_values = st.recursive(
 
 @settings(max_examples=10 * ROUNDS, deadline=None)
 @given(
-    fields=st.dictionaries(st.sampled_from([*CHAT, *COMPLETION, "tools", "response_format"]), json_values, max_size=6),
-    is_chat=st.booleans(),
+    fields=st.dictionaries(
+        st.sampled_from([*CHAT, *COMPLETION, "tools", "response_format", "tokens"]), json_values, max_size=6
+    ),
+    reader=st.sampled_from(
+        [(parse_chat, CHAT), (parse_completion, COMPLETION), (parse_tokenize, TOKENIZE), (parse_detokenize, DETOKENIZE)]
+    ),
 )
-def test_a_body_is_read_or_refused_with_an_error_of_ours(fields: dict[str, Any], is_chat: bool) -> None:
-    parse, valid = (parse_chat, CHAT) if is_chat else (parse_completion, COMPLETION)
+def test_a_body_is_read_or_refused_with_an_error_of_ours(
+    fields: dict[str, Any], reader: tuple[Callable[[bytes], object], dict[str, Any]]
+) -> None:
+    parse, valid = reader
     with suppress(PenstockError):  # anything else is a mistake of ours
         parse(json.dumps({**valid, **fields}).encode())

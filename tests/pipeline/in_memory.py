@@ -4,12 +4,12 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from memory_bus import MemoryBus
 
@@ -24,13 +24,16 @@ from scheduler_svc.settings import SchedulerSettings
 from servicekit.bus import Bus
 from servicekit.lifecycle import Stop
 from servicekit.rpc import RpcServer, RpcService
+from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.loading import load_vocabulary
 from tokenizer_svc.service import TokenizerService
+from tokenizer_svc.servicer import rpc_service
 from tokenizer_svc.settings import TokenizerSettings
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
 
+T = TypeVar("T")
 READY_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 180.0
 
@@ -80,6 +83,31 @@ class Running:
             await server.stop(0.2)
 
 
+class TokenizerPort:
+    """The gRPC port of a tokenizer, in a thread: gateways ask there what needs a vocabulary alone."""
+
+    def __init__(self, prompts: PromptTokenizer) -> None:
+        """Listens already."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tokenizer's gRPC", daemon=True)
+        self._thread.start()
+        self._server, port = self._run(self._start(prompts))
+        self.address = f"127.0.0.1:{port}"
+
+    def close(self) -> None:
+        self._run(self._server.stop(0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_TIMEOUT_S)
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(END_TIMEOUT_S)
+
+    async def _start(self, prompts: PromptTokenizer) -> tuple[RpcServer, int]:
+        server = RpcServer([rpc_service(prompts)])
+        return server, await server.start("127.0.0.1:0")
+
+
 class Pipeline:
     """A pool that is ready when the `with` begins.
 
@@ -112,8 +140,11 @@ class Pipeline:
         self.detokenizer = DetokenizerService(
             DetokenizerSettings(name="detokenizer", model=name, **every), self.bus, vocabulary.tokenizer
         )
+        self._port = TokenizerPort(PromptTokenizer(vocabulary))
         self.tokenizer = TokenizerService(
-            TokenizerSettings(name="tokenizer", model=name, **every), self.bus, vocabulary
+            TokenizerSettings(name="tokenizer", model=name, grpc_address=self._port.address, **every),
+            self.bus,
+            vocabulary,
         )
         self.gateway = GatewayService(
             GatewaySettings(name="gateway", http_address="127.0.0.1:0", **every | (gateway or {})), self.bus
@@ -140,6 +171,7 @@ class Pipeline:
             each.stop.drain()
             each.thread.join(END_TIMEOUT_S)
             assert not each.thread.is_alive(), f"{each.service.kind.value} did not drain"
+        self._port.close()
         self._check()
 
     def wait_ready(self) -> None:

@@ -29,6 +29,7 @@ _RECONNECT_S = 30.0  # without anything new: then a broken connection counts
 _RECONNECT_PAUSE_S = 0.1
 _DROP_SHARE = 0.2  # of the connections over HTTP
 _DROP_AFTER = (1, 120)  # events
+_INTERVAL = 8  # tokens of an event, for recipes that say so
 CUT_SHORT = "the stream ended without its end mark"
 
 
@@ -47,7 +48,7 @@ class End(Enum):
 class Sample:
     """One sample as its client saw it."""
 
-    token_ids: list[int] = field(default_factory=list)  # gRPC only
+    token_ids: list[int] = field(default_factory=list)  # over HTTP only where they are told
     text: str = ""
     finish: str = ""
     stop_reason: int | str | None = None
@@ -74,6 +75,7 @@ class Story:
     num_reconnects: int = 0  # over HTTP
     num_refusals: int = 0  # 429 or 503, after which the request was sent again with its key
     refused_s: float = 0.0  # when it was last told to come again later
+    prompt_ids: tuple[int, ...] = ()  # as they were told
     fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
 
     @property
@@ -173,6 +175,8 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                 model=caller.model,
                 resumable=is_resumable,
                 idempotency_key=key,
+                stream_interval=_INTERVAL if recipe.is_told else 0,
+                return_prompt_token_ids=recipe.is_told,
             )
         ) as events,
     ):
@@ -181,6 +185,7 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                 story.event_times_s.append(time.monotonic())
                 if isinstance(event, Accepted):
                     story.request_id = event.request_id
+                    story.prompt_ids = story.prompt_ids or event.prompt_token_ids
                     continue
                 _take_delta(story, event)
                 if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
@@ -230,6 +235,8 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if recipe.is_told:
+        body |= {"echo": True, "return_token_ids": True, "stream_interval": _INTERVAL}
     headers = {} if recipe.leaves_after else {"idempotency-key": secrets.token_hex(16)}
     async with httpx.AsyncClient(timeout=None) as client:
         while True:
@@ -303,6 +310,8 @@ def _take_line(story: Story, data: str) -> bool:
     for choice in chunk["choices"]:
         sample = story.samples[choice["index"]]
         sample.text += choice["text"]
+        sample.token_ids += choice.get("token_ids") or ()
+        story.prompt_ids = story.prompt_ids or tuple(choice.get("prompt_token_ids") or ())
         sample.finish = choice["finish_reason"] or sample.finish
         if choice.get("logprobs"):
             sample.logprobs += choice["logprobs"]["token_logprobs"]

@@ -1,7 +1,7 @@
 """Requests of every kind, drawn from a seed, whose tokens are known without a pipeline."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -28,6 +28,7 @@ _SHARES = {  # of each kind
     "logprobs": 2,
     "leaving": 2,
     "structured": 2,
+    "told": 2,
 }
 _SENTENCES = r"(( w[0-9]{3}){2} w[0-9]{2}7){%d,%d}"  # a regular expression: every third word ends in 7
 
@@ -41,6 +42,11 @@ class Recipe:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
+
+    @property
+    def is_told(self) -> bool:
+        """Return whether the reply tells its prompt and the ids of tokens, and comes in groups of these."""
+        return self.kind == "told"
 
     def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
@@ -57,9 +63,9 @@ class Recipe:
         )
 
 
-def make_recipes(rng: random.Random, count: int) -> list[Recipe]:
-    """So many different requests, each kind among them as often as its share says."""
-    kinds = [kind for kind, share in _SHARES.items() for _ in range(share)]
+def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -> list[Recipe]:
+    """So many different requests, each kind among them, but for some, as often as its share says."""
+    kinds = [kind for kind, share in _SHARES.items() for _ in range(share) if kind not in without]
     return [_make(rng, kinds[index % len(kinds)]) for index in range(count)]
 
 

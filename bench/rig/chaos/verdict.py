@@ -68,6 +68,8 @@ def check_reference(story: Story, model_seed: int = 0) -> str:
     """The reason why the undisturbed story of a recipe is not what the runner computes; empty: it is."""
     if story.end not in (End.DONE, End.LEFT):
         return f"{story.end.value} {story.error}"
+    if story.recipe.is_told and story.prompt_ids != story.recipe.prompt_ids:
+        return "the prompt was told otherwise"
     for index, sample in enumerate(story.samples):
         if not _is_computed(story, index, sample, model_seed):
             return f"sample {index} has other tokens"
@@ -111,6 +113,8 @@ def _is_computed(story: Story, index: int, sample: Sample, model_seed: int) -> b
 
 def _change(story: Story, model: Model) -> str:
     reference = model.references[story.recipe]
+    if story.samples[0].token_ids and story.prompt_ids != reference.prompt_ids:
+        return "the prompt was told otherwise"
     is_whole = story.end is End.DONE
     for index, (sample, wanted) in enumerate(zip(story.samples, reference.samples, strict=True)):
         if why := _difference(sample, wanted, is_whole=is_whole):

@@ -12,6 +12,7 @@ from byte_tokenizer import write_byte_model
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.request import Message, Prompt
+from gateway_svc import vocabulary
 from gateway_svc.core.vocabulary import DetokenizeAsk, TokenizeAsk
 from gateway_svc.vocabulary import TokenizerAccess, TokenizerServices
 from servicekit.bus.calls import SessionInfo, SessionKind
@@ -101,6 +102,23 @@ def test_another_is_tried_where_one_does_not_answer(prompts: PromptTokenizer) ->
         for _ in range(6):
             assert (await services.tokenize(TEXT)).strings == ["h", "i"]
         await services.close()
+
+    served(prompts, test)
+
+
+def test_one_that_falls_silent_while_it_is_asked_is_left(
+    prompts: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocabulary, "LOOK_S", 0.01)
+
+    async def test(address: str) -> None:
+        # What listens and says nothing is like a process that was stopped.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            other = f"127.0.0.1:{silent.getsockname()[1]}"
+            looks = iter([[session(address), session(other)]] * 3)
+            services = TokenizerServices(lambda: next(looks, [session(address)]), TokenizerAccess())
+            assert (await services.tokenize(TEXT)).strings == ["h", "i"]
+            await services.close()
 
     served(prompts, test)
 
