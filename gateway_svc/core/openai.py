@@ -89,6 +89,7 @@ class _Body(FormFields, frozen=True, kw_only=True):
     stream_interval: int | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -203,6 +204,8 @@ def _ask(
     interval = raw.stream_interval
     if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
         raise invalid(f"stream_interval must be in [1, {MAX_STREAM_INTERVAL}], got {interval}", "stream_interval")
+    if raw.spaces_between_special_tokens is False and not params.skip_special_tokens:
+        raise unimplemented("spaces_between_special_tokens", "text of special tokens without spaces between them")
     priority = raw.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")

@@ -37,7 +37,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "early_stopping": (False,),
     "guided_decoding_backend": (),
-    "spaces_between_special_tokens": (True,),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "logits_processors": ([],),

@@ -60,6 +60,16 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY, use_tqdm=False) == []
 
 
+def test_a_chat_may_bring_a_template_of_its_own(llm: LLM) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(chat, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}!")
+    assert output.prompt_token_ids == llm.get_tokenizer().encode("hi!").ids
+    with pytest.raises(PenstockError, match="not valid Jinja") as caught:
+        llm.chat(chat, GREEDY, use_tqdm=False, chat_template="{% if %}")
+    assert caught.value.param is not None
+    assert "chat_template" in caught.value.param
+
+
 def test_a_chat_goes_through_the_template(llm: LLM) -> None:
     message = {"role": "user", "content": "hi"}
     (single,) = llm.chat([message], GREEDY, use_tqdm=False)

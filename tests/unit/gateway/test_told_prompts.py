@@ -168,3 +168,11 @@ def test_bodies_say_it_by_vllms_names() -> None:
     with pytest.raises(PenstockError) as caught:
         parse_chat(b'{"messages": [{"role": "user", "content": "x"}], "echo": true}')
     assert caught.value.param == "echo"
+
+
+def test_spaces_between_special_tokens_are_left_out_only_where_these_have_no_text() -> None:
+    assert parse_completion(b'{"prompt": "x", "spaces_between_special_tokens": false}').params == SamplingParams()
+    assert parse_completion(b'{"prompt": "x", "spaces_between_special_tokens": true, "skip_special_tokens": false}')
+    with pytest.raises(PenstockError) as caught:
+        parse_completion(b'{"prompt": "x", "spaces_between_special_tokens": false, "skip_special_tokens": false}')
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNIMPLEMENTED, "spaces_between_special_tokens")
