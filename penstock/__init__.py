@@ -8,6 +8,7 @@ from contract.domain.params import SamplingParams
 from contract.domain.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from penstock.async_llm import AsyncLLM
     from penstock.client import AsyncClient, Client
     from penstock.engine import LLMEngine
     from penstock.llm import LLM
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncClient",
+    "AsyncLLM",
     "Client",
     "CompletionOutput",
     "LLMEngine",
@@ -30,6 +32,7 @@ __all__ = [
 # Resolved on first use: the command line must not pay for torch, which `LLM` needs.
 _LAZY = {
     "LLM": "penstock.llm",
+    "AsyncLLM": "penstock.async_llm",
     "LLMEngine": "penstock.engine",
     "Client": "penstock.client",
     "AsyncClient": "penstock.client",
