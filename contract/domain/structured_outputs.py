@@ -9,7 +9,11 @@ from contract.domain.errors import invalid
 
 MAX_FORM_BYTES = 64 * 1024  # of a schema, expression, grammar or of all choices together
 MAX_CHOICES = 1024
-_JSON = ("json", "json_object")
+JSON_FORMS: Final = ("json", "json_object")
+_GUIDANCE = "x-guidance"  # the key of a schema under which it says how it is followed
+# White space between JSON's tokens as people set it, a blank or a new line and what indents it, and no more: a model
+# that likes white space would write nothing else until its last token.
+JSON_WHITE_SPACE: Final = r" ?|\r?\n[ \t]{0,32}"
 FORMS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
@@ -47,7 +51,7 @@ class StructuredOutputsParams:
             _check_choices(self.choice)
         for name in ("json", "structural_tag"):
             _check_object(name, getattr(self, name))
-        if self.said not in _JSON and (self.disable_any_whitespace or self.whitespace_pattern is not None):
+        if self.said not in JSON_FORMS and (self.disable_any_whitespace or self.whitespace_pattern is not None):
             name = "disable_any_whitespace" if self.disable_any_whitespace else "whitespace_pattern"
             raise _wrong(f"{name} is of JSON only, and {self.said} is given", name)
 
@@ -59,6 +63,23 @@ class StructuredOutputsParams:
     @property
     def _said(self) -> list[str]:
         return [name for name in FORMS if getattr(self, name) not in (None, False)]
+
+
+def spaced_schema(form: StructuredOutputsParams) -> dict[str, Any]:
+    """The schema of one of `JSON_FORMS`, with what white space it may have in llguidance's words.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it says itself how it is followed, and not in an object.
+    """
+    schema: dict[str, Any] = {"type": "object"} if form.json is None else json.loads(str(form.json))
+    white_space: dict[str, Any] = {"whitespace_flexible": False}
+    if not form.disable_any_whitespace:
+        pattern = JSON_WHITE_SPACE if form.whitespace_pattern is None else form.whitespace_pattern
+        white_space = {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    stated = schema.get(_GUIDANCE, {})
+    if not isinstance(stated, dict):
+        raise _wrong(f"{_GUIDANCE} must be an object, got {stated!r:.80}", form.said)
+    return schema | {_GUIDANCE: white_space | stated}
 
 
 @dataclass(frozen=True, slots=True)

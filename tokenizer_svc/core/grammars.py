@@ -7,13 +7,9 @@ from typing import Any
 from llguidance import LLMatcher, StructTag, grammar_from, regex_to_lark
 
 from contract.domain.errors import PenstockError, invalid, unimplemented
-from contract.domain.structured_outputs import StructuredOutputsParams
+from contract.domain.structured_outputs import StructuredOutputsParams, spaced_schema
 from tokenizer_svc.core.vocabulary import Vocabulary
 
-# White space between JSON's tokens as people set it, a blank or a new line and what indents it, and no more: a model
-# that likes white space would write nothing else until its last token.
-_WHITE_SPACE = r" ?|\r?\n[ \t]{0,32}"
-_GUIDANCE = "x-guidance"  # the key of a schema under which it says how it is followed
 # All tokens that can go on may come, and not the longest alone where a text has no choice: a model goes on with the
 # tokens that it knows from its training, and tokenizers that change a text cannot mislead the library.
 _OPTIONS, _NO_OPTIONS = '%llguidance {"no_forcing": true}\n', "%llguidance {}\n"
@@ -78,7 +74,7 @@ def _rules(form: StructuredOutputsParams) -> str:
         case "structural_tag":
             return _tags_grammar(json.loads(str(form.structural_tag)))
         case _:
-            return _json_grammar(form)
+            return f"start: %json {json.dumps(spaced_schema(form))}"
 
 
 def _given(text: str) -> str:
@@ -89,18 +85,6 @@ def _given(text: str) -> str:
         return grammar_from("grammar", text)
     except Exception as error:  # whatever its parser of GBNF raises
         raise _wrong("grammar", error) from error
-
-
-def _json_grammar(form: StructuredOutputsParams) -> str:
-    schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
-    white_space: dict[str, Any] = {"whitespace_flexible": False}
-    if not form.disable_any_whitespace:
-        pattern = _WHITE_SPACE if form.whitespace_pattern is None else form.whitespace_pattern
-        white_space = {"whitespace_flexible": True, "whitespace_pattern": pattern}
-    stated = schema.get(_GUIDANCE, {})
-    if not isinstance(stated, dict):
-        raise _wrong(form.said, f"{_GUIDANCE} must be an object, got {stated!r:.80}")
-    return f"start: %json {json.dumps(schema | {_GUIDANCE: white_space | stated})}"
 
 
 def _tags_grammar(tag: dict[str, Any]) -> str:

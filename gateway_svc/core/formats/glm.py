@@ -1,0 +1,5 @@
+"""GLM 4.5 and 4.6: a name, then keys and values between marks."""
+
+from gateway_svc.core.formats.table import Body, KeyedCall, ToolFormat
+
+GLM = ToolFormat("glm", opens=("<tool_call>",), bodies=(Body(KeyedCall(), end="</tool_call>"),))

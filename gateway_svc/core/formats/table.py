@@ -1,0 +1,83 @@
+"""The words in which a format is written down: where calls begin and end, and how one is spelled."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gateway_svc.core.formats.written import Written
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCall:
+    """`{"name": "f", "arguments": {…}}`, with members in any order and no others before the arguments."""
+
+    arguments: tuple[str, ...] = ("arguments", "parameters")  # names that this member goes by
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """`f[ARGS]{…}`: the name, something between, and a JSON value."""
+
+    between: str  # white space at its end may be missing
+    before: str = ""  # the name
+    ignored: str = ""  # begins what may stand after the name up to `between`: an id that the model gives the call
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedCall:
+    """The name, then keys and values each between marks of their own; values are texts or JSON."""
+
+    key: tuple[str, str] = ("<arg_key>", "</arg_key>")
+    value: tuple[str, str] = ("<arg_value>", "</arg_value>")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """`f(a=1, b="x")`: a call in Python whose arguments are literals with names."""
+
+
+CallSyntax: TypeAlias = ObjectCall | NamedCall | KeyedCall | PythonCall
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Calls as they stand after the mark that opens them; white space between the parts counts for nothing."""
+
+    call: CallSyntax
+    prefix: str = ""  # before the first
+    closes: str = ""  # each call
+    separator: str = ""  # between two; empty: there is only one
+    end: str = ""  # after the last
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """The format in which a family of models calls functions."""
+
+    name: str
+    opens: tuple[str, ...]  # marks after which calls stand
+    bodies: tuple[Body, ...]  # the ways in which they may be spelled there, tried in this order
+    is_bare: bool = False  # calls may also begin an output, without a mark
+    silent: tuple[str, ...] = ()  # marks around calls that say nothing more
+    written: tuple[Written, ...] = ()  # the ways in which a model may be made to write them; none: it cannot be
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that may be tokens of their own."""
+        calls = [body.call for body in self.bodies]
+        inner = [mark for call in calls if isinstance(call, NamedCall) for mark in (call.between, call.ignored)]
+        return (*self.opens, *self.silent, *(body.end for body in self.bodies), *inner)
+
+    @property
+    def end_of_call(self) -> str:
+        """The mark with which a call ends and nothing else does; empty: there is none."""
+        ends = {body.end for body in self.bodies if not body.separator}
+        return ends.pop() if len(ends) == 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The format in which a family of models thinks before it answers."""
+
+    name: str
+    opens: str
+    closes: str
