@@ -12,6 +12,7 @@ from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer_files
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.generation_config import generation_defaults, not_done
 from tokenizer_svc.core.longest_token import max_token_bytes
+from tokenizer_svc.core.output_formats import chat_facts
 from tokenizer_svc.core.vocabulary import Vocabulary
 
 _MODEL = "model"  # whose own file counts
@@ -47,16 +48,18 @@ def load_vocabulary(
     text = read_tokenizer_files(directory)
     chosen = _chosen_generation_config(checkpoint, generation_config)
     facts = model_facts(checkpoint, text, max_model_len=max_model_len, generation_config=chosen)
+    chat = ChatTemplates(text.chat_templates, text.special_tokens, trusts_requests=trust_request_chat_template)
     return Vocabulary(
         tokenizer=text.tokenizer,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         context_length=facts.context_length,
-        chat=ChatTemplates(text.chat_templates, text.special_tokens, trusts_requests=trust_request_chat_template),
+        chat=chat,
         max_token_bytes=max_token_bytes(read_json(directory / TOKENIZER)),
         defaults=generation_defaults(chosen, facts.vocab_size),
         defaults_not_done=tuple(not_done(chosen)),
         grammar_tokens=GrammarTokens(lambda: text.tokenizer, facts.vocab_size),
+        facts=chat_facts(chat, text.tokenizer),
     )
 
 

@@ -60,6 +60,7 @@ class TokenizerService:
             generation_defaults={**vocabulary.defaults.stated, "eos": vocabulary.eos_token_ids},
         )
         self._defaults = wire.encode_defaults(vocabulary.defaults)
+        self._chat_facts = wire.encode_chat_facts(vocabulary.facts)
         self._not_done = vocabulary.defaults_not_done
         self._hop = Hop("prompts")
         self._stats = TokenizerStats()
@@ -111,6 +112,7 @@ class TokenizerService:
             hops=[self._hop],
         )
         status.generation_defaults.CopyFrom(self._defaults)
+        status.chat.CopyFrom(self._chat_facts)
         return status
 
     def collectors(self) -> list[Collector]:

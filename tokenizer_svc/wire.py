@@ -15,13 +15,14 @@ from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import unstarted_rows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, tokenizer_pb2
-from contract.wire import generation_defaults, requests
+from contract.wire import chat_facts, generation_defaults, requests
 from contract.wire.tokens import encode_rows
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 
 GenerateRequest = requests_pb2.GenerateRequest
 num_samples = requests.num_samples
 encode_defaults = generation_defaults.encode_defaults
+encode_chat_facts = chat_facts.encode_chat_facts
 
 
 def decode_header(payload: bytes) -> Header:

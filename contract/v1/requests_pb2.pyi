@@ -183,6 +183,7 @@ class ReplyForm(_message.Message):
     STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     RETURNS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -219,6 +220,10 @@ class ReplyForm(_message.Message):
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToldPrompt]:
         """What the reply tells of its prompts, in their order; none: nothing."""
 
+    @_builtins.property
+    def reading(self) -> Global___OutputReading:
+        """Of a chat: how its outputs are read; absent: they are content as they are."""
+
     def __init__(
         self,
         *,
@@ -239,10 +244,11 @@ class ReplyForm(_message.Message):
         stream_interval: _builtins.int = ...,
         prompts: _abc.Iterable[Global___ToldPrompt] | None = ...,
         returns_token_ids: _builtins.bool = ...,
+        reading: Global___OutputReading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reading", b"reading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,6 +279,90 @@ class ToldPrompt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToldPrompt: _TypeAlias = ToldPrompt  # noqa: Y015
+
+@_typing.final
+class OutputReading(_message.Message):
+    """How thoughts and calls of functions are found in the text of an output: a function of this and of the text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: _builtins.int
+    BEGINS_THINKING_FIELD_NUMBER: _builtins.int
+    WITHOUT_REASONING_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    CLOSING_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    tool_format: _builtins.str
+    """Name of the format in which functions are called; empty: none are."""
+    reasoning_format: _builtins.str
+    """Name of the format in which the model thinks; empty: thoughts are content."""
+    begins_thinking: _builtins.bool
+    """Whether the prompt ends inside of a thought."""
+    without_reasoning: _builtins.bool
+    """Whether thoughts are left out of the reply."""
+    closing_token_id: _builtins.int
+    """The token with which thoughts end; absent: it is no token of its own, and they are not counted."""
+    stop: _builtins.str
+    """The stop string by which the output ends after one call: it is not told as what ended it; empty: there is none."""
+    @_builtins.property
+    def hidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Special tokens of the model that are not told."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionTexts]:
+        """The functions that have parameters whose values are texts, where a format does not say it."""
+
+    def __init__(
+        self,
+        *,
+        tool_format: _builtins.str = ...,
+        reasoning_format: _builtins.str = ...,
+        begins_thinking: _builtins.bool = ...,
+        without_reasoning: _builtins.bool = ...,
+        hidden: _abc.Iterable[_builtins.str] | None = ...,
+        closing_token_id: _builtins.int | None = ...,
+        stop: _builtins.str = ...,
+        texts: _abc.Iterable[Global___FunctionTexts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id", "closing_token_id", b"closing_token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id", "begins_thinking", b"begins_thinking", "closing_token_id", b"closing_token_id", "hidden", b"hidden", "reasoning_format", b"reasoning_format", "stop", b"stop", "texts", b"texts", "tool_format", b"tool_format", "without_reasoning", b"without_reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__closing_token_id: _TypeAlias = _typing.Literal["closing_token_id"]  # noqa: Y015
+    _WhichOneofArgType__closing_token_id: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__closing_token_id) -> _WhichOneofReturnType__closing_token_id | None: ...
+
+Global___OutputReading: _TypeAlias = OutputReading  # noqa: Y015
+
+@_typing.final
+class FunctionTexts(_message.Message):
+    """The parameters of a function whose values are texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    function: _builtins.str
+    """Name of the function."""
+    @_builtins.property
+    def parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the parameters."""
+
+    def __init__(
+        self,
+        *,
+        function: _builtins.str = ...,
+        parameters: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "parameters", b"parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FunctionTexts: _TypeAlias = FunctionTexts  # noqa: Y015
 
 @_typing.final
 class StructuredOutputs(_message.Message):

@@ -54,6 +54,7 @@ class ServiceStatus(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """Whether it takes new work."""
     draining: _builtins.bool
@@ -78,6 +79,10 @@ class ServiceStatus(_message.Message):
     def generation_defaults(self) -> _requests_pb2.GenerationDefaults:
         """Of a tokenizer: what holds where a request does not say otherwise."""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatFacts:
+        """Of a tokenizer: what its chat templates say of outputs."""
+
     def __init__(
         self,
         *,
@@ -90,14 +95,85 @@ class ServiceStatus(_message.Message):
         model_digest: _builtins.str = ...,
         note: _builtins.str = ...,
         generation_defaults: _requests_pb2.GenerationDefaults | None = ...,
+        chat: Global___ChatFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
+
+@_typing.final
+class ChatFacts(_message.Message):
+    """What a model's chat templates and vocabulary say of the form of its outputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: _builtins.int
+    BEGINS_THINKING_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    tool_format: _builtins.str
+    """The format in which it calls functions: deepseek, glm, hermes, llama3_json, mistral or pythonic; empty: not known."""
+    reasoning_format: _builtins.str
+    """The format in which it thinks: think; empty: not known."""
+    @_builtins.property
+    def begins_thinking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The settings of a template with which a prompt ends inside of a thought: `enable_thinking=true` and the like; an
+        empty one is that without any.
+        """
+
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextMark]:
+        """Texts that templates write and that are tokens of their own."""
+
+    def __init__(
+        self,
+        *,
+        tool_format: _builtins.str = ...,
+        reasoning_format: _builtins.str = ...,
+        begins_thinking: _abc.Iterable[_builtins.str] | None = ...,
+        marks: _abc.Iterable[Global___TextMark] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_thinking", b"begins_thinking", "marks", b"marks", "reasoning_format", b"reasoning_format", "tool_format", b"tool_format"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatFacts: _TypeAlias = ChatFacts  # noqa: Y015
+
+@_typing.final
+class TextMark(_message.Message):
+    """A text that is one token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    SPECIAL_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """As it stands in a template."""
+    token_id: _builtins.int
+    """Its token."""
+    special: _builtins.bool
+    """Whether it is a special token, which has no text unless that is asked for."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_id: _builtins.int = ...,
+        special: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["special", b"special", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextMark: _TypeAlias = TextMark  # noqa: Y015
 
 @_typing.final
 class HopStatus(_message.Message):

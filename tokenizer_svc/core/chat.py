@@ -128,6 +128,11 @@ class ChatTemplates:
     def __bool__(self) -> bool:
         return bool(self._templates)
 
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The special tokens that templates may write by their names."""
+        return tuple(token for token in self._special_tokens.values() if isinstance(token, str))
+
     def render(
         self,
         messages: Sequence[Message],

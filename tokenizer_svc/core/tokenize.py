@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from contract.domain.errors import context_exceeded, invalid
+from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
 from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
 from contract.domain.plan import U32
@@ -15,6 +15,7 @@ from tokenizer_svc.core.grammars import GrammarCompiler
 from tokenizer_svc.core.vocabulary import Vocabulary
 
 _AS_FITS = -1
+_TOOLS = "tools"  # a variable of chat templates, and the field that gives it
 _OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
 
 
@@ -46,13 +47,22 @@ class PromptTokenizer:
         """
         bad_word_ids = self._bad_word_ids(request.params.bad_words or ())
         self._check_params(request, bad_word_ids)
-        grammar = self._grammars.compile(request.params.structured_outputs)
+        grammar = self._grammar(request)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(
             request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request.params, clips)
         )
         stopping = self._resolve(request, len(token_ids), clips)
         return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
+
+    def _grammar(self, request: Request) -> str:
+        """The grammar of the output: beside tools it is theirs, and what is wrong with it is wrong with them."""
+        try:
+            return self._grammars.compile(request.params.structured_outputs)
+        except PenstockError as error:
+            if _TOOLS not in request.prompt.required_variables:
+                raise
+            raise invalid(f"{_TOOLS}: {error.message}", _TOOLS) from error
 
     def _kept(self, params: SamplingParams, clips: bool) -> slice | None:
         """The part of a prompt's tokens that counts; None: all."""

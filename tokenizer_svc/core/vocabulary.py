@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from tokenizer_svc.core.chat import ChatTemplates
 
@@ -22,4 +23,5 @@ class Vocabulary:
     max_token_bytes: int | None = None  # bytes of text that one token stands for at most, where that is known
     defaults: GenerationDefaults = OPENAI_DEFAULTS  # what holds where a request does not say otherwise
     grammar_tokens: Callable[[], LLTokenizer] | None = None  # what grammars of outputs are made of; None: none are
+    facts: ChatFacts = UNKNOWN_CHAT  # the form of its outputs
     defaults_not_done: tuple[str, ...] = ()  # what the model's makers wish beside them, and nothing here does
