@@ -10,7 +10,7 @@ from contract.domain.finish import Usage
 from contract.domain.histogram import Exemplar
 from contract.domain.rows import TextRow
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.streams import ClientStream, DeliveredSequence
+from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal, before
 from servicekit.bus.calls import Submit
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
@@ -30,6 +30,10 @@ class Sink(Protocol):
 
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Take the digest of the model that answers the prompt with this index; before its first row."""
+        ...
+
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """The next row, or a part of one, that the client has already: of a call whose text is not told as it is."""
         ...
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
@@ -56,6 +60,9 @@ class NoClient:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nobody is told."""
 
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """Nobody is told."""
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """Nothing is kept: who comes back says what it has."""
 
@@ -79,14 +86,19 @@ class Served:
             "next_attach_s",
             "probe_s",
             "prompt",
+            "reader",
             "request_id",
             "route",
         ),
         *("model_digest", "num_prompt_tokens", "stream", "submission", "usage"),
     )
 
-    def __init__(self, call: "ClientCall", prompt: int, stream: ClientStream, route: bytes) -> None:
+    def __init__(
+        self, call: "ClientCall", prompt: int, stream: ClientStream, route: bytes, reader: ClientStream | None = None
+    ) -> None:
+        """`reader` follows the text from its start, if what the client has of it must be read again."""
         self.call = call
+        self.reader = reader
         self.prompt = prompt
         self.request_id = call.form.request_ids[prompt]
         self.exemplar = Exemplar(self.request_id)  # of latencies: whose they are
@@ -101,6 +113,23 @@ class Served:
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0
         self.probe_s = PROBE_S
+
+    def offsets(self) -> list[DeliveredSequence]:
+        """From where the request's text is to go on, by sample."""
+        return (self.reader or self.stream).offsets()
+
+    def accept(self, row: TextRow) -> TextRow | Refusal:
+        """Take a row if it extends what the client has; the part of it that is new is the answer."""
+        if self.reader is None:
+            return self.stream.accept(row)
+        read = self.reader.accept(row)
+        if isinstance(read, Refusal):
+            return read
+        taken = self.stream.accept(read)
+        known = read if taken is Refusal.KNOWN else None if isinstance(taken, Refusal) else before(read, taken)
+        if known is not None:
+            self.call.sink.recall(self.prompt, known)
+        return taken
 
 
 class ClientCall:
@@ -138,7 +167,13 @@ class ClientCall:
         self.tenant = tenant
         self.sink = sink
         self.served = [
-            Served(self, prompt, ClientStream(form.n, have and have[prompt * form.n : (prompt + 1) * form.n]), route)
+            Served(
+                self,
+                prompt,
+                ClientStream(form.n, have and have[prompt * form.n : (prompt + 1) * form.n]),
+                route,
+                ClientStream(form.n) if have and form.reading is not None else None,
+            )
             for prompt in range(len(form.request_ids))
         ]
         self.num_open = len(self.served)

@@ -192,7 +192,7 @@ class Delivery:
             return
         if served.is_behind:
             return
-        taken = served.stream.accept(row)
+        taken = served.accept(row)
         if isinstance(taken, Refusal):
             if taken is Refusal.KNOWN:
                 stats.num_duplicate_rows += 1

@@ -41,6 +41,10 @@ class GroupingSink:
         """Implement `call.Sink`."""
         self._inner.learn_model(prompt, model_digest)
 
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """Implement `call.Sink`: it comes before all that is held."""
+        self._inner.recall(prompt, row)
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """Implement `call.Sink`."""
         choice = prompt, row.sequence

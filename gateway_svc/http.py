@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -168,7 +169,7 @@ class HttpApi:
 
     async def chat_completions(self, request: Request) -> ASGIApp:
         """POST /v1/chat/completions."""
-        return await self._begin(request, parse_chat)
+        return await self._begin(request, partial(parse_chat, formats=self.pools.routes.formats))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

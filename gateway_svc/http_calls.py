@@ -145,6 +145,7 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         tokens_as_ids=ask.tokens_as_ids,
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,
+        reading=ask.reading,
         pool=pool,
         stream_interval=ask.stream_interval,
         returns_token_ids=ask.returns_token_ids,

@@ -327,7 +327,7 @@ def _submitted(served: Served, stored: StoredRequest) -> Submit:
 
 def _attach(served: Served, route: bytes) -> Attach:
     held = served.route if served.is_taken else b""
-    offsets = wire.encode_offsets(served.stream.offsets())
+    offsets = wire.encode_offsets(served.offsets())
     return Attach(served.request_id, served.call.tenant, route, offsets, held, served.call.came_ms)
 
 

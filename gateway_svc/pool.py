@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
-from contract.domain.generation_defaults import GenerationDefaults
 from gateway_svc import wire
 from gateway_svc.core.admission import Crowd
-from gateway_svc.core.models import Catalogue, OfferedModel, catalogue
+from gateway_svc.core.formats.choice import choose_formats
+from gateway_svc.core.models import Catalogue, ModelFacts, OfferedModel, catalogue
 from gateway_svc.core.stats import GatewayStats
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake
@@ -109,7 +109,9 @@ class Pool:
         self._has_vllm_names = settings.metrics_aliases == "vllm"
         self._started_s = int(time.time())
         self._model_names = settings.served_model_name
+        self._format_names = settings.tool_format, settings.reasoning_format
         self._offered: Sequence[OfferedModel] = ()
+        self._facts: ModelFacts | None = None  # None: no tokenizer has told them so far
         self.changed: Callable[[], None] = lambda: None  # is told of another catalogue
         self.catalogue = Catalogue()
         self._renew_catalogue()
@@ -285,7 +287,9 @@ class Pool:
     def _take_survey(self, roster: Roster, now_s: float) -> None:
         sessions = roster.sessions(now_s)
         self._offered = _offered(each.info for each in roster.workers() if each.alive)
-        self._renew_catalogue(wire.told_defaults(sessions))
+        # Facts of tokenizers that are gone hold until others tell theirs.
+        self._facts = wire.told_facts(sessions) or self._facts
+        self._renew_catalogue()
         self.intake.takes_priorities = wire.takes_priorities(sessions)
         self.stats.sessions = wire.count_sessions(sessions)
         kv_blocks: Counter[int] = Counter()
@@ -306,11 +310,14 @@ class Pool:
         schedulers = [each.sid for each in sessions if each.kind is SessionKind.SCHEDULER and each.alive]
         self.stats.load = wire.pool_load(await self.link.execute([ReadStatus(sid) for sid in schedulers]))
 
-    def _renew_catalogue(self, told: GenerationDefaults | None = None) -> None:
-        before = self.catalogue
-        # Defaults of tokenizers that are gone hold until others say theirs.
-        defaults = told or before.told_defaults
-        self.catalogue = catalogue(self._model_names, self._offered, self._started_s, defaults)
+    def _renew_catalogue(self) -> None:
+        before, facts = self.catalogue, self._facts
+        if facts is None:
+            self.catalogue = catalogue(self._model_names, self._offered, self._started_s)
+        else:
+            formats = choose_formats(facts.chat, *self._format_names)
+            models = self._model_names, self._offered, self._started_s
+            self.catalogue = catalogue(*models, facts.defaults, formats)
         if self.catalogue != before:
             self.changed()
 

@@ -85,6 +85,10 @@ class SseSink:
         """Tell the model with every chunk of the prompt's choices."""
         self._format.learn_model(range(prompt * self._n, (prompt + 1) * self._n), model_digest)
 
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """Implement `call.Sink`."""
+        self._format.recall(prompt * self._n + row.sequence, row)
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:
         """One event for each row; a client that lags gets several rows in one event."""
         choice = prompt * self._n + row.sequence
@@ -172,6 +176,9 @@ class ReplySink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
 
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """Its client has nothing yet."""
+
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (for event ids)
         """Implement `call.Sink`."""
         self._reply.add(prompt * self._n + row.sequence, row)
@@ -208,6 +215,9 @@ class QueueSink:
 
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
+
+    def recall(self, prompt: int, row: TextRow) -> None:
+        """Its client is told the text as it is."""
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (rows may be merged)
         """Implement `call.Sink`."""

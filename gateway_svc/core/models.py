@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
 from contract.domain.model_name import served_name
+from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,14 @@ class OfferedModel:
     digest: str  # hexadecimal
     block_size: int = 0  # tokens of a KV block
     num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What tokenizers tell of their model."""
+
+    defaults: GenerationDefaults
+    chat: ChatFacts = UNKNOWN_CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class Catalogue:
 
     models: tuple[ListedModel, ...] = ()
     told_defaults: GenerationDefaults | None = None  # None: no tokenizer has said them yet
+    formats: ModelFormats = NO_FORMATS  # in which outputs of chats are read
 
     @property
     def defaults(self) -> GenerationDefaults:
@@ -76,6 +87,7 @@ def catalogue(
     workers: Sequence[OfferedModel],
     started_s: int,
     defaults: GenerationDefaults | None = None,
+    formats: ModelFormats = NO_FORMATS,
 ) -> Catalogue:
     """`workers` are what those that live have registered; several that serve one model: the least length."""
     lengths: dict[str, int] = {}
@@ -104,4 +116,4 @@ def catalogue(
             )
             for each in names
         ]
-    return Catalogue(tuple(models), defaults)
+    return Catalogue(tuple(models), defaults, formats)

@@ -13,9 +13,13 @@ from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, Generat
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.chat_outputs import chat_output
+from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
+from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.structured_outputs import FormFields, read_form
 from gateway_svc.core.template_fields import required_variables, template_kwargs
+from gateway_svc.core.tools import ToolFields
 from gateway_svc.core.unsupported import check_fields, unknown_field
 
 MAX_CHOICES = 1024  # prompts times n in one call
@@ -26,6 +30,7 @@ _PART = 64 * 1024
 
 V = TypeVar("V")
 DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by the name that a body has for it
+FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # likewise
 
 
 class Form(Enum):
@@ -61,6 +66,7 @@ class Ask:
     client_id: str | None = None  # vLLM's `request_id`: what the client calls it
     ignored_fields: tuple[str, ...] = ()
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
+    reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
 
     @property
     def num_choices(self) -> int:
@@ -110,6 +116,10 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 B = TypeVar("B", bound=_Body)
@@ -150,8 +160,13 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     return replace(ask, echo=bool(raw.echo))
 
 
-def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> Ask:
-    """The body of `POST /v1/chat/completions`, where it says nothing with these defaults of its model.
+def parse_chat(
+    body: bytes,
+    defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS,
+    formats: FormatsOf = lambda _: NO_FORMATS,
+) -> Ask:
+    """The body of `POST /v1/chat/completions`, where it says nothing with these defaults of its model, whose outputs
+    have these formats.
 
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
@@ -164,14 +179,19 @@ def parse_chat(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) ->
         raise unimplemented("echo", "echo of a chat")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
-    prompt = Prompt(
-        messages=parse_messages(decode_messages(raw.messages)),
-        chat_template_kwargs=template_kwargs(raw),
-        required_variables=required_variables(raw),
-    )
+    kwargs = template_kwargs(raw) or {}
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     params, unsaid = _params(raw, max_tokens, None, _num_chat_logprobs(raw), defaults(raw.model or ""))
-    return _ask(Form.CHAT, raw, (prompt,), params, unsaid=unsaid, ignored=ignored)
+    tools = ToolFields(raw.tools, raw.tool_choice, raw.parallel_tool_calls, raw.include_reasoning)
+    output = chat_output(tools, params, kwargs, formats(raw.model or ""))
+    prompt = Prompt(
+        messages=parse_messages(decode_messages(raw.messages)),
+        chat_template_kwargs={**kwargs, **output.variables} or None,
+        required_variables=(*required_variables(raw), *output.variables),
+    )
+    return replace(
+        _ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid, ignored=ignored), reading=output.reading
+    )
 
 
 def refused_field(ask: Ask) -> PenstockError | None:

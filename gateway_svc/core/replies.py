@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from contract.domain.errors import PenstockError
-from contract.domain.finish import FinishReason, Usage
+from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
+from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
 from gateway_svc.core.streams import merge
-
-FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+from gateway_svc.core.told import FINISH_REASONS, ToldChoice
 
 encode = msgspec.json.Encoder().encode
 
@@ -42,9 +42,16 @@ class ReplyHead:
     prompts: tuple[ToldPrompt, ...] = ()  # none: nothing is told of them
     returns_token_ids: bool = False
 
+    reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
+    request_id: bytes = b""  # of the call's first request
+
     def prompt(self, choice: int) -> ToldPrompt:
         """What is told of a choice's prompt."""
         return self.prompts[choice * len(self.prompts) // self.num_choices] if self.prompts else ToldPrompt()
+
+    def told(self, choice: int, place: int = 0) -> ToldChoice | None:
+        """One choice as its client, who was told all up to this place, is told of it; None: as it is."""
+        return None if self.reading is None else ToldChoice(self.reading, self.request_id, choice, place)
 
 
 class Reply:
@@ -65,6 +72,7 @@ class Reply:
         head = self._head
         chat = head.form is Form.CHAT
         models = {row.model_digest for rows in self._rows for row in rows if row.model_digest}
+        told = [head.told(index) for index in range(head.num_choices)]
         return {
             "id": head.call_id,
             "object": "chat.completion" if chat else "text_completion",
@@ -72,19 +80,20 @@ class Reply:
             "model": head.model,
             # Prompts of one call may be answered by two models, while one replaces the other.
             **({"system_fingerprint": models.pop().hex()} if len(models) == 1 else {}),
-            "choices": [self._choice(index, merge(rows)) for index, rows in enumerate(self._rows)],
-            "usage": usage_fields(usages),
+            "choices": [self._choice(index, merge(rows), told[index]) for index, rows in enumerate(self._rows)],
+            "usage": usage_fields(usages, told),
             # vLLM's clients read these where it has them: of a chat here, of a completion in its choices.
             **({"prompt_logprobs": None} if chat else {}),
             **({"prompt_token_ids": head.prompt(0).token_ids} if chat and head.returns_token_ids else {}),
         }
 
-    def _choice(self, index: int, row: TextRow) -> dict[str, Any]:
+    def _choice(self, index: int, row: TextRow, told: ToldChoice | None) -> dict[str, Any]:
         head = self._head
         choice: dict[str, Any] = {"index": index}
         logprobs: dict[str, Any] | None = None
         if head.form is Form.CHAT:
-            choice["message"] = {"role": "assistant", "content": row.text, "refusal": None}
+            plain = {"role": "assistant", "content": row.text, "refusal": None}
+            choice["message"] = plain if told is None else told.message(row)
             if head.wants_logprobs:
                 logprobs = chat_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         else:
@@ -92,8 +101,7 @@ class Reply:
             if head.wants_logprobs:
                 logprobs = completion_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         choice["logprobs"] = logprobs
-        choice["finish_reason"] = FINISH_REASONS[row.finish]
-        choice["stop_reason"] = row.stop_reason
+        choice |= finish_fields(row) if told is None else told.finish_fields(row)
         if head.form is not Form.CHAT:
             choice["prompt_logprobs"] = None
             if head.returns_token_ids:
@@ -103,15 +111,24 @@ class Reply:
         return choice
 
 
-def usage_fields(usages: Sequence[Usage]) -> dict[str, Any]:
-    """OpenAI's usage object: sums over the requests of a call."""
+def finish_fields(row: TextRow) -> dict[str, Any]:
+    """Why a choice ended, if it did with this row."""
+    fields: dict[str, Any] = {"finish_reason": FINISH_REASONS.get(row.finish)}
+    return fields | {"stop_reason": row.stop_reason} if row.finish else fields
+
+
+def usage_fields(usages: Sequence[Usage], told: Sequence[ToldChoice | None] = ()) -> dict[str, Any]:
+    """OpenAI's usage object: sums over the requests of a call, and over its choices as they were told."""
     prompt = sum(usage.num_prompt_tokens for usage in usages)
     output = sum(usage.num_output_tokens for usage in usages)
+    reasoning = [each.num_reasoning_tokens for each in told if each is not None]
+    known = [count for count in reasoning if count is not None]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": sum(usage.num_cached_tokens for usage in usages)},
+        **({"completion_tokens_details": {"reasoning_tokens": sum(known)}} if known else {}),
     }
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from contract.domain.request import format_request_id
+from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead, ToldPrompt
 
@@ -29,6 +30,7 @@ class ReplyForm:
     stream_interval: int = 0  # tokens that an event stream tells at once; 0: as they come
     prompts: tuple[ToldPrompt, ...] = ()  # what is told of each; none: nothing
     returns_token_ids: bool = False
+    reading: OutputReading | None = None  # of a chat whose outputs are more than content
 
     @property
     def shown_id(self) -> str:
@@ -60,4 +62,6 @@ class ReplyForm:
             continuous_usage=self.continuous_usage,
             prompts=self.prompts,
             returns_token_ids=self.returns_token_ids,
+            reading=self.reading,
+            request_id=self.request_ids[0],
         )

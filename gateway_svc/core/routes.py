@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
+from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.models import Catalogue, ListedModel
 
 
@@ -51,6 +52,14 @@ class Routes:
             PenstockError: as `find`; UNAVAILABLE: nobody has said them yet.
         """
         return self.find(name).catalogue.defaults
+
+    def formats(self, name: str) -> ModelFormats:
+        """The formats in which outputs of a model of this name are read.
+
+        Raises:
+            PenstockError: as `find`.
+        """
+        return self.find(name).catalogue.formats
 
     @property
     def models(self) -> list[tuple[ListedModel, Offer]]:

@@ -9,8 +9,9 @@ from contract.domain.rows import TextRow
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.openai import Form
-from gateway_svc.core.replies import FINISH_REASONS, ReplyHead, encode, error_fields, usage_fields
+from gateway_svc.core.replies import ReplyHead, encode, error_fields, finish_fields, usage_fields
 from gateway_svc.core.streams import DeliveredSequence
+from gateway_svc.core.told import ToldChoice
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients pass over it
@@ -22,7 +23,7 @@ class SseFormat:
 
     __slots__ = (
         *("_before_text", "_chat", "_fingerprints", "_has_opened", "_head", "_ids", "_num_prompt_tokens", "_opens"),
-        *("_prefix", "_without_end"),
+        *("_prefix", "_told", "_without_end"),
     )
 
     def __init__(
@@ -55,6 +56,7 @@ class SseFormat:
         self._without_end = closes + b',"logprobs":null,"finish_reason":null}]'
         if not head.continuous_usage:
             self._without_end += self._suffix()
+        self._told = [head.told(index, each.num_chars) for index, each in enumerate(have)]
         self._num_prompt_tokens = [0] * head.num_choices
         # A chat begins each choice with its role. Each choice is heard of with its first token, though it has no text.
         self._has_opened = [bool(each.num_tokens or each.finish) for each in have]
@@ -70,6 +72,11 @@ class SseFormat:
             self._fingerprints[choice] = _fingerprint(model_digest)
             self._before_text[choice] = self._choice_prefix(choice) + self._opens
 
+    def recall(self, choice: int, row: TextRow) -> None:
+        """The client has this row already, with all before it: what comes after goes on from there."""
+        if (told := self._told[choice]) is not None:
+            told.recall(row)
+
     def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:
         """The event of a row, after the choice's opening if it is its first; empty if there is nothing to tell yet.
 
@@ -78,6 +85,8 @@ class SseFormat:
             row: extends the choice's row before.
             chain: hash over the sample's tokens, those of the row included.
         """
+        if (told := self._told[choice]) is not None:
+            return self._told_chunk(told, choice, row, chain)
         if not row.finish and not row.logprobs and not self._head.returns_token_ids:
             if not row.text and (self._chat or self._has_opened[choice]):
                 return self._opening(choice)
@@ -86,10 +95,28 @@ class SseFormat:
                 event += self._suffix(choice, row)
         else:
             event = self._full(choice, row)
-        if self._ids is not None:
-            num_tokens, num_chars = row.token_offset + len(row.token_ids), row.text_offset + len(row.text)
-            event = self._ids.after(choice, num_tokens, num_chars, chain, row.finish) + event
-        return self._opening(choice) + event
+        num_chars = row.text_offset + len(row.text)
+        return self._opening(choice) + self._with_id(choice, row, num_chars, chain, event)
+
+    def _told_chunk(self, told: ToldChoice, choice: int, row: TextRow, chain: int) -> bytes:
+        """The event of a row whose text is not told as it is."""
+        delta = told.delta(row)
+        is_more = row.finish or row.logprobs or self._head.returns_token_ids
+        if not delta and not is_more:
+            return self._opening(choice)
+        if is_more or delta.keys() != {"content"}:
+            event = self._choice_prefix(choice) + b',"delta":' + encode(delta) + self._rest(choice, row, told)
+        else:
+            event = self._before_text[choice] + encode(delta["content"]) + self._without_end
+            if self._head.continuous_usage:
+                event += self._suffix(choice, row)
+        num_chars = row.text_offset + len(row.text) if row.finish else told.place
+        return self._opening(choice) + self._with_id(choice, row, num_chars, chain, event)
+
+    def _with_id(self, choice: int, row: TextRow, num_chars: int, chain: int, event: bytes) -> bytes:
+        if self._ids is None:
+            return event
+        return self._ids.after(choice, row.token_offset + len(row.token_ids), num_chars, chain, row.finish) + event
 
     def end(self, usages: Sequence[Usage]) -> bytes:
         """The bytes after the last chunk: the usage if it was asked for, and the end mark."""
@@ -97,7 +124,14 @@ class SseFormat:
             return DONE
         distinct = set(self._fingerprints)
         fingerprint = distinct.pop() if len(distinct) == 1 else b""
-        return self._prefix + fingerprint + b'"choices":[],"usage":' + encode(usage_fields(usages)) + b"}\n\n" + DONE
+        return (
+            self._prefix
+            + fingerprint
+            + b'"choices":[],"usage":'
+            + encode(usage_fields(usages, self._told))
+            + b"}\n\n"
+            + DONE
+        )
 
     def _opening(self, choice: int) -> bytes:
         if self._has_opened[choice]:
@@ -128,20 +162,22 @@ class SseFormat:
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
 
     def _full(self, choice: int, row: TextRow) -> bytes:
-        fields: dict[str, Any] = {"logprobs": self._logprobs(row)}
-        fields["finish_reason"] = FINISH_REASONS.get(row.finish)
-        if row.finish:
-            fields["stop_reason"] = row.stop_reason
+        rest = self._rest(choice, row, None)
+        if not self._chat:
+            return self._before_text[choice] + encode(self._text(choice, row)) + rest
+        delta = {"content": row.text} if row.text or row.logprobs else {}
+        return self._choice_prefix(choice) + b',"delta":' + encode(delta) + rest
+
+    def _rest(self, choice: int, row: TextRow, told: ToldChoice | None) -> bytes:
+        """The event of a row after what it adds to the text."""
+        end = finish_fields(row) if told is None else told.finish_fields(row)
+        fields: dict[str, Any] = {"logprobs": self._logprobs(row), **end}
         if self._head.returns_token_ids:
             fields["token_ids"] = row.token_ids
             if not self._chat and not self._has_opened[choice]:
                 fields["prompt_token_ids"] = self._head.prompt(choice).token_ids
         # Without the braces: they are those of the choice.
-        rest = b"," + encode(fields)[1:-1] + b"}]" + self._suffix(choice, row)
-        if not self._chat:
-            return self._before_text[choice] + encode(self._text(choice, row)) + rest
-        delta = {"content": row.text} if row.text or row.logprobs else {}
-        return self._choice_prefix(choice) + b',"delta":' + encode(delta) + rest
+        return b"," + encode(fields)[1:-1] + b"}]" + self._suffix(choice, row)
 
     def _logprobs(self, row: TextRow) -> dict[str, Any] | None:
         if not self._head.wants_logprobs or not row.logprobs:

@@ -159,6 +159,23 @@ def _rest(row: TextRow, state: DeliveredSequence) -> TextRow | Refusal:
     )
 
 
+def before(row: TextRow, rest: TextRow) -> TextRow | None:
+    """The part of a row that stands before the rest of it; None: there is none."""
+    num_tokens, num_chars = len(row.token_ids) - len(rest.token_ids), len(row.text) - len(rest.text)
+    if not num_tokens and not num_chars:
+        return None
+    return replace(
+        row,
+        token_ids=row.token_ids[:num_tokens],
+        text=row.text[:num_chars],
+        logprobs=row.logprobs[:num_tokens],
+        finish=FinishReason.UNSPECIFIED,
+        stop_reason=None,
+        error=None,
+        usage=None,
+    )
+
+
 def error_of(row: TextRow) -> PenstockError | None:
     """The error with which a sequence ended; None: it did not."""
     if row.error is not None:

@@ -16,8 +16,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "best_of": (1,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -43,7 +41,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "return_prompt_text": (False,),
     "detokenize": (True,),
-    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "vllm_xargs": ({},),
@@ -161,6 +158,10 @@ MISPLACED: dict[str, dict[str, str]] = {
         "chat_template": "a completion has no template; chats go to /v1/chat/completions",
         "add_generation_prompt": "a completion has no template; chats go to /v1/chat/completions",
         "continue_final_message": "a completion has no template; chats go to /v1/chat/completions",
+        "tools": "a completion has no template; chats go to /v1/chat/completions",
+        "tool_choice": "a completion has no template; chats go to /v1/chat/completions",
+        "parallel_tool_calls": "a completion has no template; chats go to /v1/chat/completions",
+        "include_reasoning": "a completion is told as it is; chats go to /v1/chat/completions",
         "messages": "a completion takes `prompt`; chats go to /v1/chat/completions",
         "prompt_token_ids": "give token ids as `prompt`, a list of integers",
         "input": "a completion takes `prompt`",
@@ -184,7 +185,7 @@ MISPLACED: dict[str, dict[str, str]] = {
 # What changes no output whatever its value: names for accounting, hints for caches, and what counts only beside
 # fields that are refused.
 HARMLESS = frozenset(
-    {"metadata", "safety_identifier", "prompt_cache_key", "cache_prompt", "parallel_tool_calls"}
+    {"metadata", "safety_identifier", "prompt_cache_key", "cache_prompt"}
     | {"mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "smoothing_curve"}
     | {"dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"}
 )

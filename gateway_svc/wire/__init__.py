@@ -7,7 +7,7 @@ from gateway_svc.wire.operations import (
     pipeline_status,
     pool_load,
     takes_priorities,
-    told_defaults,
+    told_facts,
 )
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
@@ -53,5 +53,5 @@ __all__ = [
     "takes_priorities",
     "tokenize_question",
     "tokenizers_error",
-    "told_defaults",
+    "told_facts",
 ]

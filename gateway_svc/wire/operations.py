@@ -7,10 +7,10 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
-from contract.domain.generation_defaults import GenerationDefaults
 from contract.v1 import results_pb2, status_pb2
+from contract.wire.chat_facts import decode_chat_facts
 from contract.wire.generation_defaults import decode_defaults
-from gateway_svc.core.models import OfferedModel
+from gateway_svc.core.models import ModelFacts, OfferedModel
 from gateway_svc.core.stats import PoolLoad
 from gateway_svc.pipeline import PipelineReading
 from servicekit.bus.calls import SessionInfo, SessionKind
@@ -69,14 +69,14 @@ def takes_priorities(sessions: Iterable[SessionInfo]) -> bool | None:
     return any(told) if told else None
 
 
-def told_defaults(sessions: Iterable[SessionInfo]) -> GenerationDefaults | None:
-    """The parameters that living tokenizers say hold where a request says nothing; None: nobody says them now."""
+def told_facts(sessions: Iterable[SessionInfo]) -> ModelFacts | None:
+    """The facts that living tokenizers tell of their model; None: nobody tells them now."""
     for session in sessions:
         if session.kind is SessionKind.TOKENIZER and session.alive:
             with suppress(DecodeError, PenstockError):  # of a version that speaks otherwise
                 status = status_pb2.ServiceStatus.FromString(session.status)
                 if status.HasField("generation_defaults"):
-                    return decode_defaults(status.generation_defaults)
+                    return ModelFacts(decode_defaults(status.generation_defaults), decode_chat_facts(status.chat))
     return None
 
 

@@ -6,6 +6,7 @@ from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.rows import REQUEST_ID_BYTES
 from contract.v1 import requests_pb2
 from contract.wire.requests import pack_u32, unpack_u32
+from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
@@ -37,7 +38,37 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         stream_interval=form.stream_interval,
         prompts=[requests_pb2.ToldPrompt(text=each.text, token_ids=pack_u32(each.token_ids)) for each in form.prompts],
         returns_token_ids=form.returns_token_ids,
+        reading=None if form.reading is None else _encode_reading(form.reading),
     ).SerializeToString()
+
+
+def _encode_reading(reading: OutputReading) -> requests_pb2.OutputReading:
+    return requests_pb2.OutputReading(
+        tool_format=reading.tool_format,
+        reasoning_format=reading.reasoning_format,
+        begins_thinking=reading.begins_thinking,
+        without_reasoning=reading.without_reasoning,
+        hidden=reading.hidden,
+        closing_token_id=reading.closing_token_id,
+        stop=reading.stop,
+        texts=[
+            requests_pb2.FunctionTexts(function=function, parameters=parameters)
+            for function, parameters in reading.texts
+        ],
+    )
+
+
+def _decode_reading(message: requests_pb2.OutputReading) -> OutputReading:
+    return OutputReading(
+        tool_format=message.tool_format,
+        reasoning_format=message.reasoning_format,
+        begins_thinking=message.begins_thinking,
+        without_reasoning=message.without_reasoning,
+        hidden=tuple(message.hidden),
+        closing_token_id=message.closing_token_id if message.HasField("closing_token_id") else None,
+        stop=message.stop,
+        texts=tuple((each.function, tuple(each.parameters)) for each in message.texts),
+    )
 
 
 def decode_reply_form(payload: bytes) -> ReplyForm:
@@ -71,6 +102,7 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         stream_interval=message.stream_interval,
         prompts=tuple(_prompt(each) for each in message.prompts),
         returns_token_ids=message.returns_token_ids,
+        reading=_decode_reading(message.reading) if message.HasField("reading") else None,
     )
 
 

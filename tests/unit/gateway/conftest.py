@@ -13,6 +13,7 @@ from pool_sites import Site
 from running_gateway import RunningGateway
 from scripted_pipeline import ScriptedPipeline
 
+from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from gateway_svc import pools
 from gateway_svc.service import GatewayService
@@ -26,11 +27,15 @@ def launch() -> Iterator[Callable[..., RunningGateway]]:
     running: list[RunningGateway] = []
 
     def start(
-        beside: RunningGateway | None = None, *, defaults: GenerationDefaults = OPENAI_DEFAULTS, **settings: Any
+        beside: RunningGateway | None = None,
+        *,
+        defaults: GenerationDefaults = OPENAI_DEFAULTS,
+        chat: ChatFacts = UNKNOWN_CHAT,
+        **settings: Any,
     ) -> RunningGateway:
         bus = beside.bus if beside else MemoryBus()
         given = {"http_address": "127.0.0.1:0", "name": f"g{len(running)}", **settings}
-        pipeline = beside.pipeline if beside else ScriptedPipeline(bus, defaults=defaults)
+        pipeline = beside.pipeline if beside else ScriptedPipeline(bus, defaults=defaults, chat=chat)
         gateway = RunningGateway(bus, pipeline, GatewayService(GatewaySettings(**given), bus))
         running.append(gateway)
         gateway.start()

@@ -13,9 +13,11 @@ import numpy as np
 from memory_bus import MemoryBus
 
 from contract.domain import chain
+from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.rows import TokenLogprob
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, text_pb2
+from contract.wire.chat_facts import encode_chat_facts
 from contract.wire.generation_defaults import encode_defaults
 from servicekit.bus import BusUnavailable
 from servicekit.bus import keys as k
@@ -255,6 +257,7 @@ class ScriptedPipeline:
         model: str = "tiny",
         max_model_len: int = 512,
         defaults: GenerationDefaults = OPENAI_DEFAULTS,
+        chat: ChatFacts = UNKNOWN_CHAT,
     ) -> None:
         self.bus = bus
         self.sid = os.urandom(16)
@@ -268,6 +271,7 @@ class ScriptedPipeline:
         self._arrived = threading.Condition()
         self._ending = threading.Event()
         self.call(Hello(self.sid, SessionKind.SCHEDULER, "script", "", TTL_MS))
+        self._chat = chat
         self.tell_defaults(defaults)
         info = results_pb2.WorkerInfo(model=model, max_model_len=max_model_len)
         self.call(RegisterWorker(self.sid, "w0", info.SerializeToString()))
@@ -280,7 +284,8 @@ class ScriptedPipeline:
         if self.tokenizer:
             self.call(Leave(self.tokenizer))
         sid = self.tokenizer = os.urandom(16)
-        status = status_pb2.ServiceStatus(generation_defaults=encode_defaults(defaults)).SerializeToString()
+        facts = {"generation_defaults": encode_defaults(defaults), "chat": encode_chat_facts(self._chat)}
+        status = status_pb2.ServiceStatus(**facts).SerializeToString()
         self.call(Hello(sid, SessionKind.TOKENIZER, "script-tokenizer", "", TTL_MS))
         self.call(Renew(sid, TTL_MS, status))
 

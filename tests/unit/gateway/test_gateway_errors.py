@@ -88,7 +88,8 @@ def test_parameters_out_of_bounds_are_named(form: str, fields: dict[str, Any], p
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"prompt": "x"}, "prompt"),
         ({"add_special_tokens": True}, "add_special_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_object", "strict": True}}, "response_format"),
@@ -161,7 +162,7 @@ def test_what_a_chat_template_is_given_has_a_bounded_depth(depth: int) -> None:
 
 
 def test_fields_that_ask_for_nothing_pass_and_unknown_ones_are_told() -> None:
-    ask = parse_completion(completion(echo=False, best_of=1, suffix=None, tools=[], user="u", brand_new={"a": 1}))
+    ask = parse_completion(completion(echo=False, best_of=1, suffix=None, functions=[], user="u", brand_new={"a": 1}))
     assert ask.ignored_fields == ("brand_new",)
 
 
@@ -185,8 +186,8 @@ def test_errors_have_openais_shape(http: httpx.Client) -> None:
     )
     reply = http.post("/v1/chat/completions", content=chat(model="gpt-5"))
     assert (reply.status_code, error_of(reply)["code"]) == (404, "model_not_found")
-    reply = http.post("/v1/chat/completions", content=chat(tools=[{"type": "function"}]))
-    assert (reply.status_code, error_of(reply)["param"], error_of(reply)["code"]) == (400, "tools", "unimplemented")
+    reply = http.post("/v1/chat/completions", content=chat(functions=[{"name": "f"}]))
+    assert (reply.status_code, error_of(reply)["param"], error_of(reply)["code"]) == (400, "functions", "unimplemented")
     reply = http.post("/v1/embeddings", content=b"{}")
     assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
     reply = http.get("/v1/completions")

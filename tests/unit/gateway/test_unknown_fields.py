@@ -80,7 +80,6 @@ def test_a_name_is_in_one_list(form: str, known: frozenset[str]) -> None:
         ("ebnf", "root ::= 'a'"),
         ("json_schema", "{}"),
         ("structural_tag", "{}"),
-        ("include_reasoning", False),
         ("enable_thinking", False),
         ("logprob_token_ids", [1]),
         ("vllm_xargs", {"a": 1}),

@@ -1,0 +1,121 @@
+"""Choices of chats as their clients are told of them: thoughts, content and calls instead of one text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from contract.domain.finish import FinishReason
+from contract.domain.rows import TextRow
+from gateway_svc.core.formats.pieces import Kind, Piece
+from gateway_svc.core.formats.reader import Reader
+from gateway_svc.core.formats.reading import OutputReading
+from gateway_svc.core.formats.tool_calls import call_id
+
+FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_REASONING = ("reasoning", "reasoning_content")  # vLLM's name, and the one that was first
+
+
+class ToldChoice:
+    """One choice. Rows come in order from its first token on; what is told is a function of them."""
+
+    __slots__ = ("_choice", "_is_closed", "_num_calls", "_num_thinking", "_place", "_reader", "_reading", "_request_id")
+
+    def __init__(self, reading: OutputReading, request_id: bytes, choice: int, place: int = 0) -> None:
+        """Nothing is read so far.
+
+        Args:
+            reading: how its text is read.
+            request_id: its request's.
+            choice: its index.
+            place: characters of the raw text up to which its client was told all.
+        """
+        self._reading = reading
+        self._request_id = request_id
+        self._choice = choice
+        self._place = place
+        self._reader = Reader(reading.format)
+        self._num_calls = 0
+        self._num_thinking = 0  # tokens up to the one that closes the thought
+        self._is_closed = False
+
+    @property
+    def place(self) -> int:
+        """The characters of the raw text up to which all was told."""
+        return max(self._place, self._reader.at)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """The tokens that it thought with; None: they are not known."""
+        if self._reading.closing_token_id is None:
+            return None
+        return self._num_thinking if self._reader.has_reasoned else 0
+
+    def recall(self, row: TextRow) -> None:
+        """Read what the client has been told of already."""
+        self._count(row.token_ids)
+        self._num_calls += sum(each.kind is Kind.CALL for each in self._reader.feed(row.text))
+
+    def delta(self, row: TextRow) -> dict[str, Any]:
+        """OpenAI's `delta` of a row: its part that was not told before; empty: there is nothing to tell yet."""
+        fields: dict[str, Any] = {}
+        for piece in self._told(row):
+            text = piece.text
+            match piece.kind:
+                case Kind.REASONING:
+                    for name in () if self._reading.without_reasoning else _REASONING:
+                        fields[name] = fields.get(name, "") + text
+                case Kind.CONTENT:
+                    fields["content"] = fields.get("content", "") + text
+                case Kind.CALL:
+                    function = {"name": text, "arguments": ""}
+                    fields.setdefault("tool_calls", []).append({**self._call(), "function": function})
+                    self._num_calls += 1
+                case Kind.ARGUMENTS:
+                    calls = fields.setdefault("tool_calls", [])
+                    index = self._num_calls - 1
+                    if not calls:
+                        calls.append({"index": index, "function": {"arguments": ""}})
+                    calls[-1]["function"]["arguments"] += text
+        return fields
+
+    def message(self, row: TextRow) -> dict[str, Any]:
+        """OpenAI's `message` of a whole choice."""
+        fields = self.delta(row)
+        calls = [
+            {name: value for name, value in each.items() if name != "index"} for each in fields.pop("tool_calls", [])
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": fields.get("content"), "refusal": None}
+        if self._reading.reasoning_format and not self._reading.without_reasoning:
+            message |= {name: fields.get(name) for name in _REASONING}
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def finish_fields(self, row: TextRow) -> dict[str, Any]:
+        """Why it ended, if it did."""
+        reason = FINISH_REASONS.get(row.finish)
+        fields: dict[str, Any] = {"finish_reason": "tool_calls" if reason == "stop" and self._num_calls else reason}
+        if row.finish:
+            is_ours = self._reading.stop and row.stop_reason == self._reading.stop
+            fields["stop_reason"] = None if is_ours else row.stop_reason
+        return fields
+
+    def _call(self) -> dict[str, Any]:
+        index = self._num_calls
+        return {"index": index, "id": call_id(self._request_id, self._choice, index), "type": "function"}
+
+    def _told(self, row: TextRow) -> Iterable[Piece]:
+        self._count(row.token_ids)
+        for each in self._reader.feed(row.text):
+            piece = each.after(self._place)
+            if piece is not None:
+                yield piece
+            elif each.kind is Kind.CALL:
+                self._num_calls += 1
+        if row.finish:  # what was held back so long was not told anywhere
+            yield from self._reader.end()
+
+    def _count(self, token_ids: Sequence[int]) -> None:
+        if self._is_closed or self._reading.closing_token_id is None:
+            return
+        self._is_closed = self._reading.closing_token_id in token_ids
+        self._num_thinking += token_ids.index(self._reading.closing_token_id) + 1 if self._is_closed else len(token_ids)
