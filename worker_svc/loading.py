@@ -18,6 +18,7 @@ from worker_svc.core.digest import digest_of
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
+from worker_svc.core.script import Script
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 from worker_svc.core.step_sizes import DEFAULT_SIZES
 from worker_svc.driver import wake_driver
@@ -68,13 +69,17 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
         eos_token_ids=eos_token_ids,
     )
     _wake_promptly()
-    behaviour = SimulatedConfig(settings.step_ms / 1e3, settings.eos_every, model_seed=settings.simulated_seed)
+    script = _script(settings, eos_token_ids[0])
+    step_s, seed = settings.step_ms / 1e3, settings.simulated_seed
+    behaviour = SimulatedConfig(step_s, settings.eos_every, model_seed=seed, script=script)
     tokens = _grammar_tokens(settings, facts.vocab_size)
     runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, tokens)
     if faults := Faults(settings.die_on_token, settings.hang_on_token):
         runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
-    digest = digest_of("simulated", facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed)
+    answers = () if settings.script is None else (settings.script.read_bytes(),)
+    known = facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed
+    digest = digest_of("simulated", *known, *answers)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
 
 
@@ -96,6 +101,22 @@ def _grammar_tokens(settings: WorkerSettings, vocab_size: int) -> GrammarTokens 
     from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer  # noqa: PLC0415  (as above)
 
     return GrammarTokens(lambda: read_tokenizer(directory), vocab_size) if (directory / TOKENIZER).is_file() else None
+
+
+def _script(settings: WorkerSettings, eos_token_id: int) -> Script | None:
+    """The script that the settings name.
+
+    Raises:
+        PenstockError: INTERNAL (operator): it cannot be used, or there is no tokenizer for its answers.
+    """
+    if settings.script is None:
+        return None
+    from servicekit.checkpoint.tokenizer import read_tokenizer  # noqa: PLC0415  (as above)
+    from worker_svc.script_file import read_script  # noqa: PLC0415
+
+    return read_script(
+        settings.script, read_tokenizer(Path(settings.tokenizer or settings.model).expanduser()), eos_token_id
+    )
 
 
 def _die() -> None:

@@ -1,6 +1,7 @@
 """Settings of a worker."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -108,6 +109,13 @@ class WorkerSettings(ServiceSettings):
     )
     simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
         default=0, metadata={"help": "simulated: models with different ones give different tokens"}
+    )
+    script: Path | None = field(
+        default=None,
+        metadata={
+            "help": 'simulated: file of answers, a JSON line {"match": text, "answer": text} each; the first line '
+            "whose match is in the prompt has its answer, and where there is none tokens are drawn"
+        },
     )
     die_on_token: Annotated[int, msgspec.Meta(ge=0)] | None = field(
         default=None,

@@ -15,9 +15,10 @@ from contract.domain import chain
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch, tokens_of
-from worker_svc.core.grammars import SlotGrammars, allowed_ids
+from worker_svc.core.grammars import WORD_BITS, SlotGrammars, allowed_ids
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
+from worker_svc.core.script import Script, scripted
 from worker_svc.core.slots import I64, HostSlots
 
 U64 = npt.NDArray[np.uint64]
@@ -35,6 +36,7 @@ class SimulatedConfig:
     model_seed: int = 0  # models with different ones give different tokens
     min_tokens_per_step: int = 1  # a slot that samples gets a pseudo-random number of tokens between these two,
     max_tokens_per_step: int = 1  # as far as the plan lets it advance; the tokens themselves stay the same
+    script: Script | None = None  # what it answers, unless a grammar forbids it; None: all tokens are drawn
 
 
 class PendingSimulatedStep:
@@ -80,6 +82,8 @@ class SimulatedRunner:
         self._min_tokens = np.zeros(limits.max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, tuple[int, ...]] = {}
         self._grammars = SlotGrammars(grammar_tokens, limits.vocab_size)
+        self._answers: dict[int, tuple[int, ...]] = {}  # by slot, of sequences that the script has an answer for
+        self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size)
 
@@ -136,6 +140,11 @@ class SimulatedRunner:
         self._num_logprobs[slot] = _NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
         self._stop_ids[slot] = admission.stop_token_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens
+        self._answers.pop(slot, None)
+        if self._config.script is not None:
+            prompt_ids = admission.token_ids[: admission.num_prompt_tokens].tolist()
+            if answer := self._config.script.answer(prompt_ids):
+                self._answers[slot], self._prompt_lens[slot] = answer, len(prompt_ids)
         # Blocks that hold computed tokens came from another sequence; what was in the others is of no use to this one.
         num_kept = -(-admission.num_computed_tokens // self._limits.block_size)
         self._cache.poison(admission.block_ids[num_kept:])
@@ -185,6 +194,10 @@ class SimulatedRunner:
         for row in (positions < self._min_tokens[slots]).nonzero()[0].tolist():
             stop_ids = self._stop_ids[int(slots[row])]
             token_ids[row] = _allowed(int(token_ids[row]), stop_ids, self._limits.vocab_size)
+        for row, slot in enumerate(slots.tolist()) if self._answers else ():
+            if slot in self._answers:
+                at = int(positions[row]) - self._prompt_lens[slot]
+                token_ids[row] = scripted(self._answers[slot], at, int(token_ids[row]))
         self._follow(slots, drawn, token_ids)
         self._tokens[slots, positions] = token_ids
         state.num_tokens[slots] += 1
@@ -198,8 +211,14 @@ class SimulatedRunner:
         masks = self._grammars.masks(followers)
         self._failures |= {int(slots[row]): why for row, follower in followers if (why := follower.failure())}
         for words, row in zip(masks.words, masks.rows.tolist(), strict=True):
-            token_ids[row] = choose_allowed(int(drawn[row]), words, self._limits.vocab_size)
+            if int(slots[row]) not in self._answers or not is_allowed(int(token_ids[row]), words):
+                token_ids[row] = choose_allowed(int(drawn[row]), words, self._limits.vocab_size)
         self._grammars.follow((follower, int(token_ids[row])) for row, follower in followers)
+
+
+def is_allowed(token_id: int, words: npt.NDArray[np.int32]) -> bool:
+    """Return whether a row of `Masks.words` allows a token."""
+    return bool(words.view(np.uint32)[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & 1)
 
 
 def choose_allowed(drawn: int, words: npt.NDArray[np.int32], vocab_size: int) -> int:
