@@ -70,7 +70,7 @@ def main() -> int:
             collector = stack.enter_context(Collector())
             flags.append(f"--otlp-traces-endpoint={collector.endpoint}")
         # An earlier revision knows no such replies.
-        without = ("told",) if options.revision else ()
+        without = ("told", "tools") if options.revision else ()
         recipes = make_recipes(random.Random(options.seed), options.recipes, without)
         if options.pools == 2:
             return run_two_pools(Path(folder), recipes, flags, options)
@@ -207,7 +207,7 @@ async def _strike(
 
 
 def _accepted(stories: Sequence[Story]) -> list[str]:
-    return [story.request_id.removeprefix("cmpl-") for story in stories if story.request_id]
+    return [story.request_id.rpartition("-")[2] for story in stories if story.request_id]
 
 
 if __name__ == "__main__":

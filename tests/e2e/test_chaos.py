@@ -12,7 +12,7 @@ from servicekit.shape import PROTOCOL
 EARLIER = "a1b39db"  # the oldest revision that shares a pool with this one
 OTHER_PROTOCOL = "25bb9c7"
 
-ROUND = ("--seed=11", "--kills=5", "--every-s=1.2", "--clients=6", "--recipes=16", "--replicas=2")
+ROUND = ("--seed=11", "--kills=5", "--every-s=1.2", "--clients=6", "--recipes=20", "--replicas=2")
 
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 

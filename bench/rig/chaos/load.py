@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import httpx
 
@@ -21,6 +22,8 @@ from bench.rig.chaos.pipeline import MODEL, Gateway
 from bench.rig.chaos.recipes import Recipe
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
+from contract.domain.request import parse_request_id
+from gateway_svc.core.formats.tool_calls import call_id
 from penstock.client import Accepted, AsyncClient, Delta
 
 SILENCE_S = 45.0  # without an event: the stream is lost
@@ -50,6 +53,8 @@ class Sample:
 
     token_ids: list[int] = field(default_factory=list)  # over HTTP only where they are told
     text: str = ""
+    reasoning: str = ""  # of a chat
+    calls: str = ""  # of a chat: for each its index, its id if that is not the derived one, its name and arguments
     finish: str = ""
     stop_reason: int | str | None = None
     logprobs: list[float] = field(default_factory=list)
@@ -221,9 +226,10 @@ def _take_delta(story: Story, delta: Delta) -> None:
 
 async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
     recipe, params = story.recipe, story.recipe.params
+    path = "/v1/completions" if recipe.chat is None else "/v1/chat/completions"
     body = {
         "model": caller.model,
-        "prompt": list(recipe.prompt_ids),
+        **({"prompt": list(recipe.prompt_ids)} if recipe.chat is None else recipe.chat),
         "n": params.n,
         "temperature": params.temperature,
         "seed": params.seed,
@@ -246,7 +252,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
                     url = f"{gateway.http_url}/v1/requests/{story.request_id}/events"
                     call = client.stream("GET", url, headers={"last-event-id": story.last_event_id})
                 else:
-                    call = client.stream("POST", f"{gateway.http_url}/v1/completions", json=body, headers=headers)
+                    call = client.stream("POST", f"{gateway.http_url}{path}", json=body, headers=headers)
                 async with call as reply:
                     await _read_events(story, reply, 0 if recipe.leaves_after else caller.drop_after())
             except httpx.TransportError as error:
@@ -289,6 +295,17 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
     story.end, story.error = End.BROKEN, CUT_SHORT
 
 
+def _take_chat_delta(story: Story, sample: Sample, choice: dict[str, Any]) -> None:
+    delta = choice["delta"]
+    sample.text += delta.get("content") or ""
+    sample.reasoning += delta.get("reasoning") or ""
+    for call in delta.get("tool_calls", ()):
+        if "id" in call:
+            derived = call_id(parse_request_id(story.request_id), choice["index"], call["index"])
+            sample.calls += f"\n{call['index']} {call['id'].replace(derived, '')} {call['function']['name']} "
+        sample.calls += call["function"]["arguments"]
+
+
 def _take_line(story: Story, data: str) -> bool:
     """Return whether nothing more is read."""
     story.event_times_s.append(time.monotonic())
@@ -309,7 +326,10 @@ def _take_line(story: Story, data: str) -> bool:
         story.usage = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
     for choice in chunk["choices"]:
         sample = story.samples[choice["index"]]
-        sample.text += choice["text"]
+        if story.recipe.chat is None:
+            sample.text += choice["text"]
+        else:
+            _take_chat_delta(story, sample, choice)
         sample.token_ids += choice.get("token_ids") or ()
         story.prompt_ids = story.prompt_ids or tuple(choice.get("prompt_token_ids") or ())
         sample.finish = choice["finish_reason"] or sample.finish

@@ -24,7 +24,15 @@ MODEL = "chaos"  # what clients call it
 KINDS = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")
 NUM_WORDS = 1000
 EOS = NUM_WORDS
-VOCAB_SIZE = NUM_WORDS + 1
+_EOS = "<eos>"
+# Beside words and the end: characters, of which chats and calls are made, and the marks of calls.
+_CHARACTERS = "Ċ" + "".join(map(chr, range(0x21, 0x7F))) + "Ġ"
+_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+VOCAB_SIZE = NUM_WORDS + 1 + len(_CHARACTERS) + len(_MARKS)
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}{% if tools %}{{ tools[0].function.name }}"
+    "<tool_call>arguments</tool_call>{% endif %}{{ '<think>' if thinking else '' }}{{ '' if messages else '</think>' }}"
+)
 EOS_EVERY = 300
 MAX_MODEL_LEN = 8192
 READY_TIMEOUT_S = 120.0
@@ -47,15 +55,19 @@ def write_model(directory: Path) -> None:
         "eos_token_id": EOS,
     }
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
+    chats = {"chat_template": _TEMPLATE, "eos_token": _EOS}
+    (directory / "tokenizer_config.json").write_text(json.dumps(chats), "utf-8")
 
 
 def make_tokenizer() -> Tokenizer:
-    """Every token is a word of its own, except the end of sequence."""
+    """Tokens are words of their own, the end of sequence, characters and marks."""
     words = {f"Ġw{token_id:03}": token_id for token_id in range(NUM_WORDS)}
-    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))
+    characters = {character: EOS + 1 + index for index, character in enumerate(_CHARACTERS)}
+    tokenizer = Tokenizer(models.BPE(vocab={**words, _EOS: EOS, **characters}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.add_special_tokens([AddedToken(_EOS, special=True)])
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in _MARKS])
     return tokenizer
 
 

@@ -1,11 +1,12 @@
 """Requests of every kind, drawn from a seed, whose tokens are known without a pipeline."""
 
 import random
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
-from bench.rig.chaos.pipeline import EOS, EOS_EVERY, VOCAB_SIZE, make_tokenizer
+from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make_tokenizer
 from contract.domain import chain
 from contract.domain.params import SamplingParams
 from contract.domain.structured_outputs import StructuredOutputsParams
@@ -15,6 +16,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.simulated import expected_tokens
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+_TOKENIZER = make_tokenizer()
 _TOKENS = GrammarTokens(make_tokenizer, VOCAB_SIZE)
 MAX_TOKENS = 240
 ENDLESS_TOKENS = 8000  # of a request whose client leaves: more than there is time for
@@ -29,7 +31,9 @@ _SHARES = {  # of each kind
     "leaving": 2,
     "structured": 2,
     "told": 2,
+    "tools": 2,
 }
+_MAX_CALL_TOKENS = 600  # of calls and thoughts: some are cut
 _SENTENCES = r"(( w[0-9]{3}){2} w[0-9]{2}7){%d,%d}"  # a regular expression: every third word ends in 7
 
 
@@ -42,6 +46,7 @@ class Recipe:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
+    chat: Mapping[str, Any] | None = None  # what a chat's body says beside parameters; None: it is no chat
 
     @property
     def is_told(self) -> bool:
@@ -70,6 +75,8 @@ def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -
 
 
 def _make(rng: random.Random, kind: str) -> Recipe:
+    if kind == "tools":
+        return _calls(rng)
     low, high = _LONG_PROMPT if kind == "long" else (1, 60)
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
     is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
@@ -88,6 +95,23 @@ def _make(rng: random.Random, kind: str) -> Recipe:
     return recipe
 
 
+def _calls(rng: random.Random) -> Recipe:
+    """A chat whose output calls functions, perhaps after a thought, or may call them."""
+    params = SamplingParams(
+        temperature=1.0, seed=rng.randrange(2**31), max_tokens=rng.randint(_MAX_CALL_TOKENS // 6, _MAX_CALL_TOKENS)
+    )
+    fewest = rng.randint(2, 30)
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": fewest, "maxItems": fewest + 4}
+    schema = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
+    chat = {
+        "messages": [{"role": "user", "content": f" w{rng.randrange(NUM_WORDS):03}"}],
+        "tools": [{"type": "function", "function": {"name": "count", "strict": True, "parameters": schema}}],
+        "tool_choice": rng.choice(("required", "auto")),
+        "chat_template_kwargs": {"thinking": rng.random() < 0.3},
+    }
+    return Recipe("tools", True, (), params, chat=chat)
+
+
 def _form(rng: random.Random) -> StructuredOutputsParams:
     fewest = rng.randint(5, 40)
     return StructuredOutputsParams(regex=_SENTENCES % (fewest, fewest + rng.randint(0, 5)))
@@ -98,8 +122,9 @@ def _with_stop(rng: random.Random, recipe: Recipe) -> SamplingParams:
     assert recipe.params.max_tokens is not None
     tokens = list(islice(recipe.expected(0), recipe.params.max_tokens))
     at = rng.randrange(5, len(tokens) - 1)
-    first, second = (f" w{token_id:03}" for token_id in tokens[at : at + 2])
+    first, second = (_TOKENIZER.decode([token_id]) for token_id in tokens[at : at + 2])
     stop = first[1:] if rng.random() < 0.5 else first[-2:] + second[:-1]
+    stop = stop or first + second
     return SamplingParams(
         temperature=recipe.params.temperature,
         seed=recipe.params.seed,

@@ -130,7 +130,7 @@ def _change(story: Story, model: Model) -> str:
 
 
 def _difference(sample: Sample, wanted: Sample, *, is_whole: bool) -> str:
-    for name in ("token_ids", "text", "logprobs"):
+    for name in ("token_ids", "text", "reasoning", "calls", "logprobs"):
         got, expected = getattr(sample, name), getattr(wanted, name)
         shared = len(got) if is_whole else min(len(got), len(expected))
         if got[:shared] != expected[: len(expected) if is_whole else shared]:
