@@ -20,7 +20,7 @@ from torch import Tensor
 from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chunk_spans, chunk_tiles
 from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots, Runs
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention.decode import DecodeRows

@@ -6,7 +6,7 @@ from torch import Tensor
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.kernels.attention.decode import DecodeRows
 from worker_svc.core.kernels.sampling.draw import sample_tokens
@@ -47,22 +47,22 @@ class DecodeStep:
 
 
 class StepDecoder:
-    """Implement `Decoder`: launches each kernel by itself, and takes no small steps: nothing is gained by that."""
+    """Implement `DeviceDecoder`: launches each kernel by itself, and takes no small steps, which gain nothing."""
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
 
     def decode(self, slots: I64) -> DecodeOutput:
-        """Implement `Decoder.decode`."""
+        """Implement `DeviceDecoder.decode`."""
         (on_device,) = upload(self._step.state.num_computed.device, slots)
         return self._step(on_device)
 
     def compute(self, batch: Batch) -> DecodeOutput | None:  # noqa: ARG002
-        """Implement `Decoder.compute`."""
+        """Implement `DeviceDecoder.compute`."""
         return None
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, extras: Extras | None) -> Sampled:
-        """Implement `Decoder.sample`."""
+        """Implement `DeviceDecoder.sample`."""
         state, extras = self._step.state, extras or _NO_EXTRAS
         asked = draw_inputs(slots, state)
         changed = changed_logits(

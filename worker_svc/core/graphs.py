@@ -16,7 +16,7 @@ from contract.domain.params import MAX_BAD_WORD_TOKENS
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs
 from worker_svc.core.decode_step import DecodeStep, StepDecoder
-from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.sampling.changes import Changes, Entries, Words
 from worker_svc.core.sampler import Extras
@@ -38,7 +38,7 @@ def batch_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs(StepDecoder):
-    """Implement `Decoder`; nothing can be decoded before `capture`."""
+    """Implement `DeviceDecoder`; nothing can be decoded before `capture`."""
 
     def __init__(self, step: DecodeStep, chunks: ChunkGraphs | None = None) -> None:
         super().__init__(step)
@@ -103,7 +103,7 @@ class DecodeGraphs(StepDecoder):
         return graph, output
 
     def decode(self, slots: I64) -> DecodeOutput:
-        """Implement `Decoder.decode`."""
+        """Implement `DeviceDecoder.decode`."""
         if slots is not self._last:
             self._choose(slots)
         graph, output = self._chosen
@@ -123,5 +123,5 @@ class DecodeGraphs(StepDecoder):
         self._chosen = graph, output.first(len(slots))
 
     def compute(self, batch: Batch) -> DecodeOutput | None:
-        """Implement `Decoder.compute`."""
+        """Implement `DeviceDecoder.compute`."""
         return self._chunks.compute(batch) if self._chunks is not None else None

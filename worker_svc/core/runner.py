@@ -14,7 +14,7 @@ from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.continuation import Continuation
-from worker_svc.core.decoder import DecodeOutput, Decoder
+from worker_svc.core.device_decoding import DecodeOutput, DeviceDecoder
 from worker_svc.core.device_grammars import DeviceGrammars
 from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.grammars import SlotGrammars
@@ -80,7 +80,7 @@ class ModelRunner:
         limits: Limits,
         clock_ns: Callable[[], int],
         *,
-        make_decoder: Callable[[DeviceSlots], Decoder] | None = None,
+        make_decoder: Callable[[DeviceSlots], DeviceDecoder] | None = None,
     ) -> None:
         """Nothing is in a slot yet.
 
@@ -244,7 +244,7 @@ class ModelRunner:
         return _columns(sampled)
 
 
-def _chosen(decoder: Decoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
+def _chosen(decoder: DeviceDecoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
     """Choose what temperatures alone decide, if it is not chosen already; where a row asks for more, choose in place of
     these before anything reads them.
     """

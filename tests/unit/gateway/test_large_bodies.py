@@ -36,10 +36,10 @@ def test_others_are_answered_while_a_large_body_is_read(
     begun, go_on = threading.Event(), threading.Event()
     inner = getattr(module, name)
 
-    def slow(*given: Any) -> Any:
+    def slow(*given: Any, **named: Any) -> Any:
         begun.set()
         assert go_on.wait(LIMIT_S)
-        return inner(*given)
+        return inner(*given, **named)
 
     monkeypatch.setattr(module, name, slow)
     replies: list[httpx.Response] = []

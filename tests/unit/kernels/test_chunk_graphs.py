@@ -17,7 +17,7 @@ from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_shapes
 from worker_svc.core.decode_step import StepDecoder
-from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention import decode
 from worker_svc.core.kernels.attention.tuning import Shares

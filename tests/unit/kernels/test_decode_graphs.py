@@ -16,7 +16,7 @@ from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.compute import ALL_GRAPHS, TritonCompute
 from worker_svc.core.decode_step import StepDecoder
-from worker_svc.core.decoder import DecodeOutput
+from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.graphs import DecodeGraphs
 from worker_svc.core.runner import ModelRunner
 

@@ -43,7 +43,9 @@ class RotaryEmbedding:
         self.table = torch.cat((angles.cos(), angles.sin()), dim=-1)
 
     def __call__(self, queries: Projected, keys: Projected) -> tuple[Projected, Projected]:
-        """Both, turned by whoever reads them."""
+        """Both, still to be turned: attention does that as it reads them, by `kernels/attention` or, where torch
+        attends, by `rotate`.
+        """
         return replace(queries, rotary=self), replace(keys, rotary=self)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ class DecodeOutput:
         return DecodeOutput(self.logits[:num_rows], token_ids, self.slots[:num_rows], self.positions[:num_rows])
 
 
-class Decoder(Protocol):
+class DeviceDecoder(Protocol):
     """Works on the slots' device state; never waits for the device."""
 
     def decode(self, slots: I64) -> DecodeOutput:
