@@ -21,12 +21,12 @@ from detokenizer_svc.core.extent import LogLimits
 from detokenizer_svc.core.spans import is_sampled
 from detokenizer_svc.followers import Followers
 from detokenizer_svc.gateways import Gateways
-from detokenizer_svc.leases import Deaths
 from detokenizer_svc.metrics import DetokenizerCollector, ServiceStats
 from detokenizer_svc.outbox import MANY_ENDS, TextOutbox
 from detokenizer_svc.rebuild import rebuild
 from detokenizer_svc.settings import DetokenizerSettings
 from detokenizer_svc.shard import Shard, Taken
+from detokenizer_svc.shard_claims import Deaths
 from detokenizer_svc.shards import LeasedShards
 from detokenizer_svc.tracing import SpanCollector, TraceExporter
 from servicekit.bus import Bus, BusFull, BusUnavailable

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from detokenizer_svc import leases
+from detokenizer_svc import shard_claims
 from detokenizer_svc.shard import Shard
 from servicekit.bus.calls import Call, LeaseShard, ReleaseShard, SessionInfo
 
@@ -72,16 +72,16 @@ class LeasedShards:
     def note(self, sessions: Iterable[SessionInfo], sid: bytes) -> None:
         """Take over from a survey who else is there for the shards."""
         sessions = list(sessions)
-        self.has_successor = leases.has_successor(sessions, sid)
-        self._share = leases.fair_share(self._num_shards, sessions)
+        self.has_successor = shard_claims.has_successor(sessions, sid)
+        self._share = shard_claims.fair_share(self._num_shards, sessions)
 
     def surplus(self) -> list[Shard]:
         """The shards to give back."""
-        return [self._shards[number] for number in leases.surplus(self._shards, self._share)]
+        return [self._shards[number] for number in shard_claims.surplus(self._shards, self._share)]
 
     def wanted(self, sid: bytes) -> Iterator[int]:
         """The shards to try for, one after the other, until there are enough."""
-        for number in leases.candidates(self._shards, self._num_shards, sid):
+        for number in shard_claims.candidates(self._shards, self._num_shards, sid):
             if len(self._shards) >= self._share:
                 return
             yield number

@@ -9,8 +9,8 @@ import torch
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import read_json
 from worker_svc.core.layers.placement import WantedTensor
-from worker_svc.lanes import TensorLoad, carry
 from worker_svc.stored import FLOATS, StoredTensor, read_header
+from worker_svc.weight_reading import TensorLoad, carry
 
 _SINGLE_FILE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth")

@@ -5,10 +5,10 @@ from typing import Any
 
 from contract.domain.finish import FinishReason
 from contract.domain.rows import TextRow
+from gateway_svc.core.formats.call_ids import call_id
 from gateway_svc.core.formats.pieces import Kind, Piece
 from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.formats.tool_calls import call_id
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _REASONING = ("reasoning", "reasoning_content")  # vLLM's name, and the one that was first

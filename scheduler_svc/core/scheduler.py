@@ -16,10 +16,10 @@ from contract.domain.plan import StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import StartReason
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.draft import Draft
 from scheduler_svc.core.early_cancels import EarlyCancel, EarlyCancels
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
+from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import POLICIES
 from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.reuse import belongs_elsewhere, reusable
@@ -166,7 +166,7 @@ class Scheduler:
         if not self.may_plan(worker_id):
             return None
         worker = self.workers[worker_id]
-        draft = Draft()
+        draft = PlanDraft()
         decoding = self._give_blocks(worker, draft)
         budget = worker.max_num_batched_tokens - len(decoding)
         for sequence in list(worker.prefilling):
@@ -203,7 +203,7 @@ class Scheduler:
             self._finish(SequenceEnd(sequence, FinishReason(rows.finishes[row])))
         return with_ends(rows, self._end(ends)) if ends else rows
 
-    def _give_blocks(self, worker: WorkerState, draft: Draft) -> I64:
+    def _give_blocks(self, worker: WorkerState, draft: PlanDraft) -> I64:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
         slots = worker.decoding()
         while True:
@@ -215,7 +215,7 @@ class Scheduler:
         draft.appended = [(slot, worker.append_block(slot)) for slot in short.tolist()]
         return slots
 
-    def _preempt(self, worker: WorkerState, draft: Draft) -> None:
+    def _preempt(self, worker: WorkerState, draft: PlanDraft) -> None:
         """Take the last by the policy's order out of its slot, to be recomputed later.
 
         The first by that order is never the victim while others run, and alone it has every block: it progresses.
@@ -242,7 +242,7 @@ class Scheduler:
         is_nearly_full = len(worker.free_slots) * _NEARLY_FULL < worker.limits.max_num_seqs
         return not is_nearly_full or worker.num_plain_plans + 1 >= self.config.admit_every
 
-    def _admit(self, worker: WorkerState, budget: int, draft: Draft, now_ns: int) -> None:
+    def _admit(self, worker: WorkerState, budget: int, draft: PlanDraft, now_ns: int) -> None:
         """Start waiting sequences in the policy's order while there are slots, blocks and budget.
 
         The first that lacks blocks ends it, so that none is overtaken for being long. Passed over are those that this
@@ -272,7 +272,9 @@ class Scheduler:
         for key, sequence in passed_over:
             waiting.push(key, sequence)
 
-    def _start(self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: Draft, now_ns: int) -> None:
+    def _start(
+        self, worker: WorkerState, sequence: SequenceState, reused: Reused, draft: PlanDraft, now_ns: int
+    ) -> None:
         request = sequence.request
         is_first = sequence.index == 0 and not sequence.started
         if not sequence.started:
@@ -287,7 +289,7 @@ class Scheduler:
             self._counters.queue_time.observe(max(0, now_ns - request.added_ns) * 1e-9)
         draft.admit(sequence, reused)
 
-    def _issue(self, worker: WorkerState, decoding: I64, draft: Draft, now_ns: int) -> StepPlan:
+    def _issue(self, worker: WorkerState, decoding: I64, draft: PlanDraft, now_ns: int) -> StepPlan:
         """Make the plan. From here on later plans may read what it computes."""
         worker.num_computed_tokens[decoding] += 1
         worker.num_tokens[decoding] += 1

@@ -23,7 +23,7 @@ from bench.rig.chaos.recipes import Recipe
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
 from contract.domain.request import parse_request_id
-from gateway_svc.core.formats.tool_calls import call_id
+from gateway_svc.core.formats.call_ids import call_id
 from penstock.client import Accepted, AsyncClient, Delta
 
 SILENCE_S = 45.0  # without an event: the stream is lost

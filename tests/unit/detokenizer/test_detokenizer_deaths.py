@@ -1,6 +1,6 @@
 """Since when a dead detokenizer's shards have waited."""
 
-from detokenizer_svc.leases import Deaths
+from detokenizer_svc.shard_claims import Deaths
 from servicekit.bus.calls import SessionInfo, SessionKind
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from contract.domain.errors import ErrorCode, PenstockError
 from servicekit.checkpoint.model import read_checkpoint
-from worker_svc import lanes, weights
+from worker_svc import weight_reading, weights
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.layers.linear import Linear, Projection
@@ -67,15 +67,15 @@ def test_threads_take_short_turns_only_while_weights_are_read(
 ) -> None:
     usual_s = sys.getswitchinterval()
     meanwhile_s = []
-    read = lanes._read
+    read = weight_reading._read
 
-    def watched(file: int, piece: lanes._Piece, buffer: Tensor) -> Tensor:
+    def watched(file: int, piece: weight_reading._Piece, buffer: Tensor) -> Tensor:
         meanwhile_s.append(sys.getswitchinterval())
         if is_broken:
             raise ValueError("broken")
         return read(file, piece, buffer)
 
-    monkeypatch.setattr(lanes, "_read", watched)
+    monkeypatch.setattr(weight_reading, "_read", watched)
     with pytest.raises(ValueError, match="broken") if is_broken else nullcontext():
         load(tmp_path, TENSORS)
     assert meanwhile_s
@@ -84,13 +84,13 @@ def test_threads_take_short_turns_only_while_weights_are_read(
 
 
 def test_tensors_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, all_are_at_it = lanes._read, threading.Barrier(len(TENSORS), timeout=120)
+    read, all_are_at_it = weight_reading._read, threading.Barrier(len(TENSORS), timeout=120)
 
-    def read_together(file: int, piece: lanes._Piece, buffer: Tensor) -> Tensor:
+    def read_together(file: int, piece: weight_reading._Piece, buffer: Tensor) -> Tensor:
         all_are_at_it.wait()
         return read(file, piece, buffer)
 
-    monkeypatch.setattr(lanes, "_read", read_together)
+    monkeypatch.setattr(weight_reading, "_read", read_together)
     load(tmp_path, TENSORS)
 
 
@@ -104,8 +104,8 @@ def test_the_progress_bar_ends_at_all_bytes(tmp_path: Path, monkeypatch: pytest.
             super().__init__(**(options | {"disable": False, "file": StringIO()}))
             shown.append(self)
 
-    monkeypatch.setattr(lanes, "tqdm", Shown)
-    monkeypatch.setattr(lanes, "BUFFER_BYTES", 60)
+    monkeypatch.setattr(weight_reading, "tqdm", Shown)
+    monkeypatch.setattr(weight_reading, "BUFFER_BYTES", 60)
     load(tmp_path, TENSORS)
     (bar,) = shown
     assert bar.n == bar.total == sum(tensor.nbytes for tensor in TENSORS.values())
@@ -116,7 +116,7 @@ def test_the_progress_bar_ends_at_all_bytes(tmp_path: Path, monkeypatch: pytest.
 def test_tensors_come_in_pieces_that_fit_into_a_buffer(
     buffer_bytes: int, stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(weight_reading, "BUFFER_BYTES", buffer_bytes)
     save_file({name: tensor.to(stored) for name, tensor in TENSORS.items()}, tmp_path / "model.safetensors")
     for rank in range(2):
         placement, up, down = layers(rank, 2)
@@ -132,10 +132,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     save_file(TENSORS, path)
     placement, _, _ = layers()
     shards = {shard.name: shard for shard in placement.wanted}
-    loads = [lanes.TensorLoad(path, stored, shards[name]) for name, stored in read_header(path).items()]
+    loads = [weight_reading.TensorLoad(path, stored, shards[name]) for name, stored in read_header(path).items()]
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt .*shorter"):
-        lanes.carry(loads)
+        weight_reading.carry(loads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -10,7 +10,7 @@ from scheduler_svc.core.worker import I64, Reused, WorkerState
 
 
 @dataclass(slots=True)
-class Draft:
+class PlanDraft:
     """The part of a plan that is not decoding."""
 
     admissions: list[Admission] = field(default_factory=list)
