@@ -29,6 +29,7 @@ from gateway_svc.core.openai import Ask, DefaultsOf, parse_chat, parse_completio
 from gateway_svc.core.recollection import request_fields
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import DeliveredSequence
+from gateway_svc.core.timeline import Passage, timeline_fields
 from gateway_svc.http_calls import (
     CallReply,
     Stream,
@@ -85,6 +86,7 @@ _ROUTES = (
     ("/v1/models/{name:path}", "model", ["GET"]),
     ("/v1/requests/{request_id}", "request", ["GET", "DELETE"]),
     ("/v1/requests/{request_id}/events", "events", ["GET"]),
+    ("/v1/requests/{request_id}/timeline", "timeline", ["GET"]),
     ("/health", "health", ["GET"]),
     ("/ping", "ping", ["GET", "POST"]),
     ("/ready", "ready", ["GET"]),
@@ -194,7 +196,18 @@ class HttpApi:
         if request.method == "DELETE":
             return await self._cancel(request.path_params["request_id"], pool, request_id, caller.tenant)
         found = await pool.reception.recall(request_id, caller.tenant)
-        return json_response(request_fields(found.form, _STATES[found.state], found.rows))
+        return json_response(request_fields(found.form, _STATES[found.state], found.rows()))
+
+    async def timeline(self, request: Request) -> Response:
+        """GET /v1/requests/{id}/timeline: what happened to the request when; all of it once it has ended."""
+        caller = self.auth.authenticate(request.headers)
+        pool, request_id = self._asked(request)
+        found = await pool.reception.recall(request_id, caller.tenant)
+        passages = [
+            Passage(each, _STATES[known.state], timeline, known.delivered_ns)
+            for (each, known), timeline in zip(found.requests, found.timelines(), strict=True)
+        ]
+        return json_response(timeline_fields(found.form, _STATES[found.state], passages))
 
     async def events(self, request: Request) -> ASGIApp:
         """GET /v1/requests/{id}/events: the stream of a request after `Last-Event-ID`, without it from its start."""

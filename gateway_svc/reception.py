@@ -9,6 +9,7 @@ from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from contract.domain.finish import CancelReason
 from contract.domain.request import Request, format_request_id
 from contract.domain.rows import TextRow
+from contract.domain.timeline import Timeline
 from gateway_svc import wire
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.core.admission import Crowd, admit
@@ -28,8 +29,28 @@ class Recollection:
     """A call as the pool knows it."""
 
     form: ReplyForm
-    state: RequestState  # of the request that is least far
-    rows: list[list[TextRow]]  # of each request that has ended, one for each sample
+    requests: list[tuple[bytes, Recalled]]  # with their ids
+
+    @property
+    def state(self) -> RequestState:
+        """That of the request that is least far."""
+        return min((found.state for _, found in self.requests), key=list(RequestState).index)
+
+    def rows(self) -> list[list[TextRow]]:
+        """Of each request that has ended, one for each sample.
+
+        Raises:
+            PenstockError: INTERNAL: a result is another version's.
+        """
+        return [_rows(each, found.result) for each, found in self.requests if found.result is not None]
+
+    def timelines(self) -> list[Timeline | None]:
+        """Of each request; None: it has not ended.
+
+        Raises:
+            PenstockError: INTERNAL: a result is another version's.
+        """
+        return [None if found.result is None else _timeline(found.result) for _, found in self.requests]
 
 
 class Reception:
@@ -173,15 +194,12 @@ class Reception:
         """
         form = await self.form_of(request_id, tenant)
         recalled = await self._outbox.recall(form.request_ids, tenant)
-        states: list[RequestState] = []
-        rows = []
+        requests = []
         for each, found in zip(form.request_ids, recalled, strict=True):
             if found is None:
                 raise self._unknown(each)
-            states.append(found.state)
-            if found.result is not None:
-                rows.append(_rows(each, found.result))
-        return Recollection(form, min(states, key=list(RequestState).index), rows)
+            requests.append((each, found))
+        return Recollection(form, requests)
 
     async def has_ended(self, request_id: bytes, tenant: str) -> bool:
         """Return whether the call of a request is over, and its result still kept.
@@ -278,5 +296,12 @@ class Reception:
 def _rows(request_id: bytes, result: bytes) -> list[TextRow]:
     try:
         return wire.decode_finished(request_id, result)
+    except PoisonMessageError as error:
+        raise PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}") from error
+
+
+def _timeline(result: bytes) -> Timeline:
+    try:
+        return wire.decode_finished_timeline(result)
     except PoisonMessageError as error:
         raise PenstockError(ErrorCode.INTERNAL, f"the result cannot be read: {error}") from error

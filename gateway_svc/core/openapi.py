@@ -165,6 +165,13 @@ _OPERATIONS = (
         _FOLLOWED,
         headers=_LAST_EVENT,
     ),
+    _Operation(
+        "/v1/requests/{request_id}/timeline",
+        "GET",
+        "What happened to it when",
+        {_JSON: reply_schemas.TimelineReply},
+        _ASKED,
+    ),
     *(
         _Operation(
             path,

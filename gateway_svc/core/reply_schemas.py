@@ -109,6 +109,27 @@ class RequestReply(msgspec.Struct):
     error: ErrorFields | None
 
 
+class PassageFields(msgspec.Struct):
+    """One request of a call on its way."""
+
+    request_id: str
+    state: Literal["waiting", "running", "ended"]
+    moments: list[dict[str, Any]]
+    num_more_starts: int
+
+
+class TimelineReply(msgspec.Struct):
+    """What happened to a call when."""
+
+    id: str
+    object: Literal["request.timeline"]
+    created: int
+    model: str
+    state: Literal["waiting", "running", "ended"]
+    accepted_unix_ms: float
+    requests: list[PassageFields]
+
+
 class CancelReply(msgspec.Struct):
     """The outcome of a cancel."""
 

@@ -11,7 +11,13 @@ from gateway_svc.wire.operations import (
 )
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
-from gateway_svc.wire.text import decode_finished, decode_text, encode_offsets, error_code
+from gateway_svc.wire.text import (
+    decode_finished,
+    decode_finished_timeline,
+    decode_text,
+    encode_offsets,
+    error_code,
+)
 from gateway_svc.wire.vocabulary import (
     Question,
     detokenize_question,
@@ -31,6 +37,7 @@ __all__ = [
     "count_prompt_tokens",
     "count_sessions",
     "decode_finished",
+    "decode_finished_timeline",
     "decode_generate",
     "decode_offsets",
     "decode_reply_form",

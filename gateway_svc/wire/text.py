@@ -10,8 +10,10 @@ from contract.domain.chain import CHAIN_START
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import FinishReason, RequestError, Usage
 from contract.domain.rows import REQUEST_ID_BYTES, TextRow
+from contract.domain.timeline import Timeline
 from contract.v1 import common_pb2, text_pb2
 from contract.wire.requests import pack_u32
+from contract.wire.timeline import decode_timeline
 from gateway_svc.core.logprob_columns import LogprobColumns
 from gateway_svc.core.streams import DeliveredSequence
 
@@ -121,6 +123,18 @@ def encode_offsets(sequences: Sequence[DeliveredSequence]) -> bytes:
         text_offsets=pack_u32(each.num_chars for each in sequences),
         chains=np.fromiter((each.chain for each in sequences), "<u8").tobytes(),
     ).SerializeToString()
+
+
+def decode_finished_timeline(payload: bytes) -> Timeline:
+    """The times of a FinishedRequest.
+
+    Raises:
+        PoisonMessageError: not a FinishedRequest.
+    """
+    try:
+        return decode_timeline(text_pb2.FinishedRequest.FromString(payload).timeline)
+    except DecodeError as error:
+        raise PoisonMessageError(f"not a FinishedRequest: {error}") from error
 
 
 def decode_finished(request_id: bytes, payload: bytes) -> list[TextRow]:

@@ -20,6 +20,7 @@ _COMMANDS = {
     "chat": "talk with the model in the terminal",
     "complete": "continue a text",
     "status": "show what the pipeline does",
+    "trace": "draw the way of one request",
     "run-batch": "carry out a file of requests on an OpenAI server",
     "keys": "make API keys",
     "tune": "measure a model's products on this GPU, for its workers",

@@ -17,7 +17,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name in (
         *("serve", "gateway", "tokenizer", "scheduler", "worker", "detokenizer"),
-        *("chat", "complete", "status", "run-batch", "keys", "tune", "bench", "collect-env"),
+        *("chat", "complete", "status", "trace", "run-batch", "keys", "tune", "bench", "collect-env"),
     ):
         assert f"\n  {name} " in shown
 
