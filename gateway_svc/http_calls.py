@@ -60,7 +60,7 @@ class CallReply:
         form, stream, headers = self._form, self._stream, self._headers
         sink: SseSink | ReplySink
         if stream is None:
-            sink = ReplySink(send, Reply(form.head), form.n, headers)
+            sink = ReplySink(send, Reply(form.head), form.n, headers, form.arrival_ns)
         else:
             sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
             sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from contract.domain import chain as chains
@@ -164,11 +165,14 @@ class ReplySink:
 
     has_room = True
 
-    def __init__(self, send: Send, reply: Reply, n: int, headers: Headers) -> None:
+    def __init__(self, send: Send, reply: Reply, n: int, headers: Headers, arrival_ns: int) -> None:
+        """`arrival_ns`: when the call was accepted, Unix time."""
         self._outlet = Outlet(send, lambda: None)
         self._reply = reply
         self._n = n
         self._headers = headers
+        self._arrival_ns = arrival_ns
+        self._first_ns = 0  # when the first row came
 
     def learn(self, prompt: int, num_prompt_tokens: int) -> None:
         """Implement `call.Sink`: the usage comes with the ends."""
@@ -181,17 +185,23 @@ class ReplySink:
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (for event ids)
         """Implement `call.Sink`."""
+        self._first_ns = self._first_ns or time.time_ns()
         self._reply.add(prompt * self._n + row.sequence, row)
 
     def end(self, usages: Sequence[Usage]) -> None:
         """The reply."""
-        headers = [(b"content-type", b"application/json"), *self._headers]
+        headers = [(b"content-type", b"application/json"), self._timing(), *self._headers]
         _write_whole(self._outlet, 200, headers, encode(self._reply.fields(usages)))
 
     def fail(self, error: PenstockError) -> None:
         """The error instead of a reply."""
         headers = [*error_headers(error), *self._headers]
         _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
+
+    def _timing(self) -> tuple[bytes, bytes]:
+        """The header Server-Timing: milliseconds since the call was accepted."""
+        first_ms, total_ms = ((at_ns - self._arrival_ns) / 1e6 for at_ns in (self._first_ns, time.time_ns()))
+        return b"server-timing", b"first-token;dur=%.1f, total;dur=%.1f" % (first_ms, total_ms)
 
 
 class QueueSink:

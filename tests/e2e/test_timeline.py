@@ -20,6 +20,8 @@ def test_a_request_that_was_answered_has_every_moment_in_order(simulated: Served
     body = {"prompt": "tell", "max_tokens": 12, "temperature": 0}
     reply = httpx.post(f"{simulated.http_url}/v1/completions", json=body, timeout=120)
     request_id = reply.headers["x-penstock-request-id"]
+    timing = dict(each.split(";dur=") for each in reply.headers["server-timing"].split(", "))
+    assert 0 < float(timing["first-token"]) <= float(timing["total"])
     wait_until(
         lambda: [each["name"] for each in moments(simulated, request_id)] == NAMES, 60, "the client's last byte is told"
     )

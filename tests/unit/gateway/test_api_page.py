@@ -99,7 +99,7 @@ def test_the_headers_are_those_that_are_read_and_told() -> None:
     told = {
         *(http_calls.REQUEST_ID_HEADER.decode(), intake.CLIENT_ID_HEADER),
         http_replies.IGNORED_FIELDS_HEADER.decode(),
-        *("x-should-retry", "retry-after", "www-authenticate", "allow"),
+        *("server-timing", "x-should-retry", "retry-after", "www-authenticate", "allow"),
     }
     assert {name.lower() for name in listed("Headers of replies")} == told
 

@@ -334,7 +334,7 @@ class Worker:
                 if received.session == session and received.plan.step <= step:
                     continue
                 if received.session != session or received.plan.step != step + 1:
-                    position = self._register(connection)
+                    position = self._begin_anew(connection)
                     break
                 while self.is_held.is_set() and not self._stopped.is_set():
                     time.sleep(0.002)
@@ -345,8 +345,18 @@ class Worker:
                 if self.spoil is not None:
                     payload, self.spoil = self.spoil, None
                 fields = {keys.PAYLOAD: payload}
-                connection.call(Append(self.bus.keys.results(self.name), fields, keys.RESULTS_CAP))
+                try:
+                    connection.call(Append(self.bus.keys.results(self.name), fields, keys.RESULTS_CAP))
+                except BusUnavailable:  # its next life computes it again
+                    position = self._reconnect(connection)
+                    break
         connection.call(Leave(self.incarnation))
+
+    def _begin_anew(self, connection: Connection) -> bytes:
+        try:
+            return self._register(connection)
+        except BusUnavailable:
+            return self._reconnect(connection)
 
     def _reconnect(self, connection: Connection) -> bytes:
         while True:
