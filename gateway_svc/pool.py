@@ -138,7 +138,7 @@ class Pool:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Who knows its tokens."""
+        """The vocabulary of the pool."""
         return self._tokenizers
 
     def offer(self, model_names: tuple[str, ...]) -> None:

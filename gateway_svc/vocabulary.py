@@ -38,7 +38,7 @@ _logger = structlog.stdlib.get_logger(__name__)
 
 
 class Vocabulary(Protocol):
-    """What a gateway asks about text and tokens."""
+    """The questions of a gateway about text and tokens."""
 
     async def tokenize(self, ask: TokenizeAsk) -> Tokenized:
         """The tokens of a text or a chat.
@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
         ...
 
     async def prepare(self, request: Request) -> Prepared:
-        """What would be computed for a request, with every check that it would pass.
+        """The tokens that a request would have computed, with every check that it would pass.
 
         Raises:
             PenstockError: as it would end; UNAVAILABLE: nobody answers.
@@ -68,7 +68,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerAccess:
-    """What it takes to be let in by the tokenizers of a pool."""
+    """The means by which the tokenizers of a pool let a gateway in."""
 
     control_token: TokenFile | None = None
     ca: Path | None = None  # PEM, who signs their certificates; None: they have none

@@ -234,7 +234,7 @@ class _Stream:
         self._wake()
 
     async def next(self) -> RequestOutput:
-        """What is new.
+        """The latest output, when there is a new one.
 
         Raises:
             PenstockError: nothing comes any more.

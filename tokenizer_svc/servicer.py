@@ -34,7 +34,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return await asyncio.to_thread(self._apply_chat_template, request)
 
     async def Prepare(self, request: tokenizer_pb2.PrepareCall, _context: Any) -> tokenizer_pb2.PrepareReply:  # noqa: N802
-        """What would be computed for a request."""
+        """The tokens that a request would have computed."""
         return await asyncio.to_thread(self._prepare, request)
 
     def _tokenize(self, call: tokenizer_pb2.TokenizeCall) -> tokenizer_pb2.TokenizeReply:

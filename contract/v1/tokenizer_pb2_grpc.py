@@ -83,7 +83,7 @@ class TokenizerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """What would be computed for a request, with every check that it would pass; nothing is.
+        """The tokens that a request would have computed, with every check that it would pass; nothing is computed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

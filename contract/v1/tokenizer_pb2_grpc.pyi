@@ -40,7 +40,7 @@ class TokenizerStub:
     ApplyChatTemplate: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.ApplyChatTemplateCall, _tokenizer_pb2.ApplyChatTemplateReply]
     """The prompt that the model's chat template makes of messages."""
     Prepare: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]
-    """What would be computed for a request, with every check that it would pass; nothing is."""
+    """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
 
 @_typing.type_check_only
 class TokenizerAsyncStub(TokenizerStub):
@@ -54,7 +54,7 @@ class TokenizerAsyncStub(TokenizerStub):
     ApplyChatTemplate: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.ApplyChatTemplateCall, _tokenizer_pb2.ApplyChatTemplateReply]  # type: ignore[assignment]
     """The prompt that the model's chat template makes of messages."""
     Prepare: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]  # type: ignore[assignment]
-    """What would be computed for a request, with every check that it would pass; nothing is."""
+    """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
 
 class TokenizerServicer(metaclass=_abc_1.ABCMeta):
     """Text to token ids and back."""
@@ -89,6 +89,6 @@ class TokenizerServicer(metaclass=_abc_1.ABCMeta):
         request: _tokenizer_pb2.PrepareCall,
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.PrepareReply, _abc.Awaitable[_tokenizer_pb2.PrepareReply]]:
-        """What would be computed for a request, with every check that it would pass; nothing is."""
+        """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
 
 def add_TokenizerServicer_to_server(servicer: TokenizerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,7 +23,7 @@ class OfferedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What tokenizers tell of their model."""
+    """The facts that tokenizers tell of their model."""
 
     defaults: GenerationDefaults
     chat: ChatFacts = UNKNOWN_CHAT

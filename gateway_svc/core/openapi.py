@@ -87,7 +87,7 @@ _Header = tuple[str, dict[str, Any], str]
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What one method of one route does."""
+    """One method of one route."""
 
     path: str
     method: str
@@ -307,7 +307,7 @@ def _renamed(value: Any) -> Any:
 
 
 def _explain(properties: dict[str, Any]) -> None:
-    """What is in the table of parameters is said as there; a chat's messages are what they must be."""
+    """Describe parameters as their table does, and the messages of a chat as they must be."""
     for name, schema in properties.items():
         if name == "messages":
             schema["anyOf"][0] |= {"items": {"$ref": _REF.format(name="ChatMessage")}, "minItems": 1}

@@ -46,7 +46,7 @@ class ReplyHead:
     request_id: bytes = b""  # of the call's first request
 
     def prompt(self, choice: int) -> ToldPrompt:
-        """What is told of a choice's prompt."""
+        """The part of a choice's prompt that is told."""
         return self.prompts[choice * len(self.prompts) // self.num_choices] if self.prompts else ToldPrompt()
 
     def told(self, choice: int, place: int = 0) -> ToldChoice | None:

@@ -119,7 +119,7 @@ class PassageFields(msgspec.Struct):
 
 
 class TimelineReply(msgspec.Struct):
-    """What happened to a call when."""
+    """The times of a call."""
 
     id: str
     object: Literal["request.timeline"]
@@ -169,14 +169,14 @@ class RenderReply(msgspec.Struct):
 
 
 class HealthReply(msgspec.Struct):
-    """Whether the gateway makes progress."""
+    """The health of a gateway."""
 
     status: Literal["ok", "stalled"]
     reason: str
 
 
 class ReadyReply(msgspec.Struct):
-    """Whether it takes new requests."""
+    """The readiness of a gateway for new requests."""
 
     ready: bool
 

@@ -1,4 +1,4 @@
-"""What happened to a call when, for who asks after its end."""
+"""The times of a call, for who asks after its end."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

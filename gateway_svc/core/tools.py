@@ -87,7 +87,7 @@ def read_tools(raw: ToolFields) -> ToolUse | None:
 
 
 def _choice(raw: str | dict[str, Any] | None) -> tuple[str, str]:
-    """Whether functions are called, and the name of the one that must be."""
+    """The choice of functions: none, any, or the one that must be called."""
     if raw is None:
         return AUTO_CHOICE, ""
     if isinstance(raw, str) and raw in (NO_CHOICE, AUTO_CHOICE, REQUIRED):

@@ -24,7 +24,7 @@ TokenIds = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class TokenizeAsk:
-    """What is to be tokenized: a text, or a chat that the model's template makes a text of."""
+    """A text to be tokenized, or a chat that the model's template makes a text of."""
 
     model: str  # empty: the one that is served
     prompt: Prompt
@@ -53,7 +53,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What would be computed for a request."""
+    """The tokens that a request would have computed."""
 
     token_ids: TokenIds
     max_tokens: int  # of output, at most

@@ -23,7 +23,7 @@ _PARAMS: Mapping[str, str] = {"text": "prompt", "token_ids": "tokens"}
 
 
 def tokenize_question(ask: TokenizeAsk, arrival_ns: int) -> Question:
-    """What a text or a chat becomes; it is answered by a message for `read_tokenized`."""
+    """The question for the tokens of a text or a chat; its answer is for `read_tokenized`."""
     if ask.prompt.messages is None:
         text = tokenizer_pb2.TokenizeCall(
             text=ask.prompt.text or "",
@@ -61,7 +61,7 @@ def read_text(reply: tokenizer_pb2.DetokenizeReply) -> str:
 
 
 def prepare_question(request: Request) -> Question:
-    """What would be computed for a request; it is answered by a message for `read_prepared`."""
+    """The question for the tokens that a request would have computed; its answer is for `read_prepared`."""
     call = tokenizer_pb2.PrepareCall(arrival_unix_ns=request.header.arrival_ns)
     call.request.MergeFromString(encode_request(request))
     call.request.MergeFromString(encode_prompt(request.prompt))

@@ -161,7 +161,7 @@ async def _carry_out(keyed: dict[str, Line], num_lines: int, arguments: argparse
 
 
 async def _results(keyed: dict[str, Line], arguments: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
-    """What becomes of each line, in the order of their ends."""
+    """The results of lines, in the order of their ends."""
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     limits = httpx.Limits(max_connections=arguments.concurrency, max_keepalive_connections=arguments.concurrency)
     waiting = iter(keyed.items())

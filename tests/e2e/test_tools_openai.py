@@ -197,7 +197,7 @@ def test_an_agent_hears_a_scripted_answer_through_a_death(served: Served, client
 
 
 class Heard:
-    """What a client has of a stream of one choice."""
+    """The events of one choice that a client has."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, str]] = []

@@ -122,7 +122,7 @@ class SlotGrammars:
         return Masks(np.array([row for row, _ in followers], np.int64), words)
 
     def _allow_ends(self, followers: list[Follower], allowed: npt.NDArray[np.uint32]) -> None:
-        """What ends each sequence may come where its grammar may end, and else not."""
+        """Allow the end tokens of each sequence where its grammar may end, and nowhere else."""
         assert self._tokens is not None
         may_end = _has_bit(allowed, self._tokens().eos_token)
         # Some token must come where a grammar cannot go on, and is thrown away.

@@ -210,7 +210,7 @@ class Reader:
         return self._span.is_over
 
     def _tail(self) -> bool:
-        """What follows the arguments; what does not belong there is content."""
+        """The end of a call, after its arguments; text that does not belong there is content."""
         body, text = self._body, self._held
         used, at = 0, skip_space(text, 0)
         if body.closes and text.startswith(body.closes, at):

@@ -1,4 +1,4 @@
-"""What a chat's body asks of its outputs, for models of each family."""
+"""The form that a chat's body asks of its outputs, for models of each family."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who is asked about text and tokens: those who live, in turn, until one answers."""
+"""Questions about text and tokens go to tokenizers that live, in turn, until one answers."""
 
 import asyncio
 import socket

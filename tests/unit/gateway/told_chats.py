@@ -57,7 +57,7 @@ class Choice:
 
 
 def put_together(lines: Iterable[str], choice: Choice | None = None) -> tuple[Choice, list[str], dict[str, Any]]:
-    """What the events of a stream of one choice say, their ids, and the usage."""
+    """The content, ids and usage of the events of one choice."""
     choice, ids, usage = choice or Choice(), [""], {}
     for line in lines:
         name, _, value = line.partition(": ")

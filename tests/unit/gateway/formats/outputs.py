@@ -40,7 +40,7 @@ def form(name: str, **more: object) -> OutputFormat:
 
 
 def read(form: OutputFormat, parts: Sequence[str]) -> Told:
-    """What is told of a text that comes in parts."""
+    """The pieces that are told of a text that comes in parts."""
     reader = Reader(form)
     told = Told()
     for part in parts:
