@@ -13,12 +13,7 @@ from penstock.client import ClientTls
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """The address of the gateway, and who calls."""
     parser.add_argument("--address", default="127.0.0.1:50051", help="host:port of a gateway's gRPC [127.0.0.1:50051]")
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get(API_KEY_VARIABLE) or None,
-        help=f"for a gateway that asks for one; flags can be seen by others, variables not [none; {API_KEY_VARIABLE}]",
-    )
+    _add_api_key(parser)
 
     for name, what in (
         ("ca", "who signed the gateway's certificate"),
@@ -27,6 +22,21 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--tls-{name}", metavar="FILE", help=f"PEM file of {what}, for a gateway with TLS [none]")
     parser.add_argument("--tls", action="store_true", help="the gateway has TLS, by an authority that is known here")
+
+
+def add_http_server(parser: argparse.ArgumentParser) -> None:
+    """The address of an HTTP server, and who calls."""
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="of the server, without /v1")
+    _add_api_key(parser)
+
+
+def _add_api_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get(API_KEY_VARIABLE) or None,
+        help=f"for a server that asks for one; flags can be seen by others, variables not [none; {API_KEY_VARIABLE}]",
+    )
 
 
 def client_tls(arguments: argparse.Namespace) -> ClientTls | None:

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import hashlib
 import json
-import os
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -21,8 +20,8 @@ from typing import Any, TextIO
 import httpx
 from tqdm import tqdm
 
-from contract.domain.api_keys import API_KEY_VARIABLE
 from contract.domain.errors import ErrorCode, PenstockError, invalid
+from penstock.cli.arguments import add_http_server
 
 _MAX_PAUSE_S = 30.0  # between two tries
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})  # unless the server says `x-should-retry: false`
@@ -54,14 +53,8 @@ def main(argv: Sequence[str]) -> int:
         "-i", "--input-file", required=True, metavar="FILE", help="lines of requests; -: standard input"
     )
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="where lines of results go")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="of the server, without /v1")
+    add_http_server(parser)
     parser.add_argument("--model", default="", metavar="NAME", help="for bodies that name none [the server's]")
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get(API_KEY_VARIABLE) or None,
-        help=f"for a server that asks for one [none; {API_KEY_VARIABLE}]",
-    )
     parser.add_argument("--concurrency", type=int, default=256, metavar="N", help="requests at once [256]")
     parser.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request [3600]")
     parser.add_argument("--max-retries", type=int, default=20, metavar="N", help="of one request [20]")

@@ -1,15 +1,14 @@
 """`penstock trace ID`: draws the way of a request through the pipeline, from its client's byte and back."""
 
 import argparse
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from contract.domain.api_keys import API_KEY_VARIABLE
 from contract.domain.errors import ErrorCode, PenstockError
+from penstock.cli.arguments import add_http_server
 
 _TIMEOUT_S = 30.0
 _WIDTH = 48  # characters of the longest bar
@@ -29,13 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints a line for each stage; the exit status."""
     parser = argparse.ArgumentParser(prog="penstock trace", description=__doc__, allow_abbrev=False)
     parser.add_argument("request_id", metavar="ID", help="as x-penstock-request-id tells it, or the id of a reply")
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="of a gateway, without /v1")
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        default=os.environ.get(API_KEY_VARIABLE) or None,
-        help=f"for a gateway that asks for one [none; {API_KEY_VARIABLE}]",
-    )
+    add_http_server(parser)
     arguments = parser.parse_args(argv)
     body = _ask(arguments.base_url, _plain_id(arguments.request_id), arguments.api_key)
     print("\n".join(lines(body)))
