@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from contract import __version__
 from contract.domain import request as domain
 from contract.domain.errors import ErrorCode, PenstockError
-from gateway_svc import http_description, http_vocabulary
+from gateway_svc import http_description, http_page, http_pipeline, http_vocabulary
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.call_pacer import CallPacer
 from gateway_svc.core.auth import Authenticator
@@ -41,6 +41,8 @@ from gateway_svc.http_calls import (
     read_body,
 )
 from gateway_svc.http_description import DescriptionCalls
+from gateway_svc.http_page import PageCalls
+from gateway_svc.http_pipeline import PipelineCalls
 from gateway_svc.http_replies import (
     IGNORED_FIELDS_HEADER,
     HttpError,
@@ -94,7 +96,7 @@ _ROUTES = (
     ("/load", "load", ["GET"]),
     ("/version", "version", ["GET"]),
 )
-ROUTES = (*_ROUTES, *http_vocabulary.ROUTES, *http_description.ROUTES)
+ROUTES = (*_ROUTES, *http_vocabulary.ROUTES, *http_pipeline.ROUTES, *http_description.ROUTES, *http_page.ROUTES)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
@@ -129,7 +131,9 @@ class HttpApi:
     strict_fields: bool
     cors_origins: Sequence[str]
     all_resumable: bool
+    has_page: bool = True
     metrics_token: TokenFile | None = None
+    control_token: TokenFile | None = None
     pacer: CallPacer = field(default_factory=CallPacer)
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
 
@@ -155,7 +159,9 @@ class HttpApi:
         parts = (
             (self, _ROUTES),
             (vocabulary, http_vocabulary.ROUTES),
+            (PipelineCalls(self.pools, self.auth, self.control_token), http_pipeline.ROUTES),
             (DescriptionCalls(), http_description.ROUTES),
+            (PageCalls(), http_page.ROUTES if self.has_page else ()),
         )
         routes = [
             Route(path, getattr(part, handler), methods=methods)

@@ -140,7 +140,9 @@ class GatewayService:
             strict_fields=self._settings.strict_fields,
             cors_origins=self._settings.cors_origins,
             all_resumable=self._settings.resumable,
+            has_page=self._settings.page,
             metrics_token=self._settings.metrics_token,
+            control_token=self._settings.control_token,
         )
 
     async def run(self, stop: Stop) -> None:

@@ -78,6 +78,10 @@ class GatewaySettings(ServiceSettings):
             "*: all; none: browsers keep pages of other origins away"
         },
     )
+    page: bool = field(
+        default=True,
+        metadata={"help": "serve the page at /: a chat, and the pool drawn beside it; without it / is a 404"},
+    )
     strict_fields: bool = field(
         default=False,
         metadata={

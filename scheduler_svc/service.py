@@ -7,6 +7,7 @@ import time
 import structlog
 from prometheus_client.registry import Collector
 
+from scheduler_svc import wire
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo
 from scheduler_svc.core.stats import SchedulerStats
 from scheduler_svc.dispatch import Dispatcher
@@ -115,7 +116,7 @@ class SchedulerService:
         """The status that it tells."""
         stats = self.stats()
         workers = stats.workers.values()
-        return service_status(
+        status = service_status(
             ready=self.is_ready(),
             draining=self._is_draining,
             started_ns=self._started_ns,
@@ -135,6 +136,8 @@ class SchedulerService:
             },
             hops=self.meters.hops,
         )
+        status.block_maps.extend(wire.block_map(name, each) for name, each in stats.workers.items())
+        return status
 
     # The loop.
 

@@ -15,11 +15,12 @@ from contract.domain.params import MAX_N, Sampling
 from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
-from contract.v1 import common_pb2, requests_pb2, results_pb2, steps_pb2
+from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
 from contract.wire.requests import decode_sampling, decode_stopping, decode_words, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
+from scheduler_svc.core.stats import WorkerStats
 from scheduler_svc.core.worker import WorkerLimits
 from servicekit.bus import keys
 from servicekit.bus.calls import Loaded, StoredRequest, WorkerEntry
@@ -286,6 +287,21 @@ def read_loaded(loaded: Loaded) -> list[tuple[StoredRequest, list[History]]]:
     histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
     found = [(request, histories[request.request_id]) for request in loaded.requests]
     return [each for each in found if not all(history.has_ended for history in each[1])]
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def block_map(worker: str, stats: WorkerStats) -> status_pb2.BlockMap:
+    """The blocks of a worker, for who draws them."""
+    shares = stats.block_shares
+    return status_pb2.BlockMap(
+        worker=worker,
+        num_blocks=stats.num_blocks,
+        group_size=shares.group_size,
+        used=shares.used,
+        cached=shares.cached,
+    )
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class ServiceStatus(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    BLOCK_MAPS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """Whether it takes new work."""
     draining: _builtins.bool
@@ -83,6 +84,10 @@ class ServiceStatus(_message.Message):
     def chat(self) -> Global___ChatFacts:
         """Of a tokenizer: what its chat templates say of outputs."""
 
+    @_builtins.property
+    def block_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockMap]:
+        """Of a scheduler: the KV blocks of each worker that it plans for."""
+
     def __init__(
         self,
         *,
@@ -96,14 +101,53 @@ class ServiceStatus(_message.Message):
         note: _builtins.str = ...,
         generation_defaults: _requests_pb2.GenerationDefaults | None = ...,
         chat: Global___ChatFacts | None = ...,
+        block_maps: _abc.Iterable[Global___BlockMap] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_maps", b"block_maps", "chat", b"chat", "draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
+
+@_typing.final
+class BlockMap(_message.Message):
+    """The KV blocks of a worker, in up to 256 groups of neighbours."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    CACHED_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker's name."""
+    num_blocks: _builtins.int
+    """KV blocks."""
+    group_size: _builtins.int
+    """Blocks of a group; the last may have fewer."""
+    used: _builtins.bytes
+    """u8[groups]: the share that sequences hold, 255 all; more than nothing is at least 1."""
+    cached: _builtins.bytes
+    """u8[groups]: the share that is free and keeps content that can be found again, likewise."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        num_blocks: _builtins.int = ...,
+        group_size: _builtins.int = ...,
+        used: _builtins.bytes = ...,
+        cached: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "group_size", b"group_size", "num_blocks", b"num_blocks", "used", b"used", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockMap: _TypeAlias = BlockMap  # noqa: Y015
 
 @_typing.final
 class ChatFacts(_message.Message):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from contract import __version__
+from contract.domain.api_keys import CONTROL_TOKEN_HEADER
 from contract.domain.errors import ERROR_KINDS
 from contract.domain.parameter import Integer, Kind, Number
 from contract.domain.params import PARAMETERS
@@ -19,6 +20,7 @@ from gateway_svc.core.vocabulary import DetokenizeBody, TokenizeBody
 MAX_TIMEOUT_S = 7 * 86400.0
 MAX_CLIENT_ID_CHARS = 255
 _JSON, _EVENTS, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
+_CSS, _SCRIPT = "text/css", "text/javascript"
 _REF = "#/components/schemas/{name}"
 # What structs are called in the description, where that is something else; and what in them must be given.
 _NAMES = {"_CompletionBody": "CompletionCall", "_ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
@@ -96,6 +98,7 @@ class _Operation:
     statuses: tuple[int, ...]  # of errors
     body: Any = None  # its struct
     headers: tuple[_Header, ...] = ()
+    queries: tuple[_Header, ...] = ()
     is_probe: bool = False  # whose 503 says what its 200 says
 
 
@@ -172,6 +175,15 @@ _OPERATIONS = (
         {_JSON: reply_schemas.TimelineReply},
         _ASKED,
     ),
+    _Operation(
+        "/v1/pipeline",
+        "GET",
+        "The services of a pool, the hops between them and their KV blocks, now",
+        {_JSON: reply_schemas.PipelineReply},
+        _ASKED,
+        headers=((CONTROL_TOKEN_HEADER, _STRING, "where there is a control token: it, instead of a key"),),
+        queries=(("pool", _STRING, "its name, of a gateway that serves several"),),
+    ),
     *(
         _Operation(
             path,
@@ -196,6 +208,8 @@ _OPERATIONS = (
     _Operation("/version", "GET", "The version of Penstock", {_JSON: reply_schemas.VersionReply}, _ALWAYS),
     _Operation("/openapi.json", "GET", "This description", {_JSON: {"type": "object"}}, _ALWAYS),
     _Operation("/docs", "GET", "A page of it", {_HTML: _STRING}, _ALWAYS),
+    _Operation("/", "GET", "A page with a chat, and a pool drawn beside it", {_HTML: _STRING}, (*_ALWAYS, 404)),
+    _Operation("/page/{name}", "GET", "A part of that page", {_CSS: _STRING, _SCRIPT: _STRING}, (*_ALWAYS, 404)),
 )
 _REASONS = {
     401: "No API key, or not one of this gateway's",
@@ -261,8 +275,9 @@ def _parameters(operation: _Operation) -> Iterator[dict[str, Any]]:
         if part.startswith("{"):
             name = part.strip("{}")
             yield {"name": name, "in": "path", "required": True, "schema": _PATHS[name]}
-    for name, schema, meaning in operation.headers:
-        yield {"name": name, "in": "header", "required": False, "schema": schema, "description": meaning}
+    for place, named in (("query", operation.queries), ("header", operation.headers)):
+        for name, schema, meaning in named:
+            yield {"name": name, "in": place, "required": False, "schema": schema, "description": meaning}
 
 
 def _reason(status: int) -> str:

@@ -191,3 +191,62 @@ class VersionReply(msgspec.Struct):
     """The version of Penstock."""
 
     version: str
+
+
+class PipelineFigures(msgspec.Struct):
+    """Sums over a pool's living services."""
+
+    waiting: int
+    running: int
+    generated_tokens: int
+    cached_tokens: int
+    preemptions: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_total: int
+
+
+class PipelineHop(msgspec.Struct):
+    """One hop: its streams, and how its messages fared in the last seconds."""
+
+    hop: str
+    from_: str = msgspec.field(name="from")
+    to: str
+    entries: int
+    waiting: float
+    rate: float
+    wait_p50_ms: float
+    wait_p99_ms: float
+    work_p50_ms: float
+    work_p99_ms: float
+
+
+class PipelineService(msgspec.Struct):
+    """One process."""
+
+    kind: str
+    name: str
+    state: Literal["ready", "not_ready", "draining", "gone"]
+    requests: int
+    note: str
+
+
+class PipelineBlocks(msgspec.Struct):
+    """The KV blocks of a worker in groups, with the share of each."""
+
+    worker: str
+    num_blocks: int
+    group_size: int
+    used: list[float]
+    cached: list[float]
+
+
+class PipelineReply(msgspec.Struct):
+    """The picture of a pool."""
+
+    object: Literal["pipeline"]
+    pool: str
+    figures: PipelineFigures
+    hops: list[PipelineHop]
+    services: list[PipelineService]
+    blocks: list[PipelineBlocks]

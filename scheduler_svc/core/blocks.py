@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from contract.domain.plan import U32
+from scheduler_svc.core.block_map import BlockMap
 
 HASH_BYTES = 16
 
@@ -49,6 +50,7 @@ class BlockManager:
         self.found: dict[bytes, int] = {}
         self.empty = list(range(num_blocks - 1, -1, -1))
         self.idle: OrderedDict[int, None] = OrderedDict()  # free with a hash, least recently used first
+        self.map = BlockMap(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -71,8 +73,10 @@ class BlockManager:
         for _ in range(count):
             if self.empty:
                 block = self.empty.pop()
+                self.map.hold(block, was_cached=False)
             else:
                 block, _ = self.idle.popitem(last=False)
+                self.map.hold(block, was_cached=True)
                 self._forget(block)
             self.ref_counts[block] = 1
             blocks.append(block)
@@ -83,6 +87,7 @@ class BlockManager:
         for block in blocks:
             if self.ref_counts[block] == 0:
                 del self.idle[block]
+                self.map.hold(block, was_cached=True)
             self.ref_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -90,10 +95,12 @@ class BlockManager:
         for block in reversed(blocks):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
-                if self.hashes[block] is None:
-                    self.empty.append(block)
-                else:
+                is_cached = self.hashes[block] is not None
+                self.map.release(block, is_cached=is_cached)
+                if is_cached:
                     self.idle[block] = None
+                else:
+                    self.empty.append(block)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known prefix of `hashes`; nothing is held by asking."""

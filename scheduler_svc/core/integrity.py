@@ -88,3 +88,6 @@ def _check_blocks(blocks: BlockManager, held: Counter[int]) -> None:
     assert all(blocks.hashes[block] is not None for block in blocks.idle), "an idle block has no content"
     content = {block_hash: block for block, block_hash in enumerate(blocks.hashes) if block_hash is not None}
     assert content == blocks.found, "the prefix cache and its blocks differ"
+    for name, counted, there in (("used", blocks.map.used, held), ("cached", blocks.map.cached, blocks.idle)):
+        groups = Counter(block // blocks.map.group_size for block in there)
+        assert counted == [groups[group] for group in range(len(counted))], f"the map counts other {name} blocks"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from contract.domain.histogram import Histogram
+from scheduler_svc.core.block_map import BlockShares
 
 # Upper bounds in seconds: 1 ms to 10 min.
 QUEUE_BOUNDS_S = (
@@ -42,6 +43,7 @@ class WorkerStats:
     batch_num_seqs: int  # of the last plan
     batch_num_tokens: int  # of the last plan
     round_trip_ns: int  # of the last result: from its plan to its coming
+    block_shares: BlockShares
 
 
 @dataclass(slots=True)

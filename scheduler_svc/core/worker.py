@@ -309,4 +309,5 @@ class WorkerState:
             batch_num_seqs=self.batch_num_seqs,
             batch_num_tokens=self.batch_num_tokens,
             round_trip_ns=self.round_trip_ns,
+            block_shares=self.blocks.map.shares(),
         )
