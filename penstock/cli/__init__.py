@@ -24,7 +24,7 @@ _COMMANDS = {
     "run-batch": "carry out a file of requests on an OpenAI server",
     "keys": "make API keys",
     "tune": "measure a model's products on this GPU, for its workers",
-    "bench": "run a benchmark of this repository",
+    "bench": "measure a server or a model; benchmarks of the repository",
     "collect-env": "show what this machine has, for a report",
 }
 _SERVICES = ("gateway", "tokenizer", "scheduler", "worker", "detokenizer")

@@ -62,7 +62,7 @@ def test_bench_lists_and_runs_what_the_repository_has(
     assert main(["bench", "speed", "--steps", "5"]) == 3
     assert capsys.readouterr().out == "['--steps', '5']\n"
     assert main(["bench", "slow"]) == 2
-    assert "there is no 'slow'; there are speed" in capsys.readouterr().err
+    assert "there is no 'slow'; there are serve, throughput, latency, speed" in capsys.readouterr().err
 
 
 def test_chat_says_so_when_no_model_is_served_yet(
