@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def ask(answer: bytes, *, cut: int = 0, calls: int = 1) -> tuple[list[Outcome], bool]:
-    """Call a server whose answers come `cut` bytes at a time, 0: all at once; the outcomes, and if it stays connected."""
+    """Call a server whose answers come `cut` bytes at a time, 0: all at once; the outcomes, and if it is open after."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(calls):
