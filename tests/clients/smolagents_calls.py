@@ -16,7 +16,7 @@ def temperature(city: str) -> str:
         city: its name.
     """
     asked.append(city)
-    return {"Oslo": "it is 4 degrees there", "Rome": "it is 19 degrees there"}[city]
+    return {"Oslo": "it is 4 degrees there", "Rome": "they say that it is 19 degrees"}[city]
 
 
 model = OpenAIModel(name, api_base=url, api_key="none")

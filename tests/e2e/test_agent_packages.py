@@ -14,48 +14,35 @@ def made(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-FINAL = "Rome, by 15 degrees."
-FINAL_CALL = made("final_answer", answer=FINAL)
-
-
-def script(final: str) -> str:
-    """What has been told so far says what comes next: the first line that fits a prompt counts."""
-    lines = (
-        ("it is 19 degrees there", final),
-        ("it is 4 degrees there", made("temperature", city="Rome")),
-        ("Which of Oslo and Rome", made("temperature", city="Oslo")),
-    )
-    return "\n".join(json.dumps({"match": match, "answer": answer}) for match, answer in lines)
-
-
-@pytest.fixture(scope="module", params=[FINAL, FINAL_CALL], ids=["says", "calls"])
-def final(request: pytest.FixtureRequest) -> str:
-    """How the model ends: it says the answer, or it calls the function that smolagents has for that."""
-    said: str = request.param
-    return said
+ANSWER = "Rome, by 15 degrees."
+# What has been told so far says what comes next: the first line that fits a prompt counts.
+SCRIPT = (
+    ("it is 19 degrees there", ANSWER),
+    ("they say that it is 19 degrees", made("final_answer", answer=ANSWER)),  # agents of smolagents end with a call
+    ("it is 4 degrees there", made("temperature", city="Rome")),
+    ("Which of Oslo and Rome", made("temperature", city="Oslo")),
+)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, final: str) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoint = tmp_path_factory.mktemp("agents-model")
     write_byte_model(checkpoint, vocab_size=300, max_model_len=32768, calls=True)
-    path = checkpoint / "script"
-    path.write_text(script(final))
+    script = checkpoint / "script"
+    script.write_text("\n".join(json.dumps({"match": match, "answer": answer}) for match, answer in SCRIPT))
     flags = (f"--model={checkpoint}", "--served-model-name=simulated", "--runner=simulated", "--num-blocks=8192")
-    with Served(tmp_path_factory.mktemp("agents"), *flags, f"--script={path}") as served:
+    with Served(tmp_path_factory.mktemp("agents"), *flags, f"--script={script}") as served:
         yield served.wait_ready()
 
 
 @pytest.mark.parametrize(
-    ("package", "calls", "ending"),
+    ("package", "calls"),
     [
-        ("pydantic-ai", "pydantic_ai_calls.py", FINAL),
-        ("instructor", "instructor_calls.py", FINAL),
-        ("langchain-openai", "langchain_tools.py", FINAL),
-        ("smolagents", "smolagents_calls.py", FINAL_CALL),
+        ("pydantic-ai", "pydantic_ai_calls.py"),
+        ("instructor", "instructor_calls.py"),
+        ("langchain-openai", "langchain_tools.py"),
+        ("smolagents", "smolagents_calls.py"),
     ],
 )
-def test_an_agent_finishes_its_task(served: Served, final: str, package: str, calls: str, ending: str) -> None:
-    if final != ending:
-        pytest.skip("this package's agents end otherwise")
+def test_an_agent_finishes_its_task(served: Served, package: str, calls: str) -> None:
     call(package, calls, f"{served.http_url}/v1", "simulated")
