@@ -3,7 +3,8 @@
     penstock bench structured [--model DIR] [--schemas 500] [--regexes 200]
 
 Random JSON schemas and regular expressions (`bench/rig/schemas.py`) are asked of a model in one process, all at once,
-at a temperature of 1. What is refused is counted by its reason; what is finished is checked by jsonschema-rs and by
+at a temperature of 1 and with a frequency penalty, since a small model that may go on in a text likes to.
+What is refused is counted by its reason; what is finished is checked by jsonschema-rs and by
 Python's `re`. The exit status is 1 if one is wrong. Formats (`date-time`, `hostname` …) are looked at apart: JSON
 Schema has them as remarks, and grammars follow them nearly.
 """
@@ -34,6 +35,7 @@ def main() -> int:
     parser.add_argument("--schemas", type=int, default=500, help="JSON schemas")
     parser.add_argument("--regexes", type=int, default=200, help="regular expressions")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of an output")
+    parser.add_argument("--frequency-penalty", type=float, default=0.5, help="of tokens each time they came [0.5]")
     parser.add_argument("--seed", type=int, default=1, help="of forms and tokens")
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -43,18 +45,23 @@ def main() -> int:
     llm = LLM(options.model, seed=options.seed)
     of_schemas = [(StructuredOutputsParams(json=each), each) for each in schemas]
     of_regexes = [(StructuredOutputsParams(regex=each), each) for each in regexes]
-    num_wrong = _judge("schemas", llm, options.max_tokens, of_schemas)
-    num_wrong += _judge("regexes", llm, options.max_tokens, of_regexes)
+    num_wrong = _judge("schemas", llm, options, of_schemas)
+    num_wrong += _judge("regexes", llm, options, of_regexes)
     return int(num_wrong > 0)
 
 
-def _judge(what: str, llm: LLM, max_tokens: int, forms: list[tuple[StructuredOutputsParams, Any]]) -> int:
+def _judge(what: str, llm: LLM, options: argparse.Namespace, forms: list[tuple[StructuredOutputsParams, Any]]) -> int:
     """Prints a line for a kind of form; returns how many outputs are wrong."""
     compiler = GrammarCompiler(llm.llm_engine.vocabulary)
     refused: Counter[str] = Counter()
     taken = []
     for form, meaning in forms:
-        params = SamplingParams(max_tokens=max_tokens, structured_outputs=form, temperature=1.0)
+        params = SamplingParams(
+            max_tokens=options.max_tokens,
+            structured_outputs=form,
+            temperature=1.0,
+            frequency_penalty=options.frequency_penalty,
+        )
         try:
             compiler.compile(form)
         except PenstockError as error:
