@@ -101,7 +101,7 @@ class TorchCompute:
         return ModelRunner(
             model,
             cache,
-            TorchAttention(cache, num_heads, model.rotary, model.score_scale),
+            TorchAttention(cache, num_heads, model.attentions),
             limits,
             clock_ns,
         )
@@ -164,7 +164,7 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        attention = TritonAttention(cache, num_heads, model.rotary, limits.max_num_seqs, model.score_scale)
+        attention = TritonAttention(cache, num_heads, model.attentions, limits.max_num_seqs)
 
         def make_chunks(slots: DeviceSlots, *, with_flash: bool) -> ChunkGraphs | None:
             if not self._chunk_graphs:
@@ -173,7 +173,7 @@ class TritonCompute:
                 limits,
                 model.spec.num_layer_weights,
                 with_flash=with_flash,
-                takes_finished=attention.decode.takes_finished,
+                takes_finished=attention.takes_finished,
             )
             return ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
 
@@ -202,7 +202,7 @@ class TritonCompute:
     def _use_flash(self, attention: "TritonAttention") -> FlashAttention | None:
         """Have the package that was found attend, if any was: its first call shows whether it can on this machine."""
         flash = self._flash.result() if self._flash is not None else None
-        if flash is None:
+        if flash is None or not attention.takes_flash:
             return None
         try:
             attention.use_flash(flash.attend)

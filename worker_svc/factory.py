@@ -132,12 +132,6 @@ def _read_model(options: RunnerOptions) -> tuple[Checkpoint, ModelConfig, int]:
     checkpoint = read_checkpoint(find_checkpoint(options.model, options.revision, with_weights=True))
     config = read_model_config(checkpoint)
     max_model_len = checkpoint.context_length(options.max_model_len)
-    window = config.decoder.window
-    if window is not None and window < max_model_len:
-        raise unimplemented(
-            f"sliding window attention of {window} tokens in a context of {max_model_len} (give --max-model-len "
-            f"{window} or less: within the window all tokens are seen)"
-        )
     decoder, is_read = config.decoder, options.load_format != "dummy"
     if decoder.is_tied and is_read and has_own_head(checkpoint.directory, decoder.embedding, decoder.head):
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})

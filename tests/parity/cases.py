@@ -20,6 +20,9 @@ CHECKPOINTS = (
     "granite_multipliers",
     "olmo2_norms_after",
     "phi3_packed",
+    "gemma2_caps_and_windows",
+    "cohere2_some_not_rotated",
+    "glm4_sandwich",
     BUNDLED,
 )
 WINDOWS = (1, 2, 4)

@@ -5,35 +5,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
+from transformers import PreTrainedModel
 
 VOCAB_SIZE = 307
 MAX_POSITIONS = 512
+# What transformers calls their configurations and models.
 _FAMILIES = {
-    "granite": (GraniteConfig, GraniteForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "exaone4": "Exaone4",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "glm": "Glm",
+    "glm4": "Glm4",
+    "granite": "Granite",
+    "llama": "Llama",
+    "ministral": "Ministral",
+    "mistral": "Mistral",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "phi3": "Phi3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "seed_oss": "SeedOss",
+    "smollm3": "SmolLM3",
 }
+_CONFIGS = {"gemma3": "Gemma3TextConfig"}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -49,6 +48,48 @@ MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
     "logits_scaling": 0.5,
+}
+
+
+LOCAL, FULL = "sliding_attention", "full_attention"
+WINDOWS = {"sliding_window": 20, "layer_types": [LOCAL, FULL, LOCAL]}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA2 = {
+    "head_dim": 24,
+    "sliding_window": 20,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA3 = {
+    "head_dim": 24,
+    "sliding_window": 20,
+    "query_pre_attn_scalar": 12,
+    "layer_types": [LOCAL, FULL, LOCAL],
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+        FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+    },
+}
+UNTIED_CAPPED = {"tie_word_embeddings": False, "final_logit_softcapping": 3.0}
+OLMO3 = {
+    "sliding_window": 20,
+    "layer_types": [LOCAL, FULL, LOCAL],
+    "rope_parameters": {LOCAL: {"rope_type": "default", "rope_theta": 10000.0}, FULL: YARN},
+}
+PHI4 = {
+    "sliding_window": None,
+    "original_max_position_embeddings": MAX_POSITIONS,
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.2],
+        "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        "original_max_position_embeddings": MAX_POSITIONS,
+        "factor": 2.0,
+    },
 }
 
 
@@ -80,12 +121,33 @@ VARIANTS = (
     Variant("granite_biases", "granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     Variant("olmo2_norms_after", "olmo2"),
     Variant("olmo2_biases", "olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    Variant("mistral_short_window", "mistral", {"sliding_window": 20}),
+    Variant("ministral_windows_of_some_layers", "ministral", {**WINDOWS, "head_dim": 24}),
+    Variant("gemma_tied", "gemma", {"head_dim": 24}),
+    Variant("gemma2_caps_and_windows", "gemma2", GEMMA2),
+    Variant("gemma3_two_ropes", "gemma3", GEMMA3),
+    Variant("gemma3_untied_and_capped", "gemma3", {**GEMMA3, **UNTIED_CAPPED}),
+    Variant("cohere_side_by_side", "cohere", {"logit_scale": 0.7}),
+    Variant("cohere2_some_not_rotated", "cohere2", WINDOWS),
+    Variant("cohere2_biases", "cohere2", {"attention_bias": True, "tie_word_embeddings": False}),
+    Variant("glm_half_turns", "glm", {"head_dim": 16}),
+    Variant("glm4_sandwich", "glm4", {"head_dim": 24, "attention_bias": True}),
+    Variant("smollm3_some_not_rotated", "smollm3", {"no_rope_layers": [1, 0, 1]}),
+    Variant("exaone4_windows", "exaone4", WINDOWS),
+    Variant("exaone4_no_windows", "exaone4", {"sliding_window": None, "layer_types": [FULL] * 3}),
+    Variant("seed_oss_biases", "seed_oss", {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True}),
+    Variant("olmo3_stretched_global_layers", "olmo3", OLMO3),
+    Variant("phi3_partial_longrope", "phi3", PHI4),
+    Variant("qwen2_yarn", "qwen2", {"rope_parameters": YARN}),
+    Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}}),
 )
 
 
 def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
     """A model in fp32 whose logits are spread out, so that greedy tokens do not hang on rounding."""
-    config_class, model_class = _FAMILIES[variant.family]
+    name = _FAMILIES[variant.family]
+    config_class = getattr(transformers, _CONFIGS.get(variant.family, f"{name}Config"))
+    model_class = getattr(transformers, f"{name}ForCausalLM")
     options = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,

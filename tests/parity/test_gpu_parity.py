@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import (
+    GEMMA2,
+    GEMMA3,
     LLAMA3_ROPE,
     MAX_POSITIONS,
     MULTIPLIERS,
     VOCAB_SIZE,
+    WINDOWS,
     Variant,
     save_checkpoint,
     save_rounded_checkpoint,
@@ -38,6 +41,10 @@ VARIANTS = (
     Variant("granite", "granite", {**MULTIPLIERS, "head_dim": 64, "attention_multiplier": 0.1, "logits_scaling": 1.5}),
     Variant("olmo2", "olmo2", {"head_dim": 64}),
     Variant("phi3", "phi3", {"head_dim": 64, "sliding_window": None}),
+    Variant("gemma2", "gemma2", {**GEMMA2, "head_dim": 64, "sliding_window": 70}),
+    Variant("gemma3", "gemma3", {**GEMMA3, "head_dim": 128, "sliding_window": 70}),
+    Variant("cohere2", "cohere2", {**WINDOWS, "head_dim": 64, "hidden_size": 256, "sliding_window": 70}),
+    Variant("glm4", "glm4", {"head_dim": 64}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

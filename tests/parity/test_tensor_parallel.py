@@ -17,6 +17,10 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
+NAMES = (
+    *("llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"),
+    *("cohere2_some_not_rotated", "glm4_sandwich", "olmo3_stretched_global_layers", "gemma2_caps_and_windows"),
+)
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
@@ -27,7 +31,7 @@ def sequences() -> list[Drive]:
     return [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
 
 
-@pytest.mark.parametrize("name", ["llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"])
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "model", BY_NAME[name])
     common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
@@ -52,7 +56,8 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     assert results[0] == results[1]
     num_blocks, outputs = results[0]
     kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
-    assert num_blocks == 1_000_000 // (2 * 3 * 16 * kv_heads_each * 16 * 4)
+    head_dim = BY_NAME[name].options.get("head_dim", 16)
+    assert num_blocks == 1_000_000 // (2 * 3 * 16 * kv_heads_each * head_dim * 4)
     for sequence, (output, logprobs) in zip(expected, outputs, strict=True):
         assert output == sequence.output
         assert logprobs == pytest.approx(sequence.logprobs, abs=1e-4)

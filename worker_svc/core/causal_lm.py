@@ -6,13 +6,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from worker_svc.core.attention.interface import StepAttention
+from worker_svc.core.attention.interface import AttentionKind, StepAttention
 from worker_svc.core.layers.embedding import VocabParallelEmbedding
-from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.layers.sublayer import Sublayer
-from worker_svc.core.models.spec import DecoderSpec
+from worker_svc.core.models.spec import AttentionSpec, DecoderSpec
 
 
 class CausalLM:
@@ -20,15 +20,19 @@ class CausalLM:
 
     def __init__(self, spec: DecoderSpec, placement: Placement, max_model_len: int) -> None:
         self.spec = spec
-        attention = spec.attentions[0]
-        self.score_scale = attention.score_scale
-        self.rotary = RotaryEmbedding(attention.rope, attention.head_dim, max_model_len, placement.device)
+        rotaries = {
+            rope: RotaryEmbedding(rope, spec.attentions[0].head_dim, max_model_len, placement.device)
+            for rope in dict.fromkeys(attention.rope for attention in spec.attentions)
+        }
+        self.attentions = [_kind_of(each, rotaries[each.rope], max_model_len) for each in spec.attentions]
+        # Rounded like all that it is multiplied with, as the models' makers have it.
+        self._embedding_scale = torch.tensor(spec.embedding_scale).to(placement.dtype).item()
         self._embedding = VocabParallelEmbedding(placement, spec.embedding, spec.vocab_size, spec.hidden_size)
         self._layers = [
-            [Sublayer(placement, sublayer, spec.hidden_size, number, self.rotary) for sublayer in layer]
-            for number, layer in enumerate(spec.layers)
+            [Sublayer(placement, sublayer, spec.hidden_size, number, attention.rotary) for sublayer in layer]
+            for number, (layer, attention) in enumerate(zip(spec.layers, self.attentions, strict=True))
         ]
-        self._norm = RMSNorm(placement, spec.norm, spec.hidden_size)
+        self._norm = make_norm(placement, spec.norm, spec.hidden_size)
         self._head = self._embedding
         if not spec.is_tied:
             self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size)
@@ -36,7 +40,9 @@ class CausalLM:
     def outline(self) -> Self:
         """The same weights, of the first and the last layer alone: what they launch is all that any layer does."""
         outline = copy.copy(self)
-        outline._layers = [self._layers[0], self._layers[-1]]
+        first_of_kinds = {kind: number for number, kind in reversed(list(enumerate(self.attentions)))}
+        numbers = sorted({*first_of_kinds.values(), len(self._layers) - 1})
+        outline._layers = [self._layers[number] for number in numbers]
         return outline
 
     @torch.inference_mode()
@@ -45,6 +51,7 @@ class CausalLM:
         for layer in self._layers:
             for sublayer in layer:
                 sublayer.prepare()
+        self._norm.prepare()
         self._norm.weight.mul_(self.spec.logits_scale)
 
     def forward(self, token_ids: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
@@ -65,7 +72,7 @@ class CausalLM:
     def transform(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """As `forward`, of embedded tokens."""
         if self.spec.embedding_scale != 1.0:
-            hidden = hidden * self.spec.embedding_scale
+            hidden = hidden * self._embedding_scale
         for layer in self._layers[:-1]:
             for sublayer in layer:
                 hidden = sublayer(hidden, attention)
@@ -75,4 +82,11 @@ class CausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""
-        return self._head.logits(self._norm(hidden))
+        logits, softcap = self._head.logits(self._norm(hidden)), self.spec.logits_softcap
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _kind_of(attention: AttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
+    """A window that no context exceeds is none."""
+    window = attention.window if attention.window is not None and attention.window < max_model_len else None
+    return AttentionKind(rotary, attention.score_scale, window, attention.softcap)

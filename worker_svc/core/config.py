@@ -22,7 +22,7 @@ class ModelConfig:
 
     @property
     def attention(self) -> AttentionSpec:
-        """Of the first layer; heads and rotation are the same in all."""
+        """Of the first layer; heads are the same in all."""
         return self.decoder.attentions[0]
 
 
@@ -42,8 +42,8 @@ def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
         dtype=reader.get("dtype") or reader.get("torch_dtype"),
     )
     reader.refuse_unread()
-    if len({(each.num_heads, each.num_kv_heads, each.head_dim, each.rope) for each in config.decoder.attentions}) > 1:
-        raise unimplemented("layers that differ in heads or in rotation")
+    if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in config.decoder.attentions}) > 1:
+        raise unimplemented("layers that differ in heads")
     return config
 
 

@@ -100,10 +100,23 @@ def norm_rotate(heads: Tensor, weight: Tensor | None, eps: float, table: Tensor,
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """query [tokens, num_heads, head_dim] from position `first` on over [context, num_kv_heads, head_dim], causally."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.double().repeat_interleave(group, 1) for each in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
-    seen = torch.arange(len(keys), device=keys.device) <= first + torch.arange(len(query), device=keys.device)[:, None]
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    places, last = (torch.arange(len(each), device=keys.device) for each in (keys, query))
+    last = first + last[:, None]
+    seen = places <= last
+    if window is not None:
+        seen &= places > last - window
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)

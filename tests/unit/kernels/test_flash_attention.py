@@ -12,6 +12,7 @@ from torch import Tensor
 
 from worker_svc.core.attention import flash_attention, triton_backend
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention, find_flash_attention
+from worker_svc.core.attention.interface import AttentionKind
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch, BatchTokens, build_batch, tokens_of
 from worker_svc.core.interface import Limits
@@ -61,7 +62,7 @@ def attend(
     cache.keys[0], cache.values[0] = given.keys, given.values
     rotary = object.__new__(RotaryEmbedding)
     rotary.table = rotary_table(max(contexts), head_dim)
-    backend = TritonAttention(cache, NUM_HEADS, rotary, len(past), SCALE)
+    backend = TritonAttention(cache, NUM_HEADS, [AttentionKind(rotary, SCALE)], len(past))
     backend.flash = flash
     batch, tokens = make_batch(past, contexts, given.tables.cpu().numpy())
     positions, slot_mapping = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.slot_mapping))

@@ -31,6 +31,13 @@ LLAMA3 = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 2.0}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
 WINDOWED = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 96, "use_sliding_window": True}
 
 
@@ -74,13 +81,17 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention", "chunked_attention"]}, "chunked"),
+        ({"architectures": ["CohereForCausalLM"], "use_qk_norm": True}, "use_qk_norm"),
+        ({"architectures": ["GemmaForCausalLM"], "hidden_act": "relu"}, "relu"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta",
+        ),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"a_field_of_tomorrow": "on"}, "a_field_of_tomorrow"),
         ({"top_p": 0.9}, "top_p"),
-        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}}, "longrope"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
         ({"hidden_act": "gelu"}, "gelu"),
     ],
 )
@@ -104,6 +115,14 @@ def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}},
+            "original_max_position_embeddings",
+        ),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, "long_factor"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["sliding_attention"]}, "layer_types"),
     ],
 )
 def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, Any], field: str) -> None:
@@ -113,10 +132,15 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
     assert caught.value.param == field
 
 
+_CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text"}
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_configuration_as_transformers_writes_it_is_read_whole(architecture: str) -> None:
     """With all that it has by default, some of which has nothing to do with the model."""
-    config_class = getattr(transformers, architecture.removesuffix("ForCausalLM") + "Config")
+    config_class = getattr(
+        transformers, f"{_CONFIGS.get(architecture, architecture.removesuffix('ForCausalLM'))}Config"
+    )
     theirs = config_class(num_hidden_layers=3)
     fields = {**json.loads(theirs.to_json_string(use_diff=False)), "architectures": [architecture]}
     config = parse_config(fields, "config.json")
@@ -140,4 +164,27 @@ def test_a_configuration_as_transformers_writes_it_is_read_whole(architecture: s
     ],
 )
 def test_a_window_is_that_of_the_layers_that_have_one(changes: dict[str, Any], window: int | None) -> None:
-    assert parse(**changes).decoder.window == window
+    windows = [each.window for each in parse(**changes).decoder.attentions]
+    assert min((each for each in windows if each is not None), default=None) == window
+
+
+def test_gemma_3_is_read_as_the_hub_has_it_and_as_transformers_5_writes_it() -> None:
+    common = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "sliding_window": 96, "num_hidden_layers": 6}
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    new = {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    }
+    first, second = parse(**common, **old, sliding_window_pattern=6), parse(**common, **new)
+    assert first.decoder == second.decoder
+    ropes = [each.rope for each in first.decoder.attentions]
+    assert ropes == [RopeSpec(1e4)] * 5 + [RopeSpec(1e6, "linear", 8.0)]
+    assert [each.window for each in first.decoder.attentions] == [96] * 5 + [None]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_is_one_of_transformers(name: str) -> None:
+    assert hasattr(transformers, name)

@@ -1,17 +1,13 @@
 """What is found out before a model is loaded."""
 
-import json
 import logging
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FIELDS, save_model
 
-from contract.domain.errors import ErrorCode
 from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
 from servicekit.checkpoint.model import read_checkpoint
@@ -91,13 +87,3 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(monkeypat
         PenstockError, match=r"weights need .* more than there is: gpu_memory_utilization 0\.9 of 1\.0 MiB"
     ):
         load_runner(RunnerOptions(str(BUNDLED_MODEL), device="cpu"), lambda: 0)
-
-
-def test_a_window_is_refused_where_the_context_is_longer(tmp_path: Path) -> None:
-    save_model(tmp_path)
-    fields = {**FIELDS, "use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(PenstockError, match=r"of 48 tokens in a context of 128 \(give --max-model-len 48") as caught:
-        load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20), time.monotonic_ns)
-    assert caught.value.code is ErrorCode.UNIMPLEMENTED
-    load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20, max_model_len=48), time.monotonic_ns).close()

@@ -64,6 +64,4 @@ def make_runner(device: str = "cpu") -> ModelRunner:
     model, placement = make_model(device)
     shape = KVCacheShape(2, ATTENTION.num_kv_heads, ATTENTION.head_dim, LIMITS.block_size, torch.float32)
     cache = KVCache(shape, LIMITS.num_blocks, placement.device)
-    return ModelRunner(
-        model, cache, TorchAttention(cache, ATTENTION.num_heads, model.rotary, model.score_scale), LIMITS, lambda: 0
-    )
+    return ModelRunner(model, cache, TorchAttention(cache, ATTENTION.num_heads, model.attentions), LIMITS, lambda: 0)

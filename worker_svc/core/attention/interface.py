@@ -1,13 +1,16 @@
 """The interface of attention backends."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.interface import Norm
+
+if TYPE_CHECKING:  # it is made of what is here
+    from worker_svc.core.layers.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,21 @@ class HeadNorms:
 
     query: Norm
     key: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """The attention of some layers, beside their heads."""
+
+    rotary: "RotaryEmbedding"
+    scale: float  # of scores
+    window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    softcap: float | None = None  # scores are softcap * tanh(score / softcap)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether all before a query is seen, by its scores as they are."""
+        return self.window is None and self.softcap is None
 
 
 class StepAttention(Protocol):

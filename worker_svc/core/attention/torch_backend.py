@@ -2,6 +2,7 @@
 table; those that advance by one token go together, padded to the longest of their group.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.core.attention.interface import HeadNorms
+from worker_svc.core.attention.interface import AttentionKind, HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
@@ -28,27 +29,27 @@ class _Group:
     query_len: int
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
     blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
-    mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
+    # By window: bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees.
+    masks: Mapping[int | None, Tensor]
     unseen: Tensor  # i64[kv slots]: those of num_seqs * blocks * block_size that are after their sequence's context
 
 
 class TorchAttention:
     """Backend over one KV cache, for `num_heads` query heads."""
 
-    def __init__(self, cache: KVCache, num_heads: int, rotary: RotaryEmbedding, scale: float) -> None:
-        """`scale`: of scores."""
+    def __init__(self, cache: KVCache, num_heads: int, kinds: Sequence[AttentionKind]) -> None:
+        """`kinds`: by layer."""
         self._cache = cache
-        self._scale = scale
+        self._kinds = kinds
         self._num_heads = num_heads
-        self._rotary = rotary
 
     def prepare(
         self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
     ) -> "TorchStepAttention":
         """Implement `AttentionBackend.prepare`."""
         groups = [self._group(batch, rows, block_tables) for rows in _group_rows(batch)]
-        angles = self._rotary.angles(positions)
-        return TorchStepAttention(self._cache, self._num_heads, angles, slot_mapping, groups, scale=self._scale)
+        angles = {rotary: rotary.angles(positions) for rotary in {kind.rotary for kind in self._kinds}}
+        return TorchStepAttention(self._cache, self._num_heads, self._kinds, angles, slot_mapping, groups=groups)
 
     def _group(self, batch: Batch, rows: I64, block_tables: Tensor) -> _Group:
         device = block_tables.device
@@ -62,16 +63,26 @@ class TorchAttention:
             device, batch.slots[rows], context_lens - query_len, tokens, unseen
         )
         seen = first.unsqueeze(1) + torch.arange(query_len, device=device)
-        mask = torch.arange(num_blocks * block_size, device=device) <= seen.unsqueeze(-1)
+        keys = torch.arange(num_blocks * block_size, device=device)
         queries_per_kv_head = self._num_heads // self._cache.shape.num_kv_heads
         return _Group(
             num_seqs=len(rows),
             query_len=query_len,
             tokens=tokens_on_device,
             blocks=block_tables[slots, :num_blocks].flatten(),
-            mask=mask.repeat(1, queries_per_kv_head, 1).unsqueeze(1),
+            masks={
+                window: _mask(seen, keys, window).repeat(1, queries_per_kv_head, 1).unsqueeze(1)
+                for window in {kind.window for kind in self._kinds}
+            },
             unseen=unseen_on_device,
         )
+
+
+def _mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """The keys that queries at positions i64[seqs, queries] see: bool[seqs, queries, keys]."""
+    last = queries.unsqueeze(-1)
+    mask = keys <= last
+    return mask if window is None else mask & (keys > last - window)
 
 
 def _group_rows(batch: Batch) -> list[I64]:
@@ -96,14 +107,14 @@ class TorchStepAttention:
         self,
         cache: KVCache,
         num_heads: int,
-        angles: tuple[Tensor, Tensor],
+        kinds: Sequence[AttentionKind],
+        angles: Mapping[RotaryEmbedding, tuple[Tensor, Tensor]],
         slot_mapping: Tensor,
-        groups: list[_Group],
         *,
-        scale: float,
+        groups: list[_Group],
     ) -> None:
         self._cache = cache
-        self._scale = scale
+        self._kinds = kinds
         self._angles = angles
         self._slot_mapping = slot_mapping
         self._groups = groups
@@ -114,21 +125,22 @@ class TorchStepAttention:
         """Implement `StepAttention.attend`."""
         if unscaled is not None:
             qkv = (qkv * unscaled.scales()).to(qkv.dtype)
-        keys, values = self._cache.layer(layer)
+        kind, (keys, values) = self._kinds[layer], self._cache.layer(layer)
         num_heads = self._num_kv_heads * self._queries_per_head
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
         query, key, value = torch.split(heads, [num_heads, self._num_kv_heads, self._num_kv_heads], dim=1)
         if head_norms is not None:
             query, key = head_norms.query.normalize(query), head_norms.key.normalize(key)
-        query, key = rotate(query, *self._angles), rotate(key, *self._angles)
+        angles = self._angles[kind.rotary]
+        query, key = rotate(query, *angles), rotate(key, *angles)
         keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
         values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
         out = torch.empty_like(query)
         for group in self._groups:
-            out.index_copy_(0, group.tokens, self._attend_group(group, query, keys, values))
+            out.index_copy_(0, group.tokens, self._attend_group(kind, group, query, keys, values))
         return out.flatten(1)
 
-    def _attend_group(self, group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_group(self, kind: AttentionKind, group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         head_dim = query.shape[-1]
         seqs, query_len, per_head = group.num_seqs, group.query_len, self._queries_per_head
         # The query heads that share a key-value head stand as further queries of it: keys need no repeat.
@@ -148,11 +160,19 @@ class TorchStepAttention:
             .transpose(1, 2)
             for cached in (keys, values)
         )
-        attended = F.scaled_dot_product_attention(
-            folded, gathered_keys, gathered_values, attn_mask=group.mask, scale=self._scale
-        )
+        attended = _attend(kind, folded, gathered_keys, gathered_values, group.masks[kind.window])
         return (
             attended.reshape(seqs, self._num_kv_heads, per_head, query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
             .reshape(seqs * query_len, -1, head_dim)
         )
+
+
+def _attend(kind: AttentionKind, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """softmax(q k^T) v of what the mask lets each query see."""
+    if kind.softcap is None:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=kind.scale)
+    scores = query.float() @ keys.float().transpose(-1, -2) * kind.scale
+    capped = kind.softcap * torch.tanh(scores / kind.softcap)
+    weights = capped.masked_fill(~mask, float("-inf")).softmax(-1)
+    return (weights @ values.float()).to(query.dtype)

@@ -3,6 +3,7 @@ the norms, the rotation and the cache's write along; longer chunks through the p
 FlashAttention package where there is enough to do that its calls, slow on the host, are hidden.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
-from worker_svc.core.attention.interface import HeadNorms
+from worker_svc.core.attention.interface import AttentionKind, HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
@@ -18,7 +19,6 @@ from worker_svc.core.kernels.attention.rope import rope_write
 from worker_svc.core.kernels.linear.norm import scale_rows
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.kv_cache import KVCache
-from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -36,30 +36,42 @@ class TritonAttention:
         self,
         cache: KVCache,
         num_heads: int,
-        rotary: RotaryEmbedding,
+        kinds: Sequence[AttentionKind],
         max_num_seqs: int,
-        scale: float,
     ) -> None:
-        """`scale`: of scores."""
-        shape = cache.shape
+        """`kinds`: by layer."""
         self.cache = cache
-        self.rotary = rotary.table
+        self.kinds = kinds
         self.num_heads = num_heads
-        self.scale = scale
         self.flash: PagedAttention | None = None
-        self.decode = DecodeAttention(
+        self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in dict.fromkeys(kinds)}
+
+    def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
+        shape = self.cache.shape
+        return DecodeAttention(
             max_num_seqs,
-            num_heads,
+            self.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
-            rotary.table,
-            scale=scale,
+            kind.rotary.table,
+            scale=kind.scale,
             block_size=shape.block_size,
             item_bytes=shape.dtype.itemsize,
+            window=kind.window,
+            softcap=kind.softcap,
         )
 
+    def takes_finished(self, sequences: int) -> bool:
+        """See `DecodeAttention.takes_finished`: those of all layers do, or none."""
+        return all(decode.takes_finished(sequences) for decode in self.decodes.values())
+
+    @property
+    def takes_flash(self) -> bool:
+        """Return whether a FlashAttention package may attend: in all layers, since steps are prepared for it once."""
+        return all(kind.is_plain for kind in self.kinds)
+
     def use_flash(self, flash: PagedAttention) -> None:
-        """From now on a FlashAttention package attends where that gains much."""
+        """From now on a FlashAttention package attends where that gains much; only if `takes_flash`."""
         self._compile(flash)
         self.flash = flash
 
@@ -107,7 +119,7 @@ class TritonAttention:
         """The attention of a step whose tokens are those of `decode_rows`, `num_decodes` i64[1] of which are the first
         of the flat columns, and all after these, as `work` says: tiles are the prefill kernel's, spans the
         FlashAttention package's. Further decode rows must stand where nobody's tokens do, and only where
-        `DecodeAttention.takes_finished`.
+        `takes_finished`.
         """
         chunks = self._flash_chunks(work, block_tables) if isinstance(work, Spans) else work
         chunked = _Chunked(chunks, positions, slot_mapping, num_decodes)
@@ -153,7 +165,7 @@ class TritonAttention:
         starts = torch.tensor([0, num_tokens], dtype=torch.int32, device=device)
         tables = torch.zeros(1, num_blocks, dtype=torch.int32, device=device)
         query = torch.zeros(num_tokens, self.num_heads, keys.shape[-1], dtype=keys.dtype, device=device)
-        flash(query, keys, values, Chunks(starts, starts[1:], tables, num_tokens, num_tokens), self.scale)
+        flash(query, keys, values, Chunks(starts, starts[1:], tables, num_tokens, num_tokens), self.kinds[0].scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,23 +225,26 @@ class TritonStepAttention:
         self._block_tables = block_tables
         self._decode_rows = decode_rows
         self._chunked = chunked
-        backend.decode.plan(decode_rows, block_tables)
+        for decode in backend.decodes.values():
+            decode.plan(decode_rows, block_tables)
 
     def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
         """Implement `StepAttention.attend`."""
         backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
+        kind = backend.kinds[layer]
+        decode = backend.decodes[kind]
         keys, values = backend.cache.layer(layer)
         norms, eps = None, 0.0
         if head_norms is not None:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
         # What is done to the heads of chunks is done to decodes' in the same launch, if these can have it done.
-        is_finished = self._chunked is not None and backend.decode.takes_finished(num_decodes)
+        is_finished = self._chunked is not None and backend.takes_finished(num_decodes)
         if (chunked := self._chunked) is not None:
             rope_write(
                 qkv,
                 norms,
                 eps,
-                backend.rotary,
+                kind.rotary.table,
                 chunked.positions,
                 chunked.slot_mapping,
                 keys,
@@ -237,25 +252,28 @@ class TritonStepAttention:
                 unscaled,
                 first=0 if is_finished else num_decodes,
                 num_scaled=chunked.num_decodes if is_finished else None,
-                scale=backend.decode.query_scale,
+                scale=decode.query_scale,
             )
-        out = self._attend_chunks(qkv, keys, values)
+        out = self._attend_chunks(kind, qkv, keys, values)
         if num_decodes:
             if unscaled is not None and num_decodes <= MOST_SCALED_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
                 scale_rows(qkv[:num_decodes], unscaled)
                 unscaled = None
             rows = self._decode_rows
-            backend.decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, is_finished=is_finished)
+            decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, is_finished=is_finished)
         return out
 
-    def _attend_chunks(self, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_chunks(self, kind: AttentionKind, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """A place for the heads of all tokens, in which those of chunks are attended."""
         backend, work = self._backend, self._chunked.work if self._chunked is not None else None
         if isinstance(work, Chunks) and backend.flash is not None:
             query = qkv.view(len(qkv), -1, keys.shape[-1])[:, : backend.num_heads]
-            return backend.flash(query, keys, values, work, backend.scale).flatten(1)
+            return backend.flash(query, keys, values, work, kind.scale).flatten(1)
         out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
         if isinstance(work, PrefillTiles):
-            prefill_attention(qkv, work, self._block_tables, keys, values, out, backend.scale)
+            tables = self._block_tables
+            prefill_attention(
+                qkv, work, tables, keys, values, out, kind.scale, window=kind.window, softcap=kind.softcap
+            )
         return out

@@ -32,6 +32,10 @@ class Dense:
         """Implement `Packed.scale_outputs`."""
         self.weight.mul_(factor)
 
+    def reorder_outputs(self, order: Tensor) -> None:
+        """Implement `Packed.reorder_outputs`."""
+        self.weight.copy_(self.weight[order])
+
 
 class DenseFormat:
     """Implement `Format`: one tensor, in the dtype of the model."""

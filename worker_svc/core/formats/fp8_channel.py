@@ -52,6 +52,12 @@ class Fp8Channel:
         """Implement `Packed.scale_outputs`."""
         self._scales.mul_(factor)
 
+    def reorder_outputs(self, order: Tensor) -> None:
+        """Implement `Packed.reorder_outputs`."""
+        rows = self._weight.view(torch.uint8)
+        rows.copy_(rows[order])
+        self._scales.copy_(self._scales[order])
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8ChannelFormat:

@@ -72,6 +72,9 @@ class Packed(Protocol):
     def scale_outputs(self, factor: float) -> None:
         """Multiply the weight by `factor`, once."""
 
+    def reorder_outputs(self, order: Tensor) -> None:
+        """Take outputs in another order, i64[outputs], once."""
+
 
 class Format(Protocol):
     """A way to store a linear layer."""

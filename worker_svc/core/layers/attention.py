@@ -1,5 +1,6 @@
 """Grouped-query attention (Ainslie et al., 2023) with rotary position embedding."""
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.attention.interface import StepAttention
@@ -7,7 +8,7 @@ from worker_svc.core.layers.fusion import Normed, Product, attend
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.norm import RMSNorm
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.rotary import RotaryEmbedding
+from worker_svc.core.layers.rotary import RotaryEmbedding, order_of_dims
 from worker_svc.core.models.spec import AttentionSpec, NormSpec
 
 
@@ -33,6 +34,8 @@ class Attention:
 
         self._layer = layer
         self._rotary = rotary
+        self._head_order = order_of_dims(spec.rope, dim)
+        self._heads = len(range(num_queries)[queries]) // dim, len(range(num_keys)[keys]) // dim
         self.input = Linear(
             placement,
             [
@@ -48,6 +51,20 @@ class Attention:
         output = Projection(spec.output, hidden_size, slice(0, hidden_size))
         self.output = Linear(placement, [output], num_queries, queries, has_bias=spec.has_output_bias)
 
+    def prepare(self) -> None:
+        """Bring the weights into the form in which they are multiplied, once, when they are there."""
+        heads, kv_heads = self._heads
+        queries = keys = of_head = None
+        if self._head_order is not None:
+            of_head = torch.tensor(self._head_order, device=self._rotary.table.device)
+            queries, keys = _of_heads(of_head, heads), _of_heads(of_head, kv_heads)
+            sizes = self.input.sizes
+            values = torch.arange(sum(sizes[:2]), sum(sizes), device=of_head.device)
+            self.input.reorder_outputs(torch.cat((queries, sizes[0] + keys, values)))
+        for norm, order in ((self._query_norm, queries), (self._key_norm, keys)):
+            if norm is not None:
+                norm.prepare(of_head if norm.is_of_head else order)
+
     def __call__(self, x: Tensor | Normed, attention: StepAttention, rows: Tensor | None = None) -> Product:
         """x [tokens, hidden_size] -> like x, or of `rows` i64[n] alone; keys and values are all written."""
         q, k, v = self.input(x)
@@ -56,3 +73,8 @@ class Attention:
         q, k = self._rotary(q, k)
         attended = attend(attention, self._layer, q, k, v)
         return self.output(attended if rows is None else attended[rows])
+
+
+def _of_heads(order: Tensor, count: int) -> Tensor:
+    """The order of one head's dimensions, of several one after the other: i64[count * head_dim]."""
+    return (torch.arange(count, device=order.device).unsqueeze(1) * len(order) + order).flatten()

@@ -1,6 +1,6 @@
 """The paper's words as values that are not computed yet: what reads them decides in which kernel they are.
 
-`q, k, v = qkv(norm(x))`, `silu(gate) * up` and `hidden + down(x)` are written as in a paper. A norm waits for the
+`q, k, v = qkv(norm(x))`, `activate(gate) * up` and `hidden + down(x)` are written as in a paper. A norm waits for the
 product after it, a product for the norms and the rotation of its heads, for its gate, or for the sum that it goes
 into; then one of `Operations` does all of it.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from worker_svc.core.attention.interface import HeadNorms, StepAttention
+from worker_svc.core.operations.interface import Activation
 
 if TYPE_CHECKING:  # these make what is here
     from worker_svc.core.layers.linear import Linear
@@ -53,14 +54,14 @@ class Projected:
     number: int
     norm: "RMSNorm | None" = None
     rotary: "RotaryEmbedding | None" = None
-    is_activated: bool = False
+    activation: Activation | None = None
 
     def __mul__(self, other: "Projected") -> Tensor:
-        """silu(gate) * up."""
+        """activation(gate) * up."""
         product = self.product
-        assert self.is_activated, "a gate is activated"
+        assert self.activation is not None, "a gate is activated"
         assert (other.product, self.number, other.number) == (product, 0, 1), "gate and up are one product"
-        return product.linear.operations.norm_gated(*operand(product.x), product.linear)
+        return product.linear.operations.norm_gated(*operand(product.x), product.linear, self.activation)
 
 
 def operand(x: Tensor | Normed) -> tuple[Tensor, "RMSNorm | None"]:
@@ -68,9 +69,9 @@ def operand(x: Tensor | Normed) -> tuple[Tensor, "RMSNorm | None"]:
     return (x.hidden, x.norm) if isinstance(x, Normed) else (x, None)
 
 
-def silu(gate: Projected) -> Projected:
-    """x * sigmoid(x) (Hendrycks and Gimpel, 2016)."""
-    return replace(gate, is_activated=True)
+def activate(gate: Projected, activation: Activation) -> Projected:
+    """silu(x) is x * sigmoid(x), gelu_tanh(x) about x times the normal distribution (Hendrycks and Gimpel, 2016)."""
+    return replace(gate, activation=activation)
 
 
 def attend(attention: StepAttention, layer: int, q: Projected, k: Projected, v: Projected) -> Tensor:

@@ -78,6 +78,12 @@ class Linear:
         total = self.group.all_reduce(self.packed.multiply(x, None))
         return total if self.bias is None else total + self.bias
 
+    def reorder_outputs(self, order: Tensor) -> None:
+        """Let outputs come in another order, i64[outputs], once, when the weights are there."""
+        self.packed.reorder_outputs(order)
+        if self.bias is not None:
+            self.bias.copy_(self.bias[order])
+
     def scale_outputs(self, factor: float) -> None:
         """Multiply what comes out by `factor`, once, when the weights are there."""
         if factor != 1.0:

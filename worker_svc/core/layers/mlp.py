@@ -1,20 +1,21 @@
-"""The gated feed-forward block (SwiGLU; Shazeer, 2020)."""
+"""The gated feed-forward block (SwiGLU, GEGLU; Shazeer, 2020)."""
 
 import math
 
 from torch import Tensor
 
 from worker_svc.core.formats.interface import cut_unit
-from worker_svc.core.layers.fusion import Normed, Product, silu
+from worker_svc.core.layers.fusion import Normed, Product, activate
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import GatedMLPSpec
 
 
 class GatedMLP:
-    """down(silu(gate) * up); gate and up are one product."""
+    """down(activation(gate) * up); gate and up are one product."""
 
     def __init__(self, placement: Placement, spec: GatedMLPSpec, hidden_size: int) -> None:
+        self._activation = spec.activation
         part = gated_columns(placement, spec)
         projections = [Projection(spec.gate, spec.size, part), Projection(spec.up, spec.size, part)]
         self.input = Linear(placement, projections, hidden_size, has_bias=spec.has_bias)
@@ -24,7 +25,10 @@ class GatedMLP:
     def __call__(self, x: Tensor | Normed) -> Product:
         """x [tokens, hidden_size] -> like x."""
         gate, up = self.input(x)
-        return self.output(silu(gate) * up)
+        return self.output(activate(gate, self._activation) * up)
+
+    def prepare(self) -> None:
+        """Nothing is to be done once the weights are there."""
 
 
 def gated_columns(placement: Placement, spec: GatedMLPSpec) -> slice:

@@ -4,11 +4,12 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import StepAttention
 from worker_svc.core.layers.attention import Attention
+from worker_svc.core.layers.fusion import Normed
 from worker_svc.core.layers.mlp import GatedMLP
-from worker_svc.core.layers.norm import RMSNorm
+from worker_svc.core.layers.norm import RMSNorm, make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.models.spec import AttentionSpec, SublayerSpec
+from worker_svc.core.models.spec import AttentionSpec, GatedMLPSpec, SublayerSpec
 
 
 class Sublayer:
@@ -17,28 +18,42 @@ class Sublayer:
     def __init__(
         self, placement: Placement, spec: SublayerSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding
     ) -> None:
+        assert spec.after is None or len(spec.mixers) == 1, "what several blocks give is not normalised"
         self._operations = placement.operations
         self._scale = spec.scale
-        self._before = RMSNorm(placement, spec.before, hidden_size) if spec.before is not None else None
+        self._before = make_norm(placement, spec.before, hidden_size) if spec.before is not None else None
         self._after = RMSNorm(placement, spec.after, hidden_size) if spec.after is not None else None
-        self._mixer: Attention | GatedMLP
-        if isinstance(spec.mixer, AttentionSpec):
-            self._mixer = Attention(placement, spec.mixer, hidden_size, layer, rotary)
-        else:
-            self._mixer = GatedMLP(placement, spec.mixer, hidden_size)
+
+        def make_mixer(mixer: AttentionSpec | GatedMLPSpec) -> Attention | GatedMLP:
+            if isinstance(mixer, AttentionSpec):
+                return Attention(placement, mixer, hidden_size, layer, rotary)
+            return GatedMLP(placement, mixer, hidden_size)
+
+        self._mixers = [make_mixer(mixer) for mixer in spec.mixers]
 
     def prepare(self) -> None:
         """Bring the weights into the form in which they are multiplied; once, when they are there."""
-        self._mixer.output.scale_outputs(self._scale)
-        if self._before is not None:
-            self._operations.fold_norm(self._before, self._mixer.input)
+        for norm in (self._before, self._after):
+            if norm is not None:
+                norm.prepare()
+        for mixer in self._mixers:
+            mixer.prepare()
+            mixer.output.scale_outputs(self._scale)
+        if isinstance(self._before, RMSNorm) and len(self._mixers) == 1:
+            self._operations.fold_norm(self._before, self._mixers[0].input)
 
     def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden; if it attends, of `rows` i64[n] alone where these are given."""
-        x = self._before(hidden) if self._before is not None else hidden
-        if isinstance(self._mixer, Attention):
-            mixed = self._mixer(x, attention, rows)
-            hidden = hidden if rows is None else hidden[rows]
-        else:
-            mixed = self._mixer(x)
-        return hidden + (self._after(mixed) if self._after is not None else mixed)
+        x: Tensor | Normed = self._before(hidden) if self._before is not None else hidden
+        if isinstance(x, Normed) and len(self._mixers) > 1:
+            x = self._operations.norm(x.hidden, x.norm)  # before the first mixer's output is added to its hidden states
+        attends = any(isinstance(mixer, Attention) for mixer in self._mixers)
+        if rows is not None and attends:
+            hidden = hidden[rows]
+        for mixer in self._mixers:
+            if isinstance(mixer, Attention):
+                mixed = mixer(x, attention, rows)
+            else:
+                mixed = mixer(x[rows] if rows is not None and attends and isinstance(x, Tensor) else x)
+            hidden = hidden + (self._after(mixed) if self._after is not None else mixed)
+        return hidden

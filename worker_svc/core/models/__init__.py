@@ -2,22 +2,40 @@
 
 from collections.abc import Callable
 
+from worker_svc.core.models.cohere import cohere, cohere2
 from worker_svc.core.models.config_fields import ConfigFields
+from worker_svc.core.models.exaone4 import exaone4
+from worker_svc.core.models.gemma import gemma, gemma2, gemma3
+from worker_svc.core.models.glm import glm, glm4
 from worker_svc.core.models.granite import granite
 from worker_svc.core.models.llama import llama
 from worker_svc.core.models.mistral import mistral
-from worker_svc.core.models.olmo2 import olmo2
+from worker_svc.core.models.olmo2 import olmo2, olmo3
 from worker_svc.core.models.phi3 import phi3
 from worker_svc.core.models.qwen2 import qwen2
 from worker_svc.core.models.qwen3 import qwen3
+from worker_svc.core.models.seed_oss import seed_oss
+from worker_svc.core.models.smollm3 import smollm3
 from worker_svc.core.models.spec import DecoderSpec
 
 FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
+    "Cohere2ForCausalLM": cohere2,
+    "CohereForCausalLM": cohere,
+    "Exaone4ForCausalLM": exaone4,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "GemmaForCausalLM": gemma,
+    "Glm4ForCausalLM": glm4,
+    "GlmForCausalLM": glm,
     "GraniteForCausalLM": granite,
     "LlamaForCausalLM": llama,
+    "MinistralForCausalLM": mistral,
     "MistralForCausalLM": mistral,
     "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "SeedOssForCausalLM": seed_oss,
+    "SmolLM3ForCausalLM": smollm3,
 }

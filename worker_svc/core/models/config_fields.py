@@ -1,15 +1,15 @@
 """Typed access to a checkpoint's `config.json`, which notes what was read: what nobody read must mean nothing."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from contract.domain.errors import ErrorCode, PenstockError, unimplemented
 from worker_svc.core.models.neutral_fields import says_nothing
+from worker_svc.core.models.rope_fields import read_rope
 from worker_svc.core.models.spec import RopeSpec
 
-_ROPE_TYPES = ("default", "linear", "llama3")
-_SLIDING = "sliding_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 _FIRST_WINDOW_LAYER = 28  # where Qwen's configurations leave `max_window_layers` out
 
 
@@ -49,40 +49,60 @@ class ConfigFields:
         """
         return self._positive(field, self.get(field), default)
 
-    def flag(self, field: str) -> bool:
-        """True or false; false if it is missing.
+    def number_or_none(self, field: str, default: float | None) -> float | None:
+        """A positive number, or none where it says null.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): it is none.
+        """
+        if field in self._fields and self.get(field) is None:
+            return None
+        return default if field not in self._fields else self.positive(field)
+
+    def flag(self, field: str, *, default: bool = False) -> bool:
+        """True or false; `default` if it is missing.
 
         Raises:
             PenstockError: INTERNAL (the operator's fault): it is neither.
         """
-        value = self.get(field) or False
+        value = default if (value := self.get(field)) is None else value
         if not isinstance(value, bool):
             raise self.wrong(field, f"must be true or false, got {value!r}")
         return value
 
-    def must_be(self, field: str, only: str, what: str) -> None:
-        """Refuse any other value; a missing field is `only`.
+    def must_be(self, field: str, what: str, *only: str) -> None:
+        """Refuse any other value; a missing field is as good as these.
 
         Raises:
             PenstockError: UNIMPLEMENTED, naming `what` and the field.
         """
         value = self.get(field)
-        if value not in (None, only):
+        if value not in (None, *only):
             raise unimplemented(f"{what} ({field}) {value!r}")
+
+    def layer_type(self, layer: int, default: Callable[[int], bool] | None = None) -> str | None:
+        """The type of a layer's attention, `sliding_attention` or `full_attention`; None: `layer_types` does not say.
+
+        default: whether a layer's is sliding, where the configuration does not list it.
+        """
+        types = self.get("layer_types")
+        if types is None:
+            return None if default is None else SLIDING if default(layer) else FULL
+        num_layers = self.count("num_hidden_layers")
+        if not isinstance(types, list) or len(types) != num_layers:
+            raise self.wrong("layer_types", f"must be a list of a type for each of {num_layers} layers")
+        if types[layer] not in (SLIDING, FULL):
+            raise unimplemented(f"layers of type (layer_types) {types[layer]!r}")
+        return str(types[layer])
 
     def window(self, layer: int, *, is_used: bool = True) -> int | None:
         """The tokens that a layer's queries see: `sliding_window` where it is used and `layer_types` does not say that
         the layer attends to all.
         """
-        window, types = self.get("sliding_window"), self.get("layer_types")
-        if types is not None:
-            num_layers = self.count("num_hidden_layers")
-            if not isinstance(types, list) or len(types) != num_layers:
-                raise self.wrong("layer_types", f"must be a list of a type for each of {num_layers} layers")
-            if types[layer] not in (_SLIDING, "full_attention"):
-                raise unimplemented(f"layers of type (layer_types) {types[layer]!r}")
-            is_used = types[layer] == _SLIDING
-        if not is_used or (window is None and types is None):
+        window, layer_type = self.get("sliding_window"), self.layer_type(layer)
+        if layer_type is not None:
+            is_used = layer_type == SLIDING
+        if not is_used or (window is None and layer_type is None):
             return None
         return self.count("sliding_window")
 
@@ -91,39 +111,30 @@ class ConfigFields:
         is_used, first = self.flag("use_sliding_window"), self.get("max_window_layers")
         return self.window(layer, is_used=is_used and layer >= (_FIRST_WINDOW_LAYER if first is None else first))
 
-    def rope(self) -> RopeSpec:
-        """`rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (before), which wins over it.
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head.
 
         Raises:
-            PenstockError: UNIMPLEMENTED, naming the kind; INTERNAL (the operator's fault), naming the field.
+            PenstockError: INTERNAL (the operator's fault): it is odd, or not said.
         """
-        scaling, new = self.get("rope_scaling"), self.get("rope_parameters")
-        field = "rope_scaling" if scaling else "rope_parameters"
-        parameters = scaling or new or {}
-        if not isinstance(parameters, Mapping):
-            raise self.wrong(field, f"must be an object, got {parameters!r}")
-        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-        if rope_type not in _ROPE_TYPES:
-            raise unimplemented(f"rope type {rope_type!r} (there are: {', '.join(_ROPE_TYPES)})")
-        partial = parameters.get("partial_rotary_factor", self.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
-            raise unimplemented(f"partial rotary embedding (partial_rotary_factor {partial})")
+        head_dim = self.count("head_dim", self.count("hidden_size") // self.count("num_attention_heads"))
+        if head_dim % 2:
+            raise self.wrong("head_dim", "is odd, rotary embedding needs pairs")
+        return head_dim
 
-        def number(name: str, default: float | None = None) -> float:
-            return self._positive(name, parameters.get(name), default)
+    def rope(self, layer_type: str | None = None, *, head_dim: int | None = None, **defaults: Any) -> RopeSpec:
+        """The rotation of a layer; see `read_rope`. `head_dim`: where the family knows it otherwise."""
+        return read_rope(self, head_dim or self.head_dim, layer_type, **defaults)
 
-        theta = number("rope_theta", self.positive("rope_theta", 10000.0))
-        if rope_type == "default":
-            return RopeSpec(theta)
-        factor = number("factor")
-        if rope_type == "linear":
-            return RopeSpec(theta, rope_type, factor)
-        low, high, original = (
-            number(name) for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        )
-        if high <= low:
-            raise self.wrong("high_freq_factor", f"must exceed low_freq_factor ({low:g}), got {high:g}")
-        return RopeSpec(theta, rope_type, factor, low, high, int(original))
+    def rope_of_type(self, layer_type: str, *, local_theta: float, theta: float) -> RopeSpec:
+        """The rotation of a layer where each type has its own: as transformers 5 writes it, or, before that, one base
+        for layers with a window, which are never stretched, and what the configuration says for the others.
+        """
+        told = self.get("rope_parameters")
+        if layer_type == SLIDING and not (isinstance(told, Mapping) and SLIDING in told):
+            return RopeSpec(local_theta)
+        return self.rope(layer_type, theta=theta)
 
     def refuse_unread(self) -> None:
         """Refuse the first field that nobody read and that may say something of the model.

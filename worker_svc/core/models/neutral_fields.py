@@ -49,6 +49,7 @@ _NEUTRAL = frozenset(
         "pretraining_tp",
         "problem_type",
         "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "sep_token_id",
         "task_specific_params",

@@ -4,6 +4,7 @@ From a `DecoderSpec` follow the weights that are read, what each rank has of the
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +20,32 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS norm (Zhang and Sennrich, 2019) with a stored weight."""
+    """RMS norm (Zhang and Sennrich, 2019), or layer norm without a bias (Ba et al., 2016), with a stored weight."""
 
     name: str
     eps: float
+    offset: float = 0.0  # is added to the stored weight
+    is_centered: bool = False  # the mean is subtracted first: layer norm
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al., 2021): base and, for `linear` and `llama3`, how positions are stretched."""
+    """Rotary position embedding (Su et al., 2021): base, which dimensions turn, and how positions are stretched."""
 
     theta: float = 10000.0
     rope_type: str = "default"
     factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3 only, as the next two
+    low_freq_factor: float = 1.0  # of llama3, as the next
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    original_max_position_embeddings: int = 8192  # of llama3, yarn and longrope; of dynamic the model's positions
+    dims: int | None = None  # of a head that turn, its first ones; None: all
+    is_paired: bool = False  # neighbours turn against each other; else the halves do
+    attention_factor: float = 1.0  # of cosines and sines
+    beta_fast: float = 32.0  # of yarn, as the next two
+    beta_slow: float = 1.0
+    truncates: bool = True  # bounds of dimensions are whole numbers
+    short_factors: tuple[float, ...] = ()  # of longrope, for each pair of dimensions, as the next
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,7 @@ class AttentionSpec:
     key: StoredRows
     value: StoredRows
     output: StoredRows
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: queries and keys are not rotated
     has_bias: bool = False  # of queries, keys and values
     has_output_bias: bool = False
     query_norm: NormSpec | None = None  # of each head before it is rotated, as the next
@@ -56,6 +67,7 @@ class AttentionSpec:
     norms_all_heads: bool = False  # these see all heads as one vector
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    softcap: float | None = None  # scores are softcap * tanh(score / softcap)
 
     @property
     def score_scale(self) -> float:
@@ -70,13 +82,14 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLPSpec:
-    """Gated feed-forward block (SwiGLU; Shazeer, 2020)."""
+    """Gated feed-forward block (SwiGLU, GEGLU; Shazeer, 2020)."""
 
     size: int
     gate: StoredRows
     up: StoredRows
     down: StoredRows
     has_bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
 
     @property
     def num_weights(self) -> int:
@@ -86,11 +99,14 @@ class GatedMLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class SublayerSpec:
-    """hidden + scale * after(mixer(before(hidden))), without the norms that are None."""
+    """hidden + scale * after(mixer(before(hidden))), without the norms that are None.
 
-    mixer: AttentionSpec | GatedMLPSpec
+    Of several mixers, which read the same norm, the sum is added.
+    """
+
+    mixers: tuple[AttentionSpec | GatedMLPSpec, ...]
     before: NormSpec | None
-    after: NormSpec | None = None
+    after: NormSpec | None = None  # only of one mixer
     scale: float = 1.0
 
 
@@ -107,17 +123,17 @@ class DecoderSpec:
     head: str = "lm_head"
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
+    logits_softcap: float | None = None  # logits are softcap * tanh(logit / softcap), after their scale
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Of all layers, in order: those that have keys and values in the cache."""
-        mixers = (sublayer.mixer for layer in self.layers for sublayer in layer)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+        return tuple(mixer for mixer in self._mixers if isinstance(mixer, AttentionSpec))
 
     @property
     def mlp(self) -> GatedMLPSpec:
         """The feed-forward block of the first layer."""
-        return next(each.mixer for each in self.layers[0] if isinstance(each.mixer, GatedMLPSpec))
+        return next(mixer for mixer in self._mixers if isinstance(mixer, GatedMLPSpec))
 
     @property
     def unused_tensors(self) -> frozenset[str]:
@@ -127,10 +143,8 @@ class DecoderSpec:
     @property
     def num_layer_weights(self) -> int:
         """Numbers that all layers multiply a token with."""
-        return self.hidden_size * sum(each.mixer.num_weights for layer in self.layers for each in layer)
+        return self.hidden_size * sum(mixer.num_weights for mixer in self._mixers)
 
     @property
-    def window(self) -> int | None:
-        """The shortest of any layer, in tokens; None: every token sees all before it."""
-        windows = [each.window for each in self.attentions if each.window is not None]
-        return min(windows, default=None)
+    def _mixers(self) -> tuple[AttentionSpec | GatedMLPSpec, ...]:
+        return tuple(mixer for layer in self.layers for sublayer in layer for mixer in sublayer.mixers)

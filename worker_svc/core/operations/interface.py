@@ -1,11 +1,13 @@
 """The operations of a decoder layer, as large as an implementation can fuse them."""
 
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Packed
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+
+Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
 class Norm(Protocol):
@@ -62,5 +64,7 @@ class Operations(Protocol):
     def linear_add(self, x: Tensor, linear: LinearLayer, residual: Tensor, after: Norm | None = None) -> Tensor:
         """residual + after(linear(x)), like `residual`, which may be overwritten by it."""
 
-    def norm_gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer) -> Tensor:
-        """silu(gate) * up -> [tokens, outputs / 2]; the outputs of `gate_up(norm(hidden))` are gates, then ups."""
+    def norm_gated(
+        self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
+    ) -> Tensor:
+        """activation(gate) * up -> [tokens, outputs / 2]; outputs of `gate_up(norm(hidden))` are gates, then ups."""

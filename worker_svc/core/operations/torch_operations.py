@@ -4,7 +4,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.operations.interface import LinearLayer, Norm
+from worker_svc.core.operations.interface import Activation, LinearLayer, Norm
 
 
 class TorchOperations:
@@ -32,7 +32,9 @@ class TorchOperations:
         product = linear.multiply(x)
         return residual + (product if after is None else self.norm(product, after))
 
-    def norm_gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer) -> Tensor:
+    def norm_gated(
+        self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
+    ) -> Tensor:
         """Implement `Operations.norm_gated`."""
         gate, up = self.norm_linear(hidden, norm, gate_up).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up

@@ -14,7 +14,7 @@ from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
-from worker_svc.core.operations.interface import LinearLayer, Norm
+from worker_svc.core.operations.interface import Activation, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 
 
@@ -61,8 +61,12 @@ class TritonOperations:
             return residual.add_(linear.multiply(x))
         return self._of(linear).add(x, linear.packed, linear.bias, residual)
 
-    def norm_gated(self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer) -> Tensor:
+    def norm_gated(
+        self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
+    ) -> Tensor:
         """Implement `Operations.norm_gated`."""
+        if activation != "silu":
+            return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=True)
         gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias)
         return gated if gated is not None else silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
 

@@ -28,6 +28,8 @@ def check(
     has_norms: bool = True,
     rounds: int = 2,
     hidden_size: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
     dtype: torch.dtype = DTYPE,
 ) -> None:
     count = len(past)
@@ -43,7 +45,15 @@ def check(
     contexts = torch.tensor(past, device=DEVICE) + 1
     out = torch.full((count + 1, num_heads * head_dim), float("nan"), dtype=dtype, device=DEVICE)
     decode = DecodeAttention(
-        count, num_heads, num_kv_heads, head_dim, table, scale=head_dim**-0.5, block_size=block_size
+        count,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        table,
+        scale=head_dim**-0.5,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
     )
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
@@ -57,7 +67,8 @@ def check(
         query = norm_rotate(query, norms and norms[0], EPS, table, position)
         key = norm_rotate(key, norms and norms[1], EPS, table, position)
         keys, values = torch.cat((cache.past_keys[slot], key)), torch.cat((cache.past_values[slot], value))
-        assert_near(out[rows[slot]], attend(query, keys, values, length).flatten())
+        attended = attend(query, keys, values, length, window=window, softcap=softcap)
+        assert_near(out[rows[slot]], attended.flatten())
         cell = cells_of(cache.tables, slot, position, block_size)
         assert_near(cache.keys.flatten(0, 1)[cell], key)
         if unscaled is None:
@@ -80,6 +91,27 @@ def test_block_sizes(block_size: int) -> None:
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([70, 3], head_dim=head_dim, has_norms=has_norms)
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 20, 71, 500])
+def test_a_window_ends_with_the_new_token(window: int) -> None:
+    check([0, 1, 19, 20, 70, 71], window=window)
+
+
+def test_scores_are_capped_and_seen_within_a_window() -> None:
+    check([0, 3, 70], softcap=0.7)
+    check([40, 5], softcap=2.0, window=9, has_norms=False, hidden_size=96)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("window", [5, 30])
+def test_a_window_is_cut_into_splits(monkeypatch: pytest.MonkeyPatch, window: int, ahead: int) -> None:
+    monkeypatch.setattr(module, "find_cut", lambda *_: ContextCut(3, 8, 16, 3, 2, None, ahead=ahead))
+    check([0, 4, 5, 29, 30, 90], window=window, softcap=1.0)
+
+
+def test_many_sequences_with_a_window() -> None:
+    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, window=21)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -35,6 +35,8 @@ def check(
     block_size: int = 16,
     has_norms: bool = True,
     hidden_size: int | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
     cache = paged(past, contexts, num_kv_heads, head_dim, block_size)
@@ -54,7 +56,9 @@ def check(
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
-    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5)
+    prefill_attention(
+        qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, window=window, softcap=softcap
+    )
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
     key = norm_rotate(key, norms and norms[1], EPS, table, positions)
@@ -66,7 +70,8 @@ def check(
         own = owners == slot
         keys = torch.cat((cache.past_keys[slot], key[own]))
         values = torch.cat((cache.past_values[slot], value[own]))
-        assert_near(out[own], attend(query[own], keys, values, before).flatten(1))
+        attended = attend(query[own], keys, values, before, window=window, softcap=softcap)
+        assert_near(out[own], attended.flatten(1))
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (6, 2), (8, 1), (5, 1)])
@@ -83,6 +88,16 @@ def test_block_sizes(block_size: int) -> None:
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_head_dims_with_and_without_norms(head_dim: int, *, has_norms: bool) -> None:
     check([17, 0], [33, 5], head_dim=head_dim, has_norms=has_norms)
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 70, 1000])
+def test_each_query_sees_a_window_that_ends_with_itself(window: int) -> None:
+    check([0, 90, 3], [70, 66, 1], window=window)
+
+
+def test_scores_are_capped_within_a_window_or_without() -> None:
+    check([30, 0], [40, 9], softcap=0.7)
+    check([30, 0], [40, 9], softcap=2.0, window=11, has_norms=False)
 
 
 def test_heads_whose_memory_is_aligned_to_eight_elements() -> None:

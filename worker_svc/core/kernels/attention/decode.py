@@ -56,12 +56,19 @@ class DecodeAttention:
         scale: float,
         block_size: int,
         item_bytes: int = 2,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
+        """`scale`: of scores; `window`: tokens that are seen, the new one included; `softcap`: scores are softcap *
+        tanh(score / softcap).
+        """
         device = rotary.device
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self.query_scale = scale * _LOG2E  # softmax is to the base of 2
+        self._window = window or 0
+        self._softcap = (softcap or 0.0) * _LOG2E
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
@@ -83,6 +90,8 @@ class DecodeAttention:
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
     def _find_shares(self, sequences: int) -> Shares | None:
+        if self._window or self._softcap:
+            return None
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
     def plan(self, rows: DecodeRows, block_tables: Tensor) -> None:
@@ -190,6 +199,8 @@ class DecodeAttention:
             STAGES=chosen.stages,
             SPLIT=chosen.splits > 1,
             AHEAD=chosen.ahead,
+            WINDOW=self._window,
+            SOFTCAP=self._softcap,
             DEPENDENT=self._dependent,
             **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
         )

@@ -11,6 +11,12 @@ from worker_svc.core.kernels.launch import release, wait
 
 
 @triton.jit
+def _unseen(context, WINDOW: tl.constexpr):
+    """Tokens at the beginning of a context that its last one does not see."""
+    return tl.maximum(0, context - WINDOW) if WINDOW > 0 else 0
+
+
+@triton.jit
 def attend_splits(
     qkv_ptr,  # [tokens, (H + 2 HK) D]
     query_norm_ptr,  # [D]
@@ -49,6 +55,8 @@ def attend_splits(
     STAGES: tl.constexpr,
     SPLIT: tl.constexpr,  # contexts may be cut
     AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
+    WINDOW: tl.constexpr,  # tokens that are seen, the new one included; 0: all
+    SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     DEPENDENT: tl.constexpr,
 ):
     """One program a head and split of a sequence."""
@@ -63,12 +71,14 @@ def attend_splits(
     row = tl.load(rows_ptr + sequence)
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
     past = context - 1
-    wanted = tl.minimum(max_splits, tl.maximum(1, (past + SPLIT_T - 1) // SPLIT_T))
-    length = tl.maximum(1, (past + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T
+    unseen = _unseen(context, WINDOW)
+    seen = past - unseen
+    wanted = tl.minimum(max_splits, tl.maximum(1, (seen + SPLIT_T - 1) // SPLIT_T))
+    length = tl.maximum(1, (seen + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T
     # Whole tiles may need fewer splits than wanted: an empty one would be 0 / 0.
-    num_splits = tl.maximum(1, (past + length - 1) // length)
+    num_splits = tl.maximum(1, (seen + length - 1) // length)
     if split < num_splits:
-        first = split * length
+        first = unseen + split * length
         last = tl.minimum(first + length, past)
         half = tl.arange(0, tile_dims(HALF))
         dims = tl.arange(0, tile_dims(D))
@@ -130,8 +140,9 @@ def attend_splits(
                         BLOCK_SIZE,
                         NORM,
                         HIDDEN,
+                        SOFTCAP,
                     )
-                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP)
         else:
             cos, sin, query_norm_1, query_norm_2, key_norm_1, key_norm_2 = constants(
                 rotary_ptr, query_norm_ptr, key_norm_ptr, past, D, NORM
@@ -174,10 +185,11 @@ def attend_splits(
                 BLOCK_SIZE,
                 NORM,
                 HIDDEN,
+                SOFTCAP,
             )
             if AHEAD == 1:
                 most, total, acc = attend_tile(
-                    a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc
+                    a1, a2, early_keys_1, early_keys_2, early_values, is_early, most, total, acc, SOFTCAP
                 )
                 first += BLOCK_T
             for start in tl.range(first, last, BLOCK_T, num_stages=STAGES):
@@ -188,7 +200,7 @@ def attend_splits(
                 keys_1 = load(head_keys + offsets[None, :], half[:, None], HALF, is_past[None, :])
                 keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
                 v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
-                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc)
+                most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
             store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)

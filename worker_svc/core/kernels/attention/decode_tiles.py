@@ -8,10 +8,20 @@ from worker_svc.core.kernels.linear.norm import row_scale
 
 
 @triton.jit
-def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc):
+def capped(scores, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(scores / SOFTCAP), as long as it is not 0: none."""
+    if SOFTCAP > 0:
+        # tanh(x) is 2 sigmoid(2 x) - 1, of which no term is too large for any x.
+        scores = SOFTCAP * (2.0 * tl.sigmoid(scores * (2.0 / SOFTCAP)) - 1.0)
+    return scores
+
+
+@triton.jit
+def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP: tl.constexpr):
     """One tile of keys and values more: the running maximum, sum of exponentials and weighted values."""
     scores = tl.dot(a1, keys_1)
     scores = tl.dot(a2, keys_2, scores)
+    scores = capped(scores, SOFTCAP)
     scores = tl.where(is_past[None, :], scores, float("-inf"))
     larger = tl.maximum(most, tl.max(scores, 1))
     p = tl.exp2(scores - larger[:, None])
@@ -67,6 +77,7 @@ def begin(
     BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
     HIDDEN: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ):
     """The rotated queries in two halves [GP, D / 2], and what `attend_tile` goes on from: the new token's attention,
     whose key and value are written to the cache, or none.
@@ -112,6 +123,7 @@ def begin(
         store(keys_ptr + offset + HALF + half, b2, half, HALF)
         store(values_ptr + offset + dims, v, dims, D)
         most = tl.sum(a1 * b1.to(tl.float32)[None, :], 1) + tl.sum(a2 * b2.to(tl.float32)[None, :], 1)
+        most = capped(most, SOFTCAP)
         total = tl.full((GP,), 1.0, tl.float32)
         acc += v.to(tl.float32)[None, :]
     return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc

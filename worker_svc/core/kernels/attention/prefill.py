@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.attention.decode_tiles import capped
 from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
@@ -38,6 +39,8 @@ def _prefill_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
+    WINDOW: tl.constexpr,  # tokens that a query sees, itself included; 0: all before it
+    SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     DEPENDENT: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -63,12 +66,16 @@ def _prefill_attention(
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, tile_dims(D)), tl.float32)
     last = first + length
+    begin = 0
     seen_by_all = (first + 1) // BLOCK_T * BLOCK_T
+    if WINDOW > 0:
+        begin = tl.maximum(0, first + 1 - WINDOW) // BLOCK_T * BLOCK_T
+        seen_by_all = begin
     for start in tl.range(0, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D)) * scale
+        scores = capped(tl.dot(q, load(keys + offsets[None, :], dims[:, None], D)) * scale, SOFTCAP)
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
@@ -82,11 +89,19 @@ def _prefill_attention(
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
         scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])) * scale
+        scores = capped(scores, SOFTCAP)
         # Rows after the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
-        scores = tl.where((positions[None, :] <= first + m[:, None]) & is_known[None, :], scores, float("-inf"))
+        is_seen = (positions[None, :] <= first + m[:, None]) & is_known[None, :]
+        if WINDOW > 0:
+            is_seen = is_seen & (positions[None, :] > first + m[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
-        p = tl.exp2(scores - larger[:, None])
-        alpha = tl.exp2(most - larger)
+        ceiling = larger
+        if WINDOW > 0:
+            # A row of which no key was seen so far has no score that others could be compared with.
+            ceiling = tl.where(larger == float("-inf"), 0.0, larger)
+        p = tl.exp2(scores - ceiling[:, None])
+        alpha = tl.exp2(most - ceiling)
         total = total * alpha + tl.sum(p, 1)
         v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
@@ -109,13 +124,23 @@ class PrefillTiles:
 
 
 def prefill_attention(
-    qkv: Tensor, tiles: PrefillTiles, block_tables: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float
+    qkv: Tensor,
+    tiles: PrefillTiles,
+    block_tables: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
 
     qkv [tokens, more than num_heads * head_dim]: rotated queries stand first in a row; keys and values of these tokens
     are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim];
-    `scale`: of scores.
+    `scale`: of scores; `window`: tokens that a query sees, itself included; `softcap`: scores are softcap *
+    tanh(score / softcap).
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -144,6 +169,8 @@ def prefill_attention(
         BLOCK_M=QUERY_TILE,
         BLOCK_T=tile.keys,
         STAGES=tile.stages,
+        WINDOW=window or 0,
+        SOFTCAP=(softcap or 0.0) * _LOG2E,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )

@@ -12,6 +12,7 @@ from worker_svc.core.kernels.linear.unscaled import Unscaled
 _BLOCK, _WIDE_BLOCK = 1024, 2048
 _WIDE = 4096  # columns of a program between some rows and many, if a row divides into them: few find a row's scale
 _SOME_ROWS = 128
+_GELU_SCALE, _GELU_CUBE = tl.constexpr(1.5957691216057308), tl.constexpr(0.044715)  # 2 sqrt(2 / pi)
 _MANY_ROWS = 1024  # from here on a program does a whole row, and finds its scale once
 
 
@@ -25,6 +26,7 @@ def _silu_mul(
     size,
     length,  # columns of a program, a multiple of BLOCK
     BLOCK: tl.constexpr,
+    GELU: tl.constexpr,  # else silu
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -38,12 +40,18 @@ def _silu_mul(
         up = tl.load(x_ptr + row * 2 * size + size + columns, mask=is_column, other=0.0).to(tl.float32)
         gate *= scale
         up *= scale
-        gated = gate * tl.sigmoid(gate) * up
+        if GELU:
+            # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
+            gated = gate * tl.sigmoid(_GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)) * up
+        else:
+            gated = gate * tl.sigmoid(gate) * up
         tl.store(out_ptr + row * size + columns, gated.to(out_ptr.dtype.element_ty), mask=is_column)
 
 
-def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
-    """silu(gate) * up: [rows, 2 * size], gates then ups, contiguous -> [rows, size]; `unscaled`: of the rows given."""
+def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None, *, gelu: bool = False) -> Tensor:
+    """silu(gate) * up: [rows, 2 * size], gates then ups, contiguous -> [rows, size]; `unscaled`: of the rows given;
+    `gelu`: GELU by tanh instead (Hendrycks and Gimpel, 2016).
+    """
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     dependent = has_dependent_launch(gate_up.device)
@@ -59,6 +67,7 @@ def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None) -> Tensor:
         size,
         length,
         BLOCK=block,
+        GELU=gelu,
         DEPENDENT=dependent,
         **options(warps=8 if is_wide else 4, dependent=dependent),
     )

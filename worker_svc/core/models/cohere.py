@@ -1,0 +1,45 @@
+"""Command R (Cohere, 2024) and Command R7B, Command A (2025): attention and feed-forward side by side, layer norms."""
+
+from worker_svc.core.models.config_fields import SLIDING, ConfigFields
+from worker_svc.core.models.parts import attention, decoder, gated_mlp, norm
+from worker_svc.core.models.spec import AttentionSpec, DecoderSpec, NormSpec, SublayerSpec
+
+
+def cohere(fields: ConfigFields) -> DecoderSpec:
+    """All layers alike."""
+    rope = fields.rope(theta=500_000.0, is_paired=True)
+    return _decoder(fields, [attention(fields, number, rope=rope, **_biases(fields)) for number in _layers(fields)])
+
+
+def cohere2(fields: ConfigFields) -> DecoderSpec:
+    """Layers with a window are rotated, the others, one of four in most models, are not."""
+    pattern = fields.count("sliding_window_pattern", 4)
+    rope, window = fields.rope(is_paired=True), fields.count("sliding_window", 4096)
+
+    def attend(number: int) -> AttentionSpec:
+        is_local = fields.layer_type(number, lambda each: bool((each + 1) % pattern)) == SLIDING
+        of_type = {"rope": rope, "window": window} if is_local else {"rope": None}
+        return attention(fields, number, **of_type, **_biases(fields))
+
+    return _decoder(fields, [attend(number) for number in _layers(fields)])
+
+
+def _layers(fields: ConfigFields) -> range:
+    return range(fields.count("num_hidden_layers"))
+
+
+def _biases(fields: ConfigFields) -> dict[str, bool]:
+    has_bias = fields.flag("attention_bias")
+    return {"has_bias": has_bias, "has_output_bias": has_bias}
+
+
+def _decoder(fields: ConfigFields, attentions: list[AttentionSpec]) -> DecoderSpec:
+    def centered(name: str) -> NormSpec:
+        return norm(fields, name, eps=fields.positive("layer_norm_eps", 1e-5), is_centered=True)
+
+    def layer(number: int) -> tuple[SublayerSpec, ...]:
+        before = centered(f"model.layers.{number}.input_layernorm")
+        return (SublayerSpec((attentions[number], gated_mlp(fields, number)), before),)
+
+    scale = fields.positive("logit_scale", 0.0625)
+    return decoder(fields, layer, ties_by_default=True, norm=centered("model.norm"), logits_scale=scale)
