@@ -106,6 +106,9 @@ def _prefill_attention(
         v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
+    if WINDOW > 0:
+        # Rows after the end of a tile may see nothing.
+        total = tl.where(total > 0, total, 1.0)
     attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     store(out_ptr + rows[:, None] * (H * D) + head * D + dims[None, :], attended, dims[None, :], D, is_row)
 
