@@ -71,7 +71,7 @@ def _prefill_attention(
     if WINDOW > 0:
         begin = tl.maximum(0, first + 1 - WINDOW) // BLOCK_T * BLOCK_T
         seen_by_all = begin
-    for start in tl.range(0, seen_by_all, BLOCK_T, num_stages=STAGES):
+    for start in tl.range(begin, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
