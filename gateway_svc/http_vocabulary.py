@@ -9,8 +9,10 @@ from starlette.responses import Response
 
 from contract.domain.errors import PenstockError
 from contract.domain.request import format_request_id
+from gateway_svc.core.apis import CHATS
+from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Authenticator, Caller
-from gateway_svc.core.openai import Ask, parse_chat, refused_field
+from gateway_svc.core.openai import parse_chat
 from gateway_svc.core.vocabulary import (
     DetokenizeAsk,
     TokenizeAsk,
@@ -88,7 +90,7 @@ class VocabularyCalls:
             return await off_loop(size, render_reply, ask, asked, prepared, shown_id)
 
         return await self._answer(
-            request, lambda body: parse_chat(body, self.pools.routes.defaults), refused_field, answer
+            request, lambda body: parse_chat(body, self.pools.routes.defaults), CHATS.refusal, answer
         )
 
     async def _answer(

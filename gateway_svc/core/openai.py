@@ -1,26 +1,25 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from contract.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.errors import invalid, unimplemented
 from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
+from gateway_svc.core.ask import Ask, DefaultsOf, Form
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
 from gateway_svc.core.chat_outputs import chat_output
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
-from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.structured_outputs import FormFields, read_form
 from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.tools import ToolFields
-from gateway_svc.core.unsupported import check_fields, unknown_field
+from gateway_svc.core.unsupported import check_fields
 
 MAX_CHOICES = 1024  # prompts times n in one call
 MAX_STREAM_INTERVAL = 1024  # tokens that are held back at most
@@ -29,49 +28,7 @@ _U32 = 2**32
 _PART = 64 * 1024
 
 V = TypeVar("V")
-DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by the name that a body has for it
-FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # likewise
-
-
-class Form(Enum):
-    """The two kinds of reply."""
-
-    COMPLETION = "completion"
-    CHAT = "chat"
-
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of the ids of such replies."""
-        return "cmpl-" if self is Form.COMPLETION else "chatcmpl-"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One checked call: several prompts are several requests with the same parameters."""
-
-    form: Form
-    model: str  # empty: the one that is served
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    priority: int = 0
-    stream: bool = False
-    include_usage: bool = False  # of a stream
-    continuous_usage: bool = False  # of a stream, in every chunk: so many tokens of its choice so far
-    tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
-    is_resumable: bool = False  # Penstock's `resumable`
-    stream_interval: int = 0  # vLLM's: tokens that a stream tells at once; 0: as they come
-    echo: bool = False  # of a completion: the prompt's text stands before the output's
-    returns_token_ids: bool = False  # vLLM's `return_token_ids`
-    cache_salt: str = ""  # vLLM's
-    client_id: str | None = None  # vLLM's `request_id`: what the client calls it
-    ignored_fields: tuple[str, ...] = ()
-    unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
-    reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
-
-    @property
-    def num_choices(self) -> int:
-        """Choices in the reply, indexed prompt * n + sample."""
-        return len(self.prompts) * self.params.n
+FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # of a model, by the name that a body has for it
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -192,14 +149,6 @@ def parse_chat(
     return replace(
         _ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid, ignored=ignored), reading=output.reading
     )
-
-
-def refused_field(ask: Ask) -> PenstockError | None:
-    """The error of a call with fields that nobody knows, where such are refused; None: it has none."""
-    if not ask.ignored_fields:
-        return None
-    known = CHAT_FIELDS if ask.form is Form.CHAT else COMPLETION_FIELDS
-    return unknown_field("chat" if ask.form is Form.CHAT else "completion", ask.ignored_fields[0], known)
 
 
 def _ask(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from contract.domain.request import format_request_id
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead, ToldPrompt
 
 

@@ -6,8 +6,8 @@ from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.rows import REQUEST_ID_BYTES
 from contract.v1 import requests_pb2
 from contract.wire.requests import pack_u32, unpack_u32
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 
