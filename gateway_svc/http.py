@@ -23,7 +23,7 @@ from gateway_svc import http_description, http_page, http_pipeline, http_vocabul
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.call_pacer import CallPacer
 from gateway_svc.core.api import Api
-from gateway_svc.core.apis import APIS
+from gateway_svc.core.apis import APIS, api_of
 from gateway_svc.core.auth import Authenticator
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
@@ -219,7 +219,8 @@ class HttpApi:
         form = await pool.reception.form_of(request_id, caller.tenant)
         last, have = request.headers.get(LAST_EVENT_ID), nothing(form)
         if last is not None:
-            have = parse_event_id(last, form.request_ids[0], form.num_choices)
+            is_numbered = api_of(form.form).numbers_events
+            have = parse_event_id(last, form.request_ids[0], form.num_choices, is_numbered=is_numbered)
         if is_debugging():
             first = domain.format_request_id(form.request_ids[0])
             _logger.debug("resumed", request_id=first, client_request_id=client_id)

@@ -148,6 +148,7 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,
         reading=ask.reading,
+        context=ask.context,
         pool=pool,
         stream_interval=ask.stream_interval,
         returns_token_ids=ask.returns_token_ids,

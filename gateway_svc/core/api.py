@@ -87,6 +87,7 @@ class Api:
     reply: Callable[[ReplyHead], PlainReply]
     events: EventsOf
     error_fields: ErrorFields
+    numbers_events: bool = False  # their ids say which one each is
 
     def refusal(self, ask: Ask) -> PenstockError | None:
         """The error of a call with fields that nobody knows, where such are refused; None: it has none."""

@@ -1,9 +1,15 @@
 """The APIs that a gateway speaks."""
 
+from functools import partial
+
 from gateway_svc.core.api import Api, ErrorFields
 from gateway_svc.core.ask import Form
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
+from gateway_svc.core.part_replies import PartEvents, PartReply
 from gateway_svc.core.replies import Reply, error_fields
+from gateway_svc.core.responses.fields import RESPONSE_FIELDS
+from gateway_svc.core.responses.parse import parse_response
+from gateway_svc.core.responses.writer import ResponseWriter
 from gateway_svc.core.sse import SseFormat
 
 COMPLETIONS = Api(
@@ -24,7 +30,17 @@ CHATS = Api(
     events=SseFormat,
     error_fields=error_fields,
 )
-APIS = (COMPLETIONS, CHATS)
+RESPONSES = Api(
+    form=Form.RESPONSE,
+    path="/v1/responses",
+    parse=parse_response,
+    known_fields=RESPONSE_FIELDS,
+    reply=partial(PartReply, writer_of=ResponseWriter),
+    events=partial(PartEvents, writer_of=ResponseWriter),
+    error_fields=error_fields,
+    numbers_events=True,
+)
+APIS = (COMPLETIONS, CHATS, RESPONSES)
 _BY_FORM = {api.form: api for api in APIS}
 
 

@@ -39,6 +39,8 @@ class Form(Enum):
 
     COMPLETION = "completion"
     CHAT = "chat"
+    RESPONSE = "response"
+    MESSAGE = "message"
 
     @property
     def id_prefix(self) -> str:
@@ -46,7 +48,7 @@ class Form(Enum):
         return _ID_PREFIXES[self]
 
 
-_ID_PREFIXES = {Form.COMPLETION: "cmpl-", Form.CHAT: "chatcmpl-"}
+_ID_PREFIXES = {Form.COMPLETION: "cmpl-", Form.CHAT: "chatcmpl-", Form.RESPONSE: "resp_", Form.MESSAGE: "msg_"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Ask:
     ignored_fields: tuple[str, ...] = ()
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
+    context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
 
     @property
     def num_choices(self) -> int:

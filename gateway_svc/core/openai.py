@@ -1,6 +1,6 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -61,7 +61,9 @@ class _CompletionBody(_Body, frozen=True, kw_only=True):
     logprobs: int | None = None
 
 
-class _ChatBody(_Body, frozen=True, kw_only=True):
+class ChatBody(_Body, frozen=True, kw_only=True):
+    """The fields of a chat beside parameters that it does not spell in a way of its own; `CHAT_BODY` has these too."""
+
     messages: list[msgspec.Raw] | None = None  # each is read by itself: all in one would let no thread run meanwhile
     max_tokens: int | None = None
     logprobs: bool | None = None
@@ -79,20 +81,19 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
 
 
-B = TypeVar("B", bound=_Body)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-def _with_parameters(body: type[B]) -> type[B]:
-    """A body that has the parameters too, but for those that it declares by itself."""
-    fields = [
-        (name, each.kind.json | None, None) for name, each in PARAMETERS.items() if name not in body.__struct_fields__
-    ]
+def with_parameters(body: type[B], without: Collection[str] = ()) -> type[B]:
+    """A body that has the parameters too, but for those that it declares by itself or does without."""
+    left_out = {*body.__struct_fields__, *without}
+    fields = [(name, each.kind.json | None, None) for name, each in PARAMETERS.items() if name not in left_out]
     return cast(type[B], msgspec.defstruct(body.__name__, fields, bases=(body,), frozen=True, kw_only=True))
 
 
 _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
 
-COMPLETION_BODY, CHAT_BODY = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
+COMPLETION_BODY, CHAT_BODY = with_parameters(_CompletionBody), with_parameters(ChatBody)
 _completion = msgspec.json.Decoder(COMPLETION_BODY)
 _chat = msgspec.json.Decoder(CHAT_BODY)
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
@@ -113,8 +114,8 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
     if raw.echo and raw.logprobs is not None:
         raise unimplemented("echo", "echo together with logprobs, which would need those of the prompt,")
-    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)
-    return replace(ask, echo=bool(raw.echo))
+    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid)
+    return replace(ask, echo=bool(raw.echo), ignored_fields=ignored)
 
 
 def parse_chat(
@@ -132,6 +133,15 @@ def parse_chat(
     raw = decode_body(_chat, body)
     if raw.messages is None:
         raise invalid("messages is missing", "messages")
+    return replace(ask_chat(raw, decode_messages(raw.messages), defaults, formats), ignored_fields=ignored)
+
+
+def ask_chat(raw: ChatBody, messages: list[dict[str, Any]], defaults: DefaultsOf, formats: FormatsOf) -> Ask:
+    """A chat by the fields of its body and its messages, whichever API has other words for them.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
+    """
     if raw.echo:
         raise unimplemented("echo", "echo of a chat")
     if raw.add_special_tokens:
@@ -142,13 +152,11 @@ def parse_chat(
     tools = ToolFields(raw.tools, raw.tool_choice, raw.parallel_tool_calls, raw.include_reasoning)
     output = chat_output(tools, params, kwargs, formats(raw.model or ""))
     prompt = Prompt(
-        messages=parse_messages(decode_messages(raw.messages)),
+        messages=parse_messages(messages),
         chat_template_kwargs={**kwargs, **output.variables} or None,
         required_variables=(*required_variables(raw), *output.variables),
     )
-    return replace(
-        _ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid, ignored=ignored), reading=output.reading
-    )
+    return replace(_ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid), reading=output.reading)
 
 
 def _ask(
@@ -158,7 +166,6 @@ def _ask(
     params: SamplingParams,
     *,
     unsaid: frozenset[str],
-    ignored: tuple[str, ...],
 ) -> Ask:
     options = raw.stream_options
     if options is not None and not raw.stream:
@@ -193,7 +200,6 @@ def _ask(
         returns_token_ids=bool(raw.return_token_ids),
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
-        ignored_fields=ignored,
         unsaid=unsaid,
     )
 
@@ -230,7 +236,7 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
     return biases
 
 
-def _num_chat_logprobs(raw: _ChatBody) -> int | None:
+def _num_chat_logprobs(raw: ChatBody) -> int | None:
     if not raw.logprobs:
         if raw.top_logprobs:
             raise invalid("top_logprobs is only allowed with logprobs=true", "top_logprobs")

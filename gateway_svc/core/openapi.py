@@ -15,6 +15,7 @@ from gateway_svc.core import reply_schemas
 from gateway_svc.core.event_ids import LAST_EVENT_ID
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.openai import CHAT_BODY, COMPLETION_BODY
+from gateway_svc.core.responses.fields import RESPONSE_BODY
 from gateway_svc.core.vocabulary import DetokenizeBody, TokenizeBody
 
 MAX_TIMEOUT_S = 7 * 86400.0
@@ -23,15 +24,22 @@ _JSON, _EVENTS, _TEXT, _HTML = "application/json", "text/event-stream", "text/pl
 _CSS, _SCRIPT = "text/css", "text/javascript"
 _REF = "#/components/schemas/{name}"
 # What structs are called in the description, where that is something else; and what in them must be given.
-_NAMES = {"_CompletionBody": "CompletionCall", "_ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
+_NAMES = {"_CompletionBody": "CompletionCall", "ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
 _NAMES |= {"TokenizeBody": "TokenizeCall", "DetokenizeBody": "DetokenizeCall"}
+_NAMES |= {"_ResponseBody": "ResponseCall", "Reasoning": "ReasoningOptions"}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "CompletionCall": {"prompt": "Once upon a time", "max_tokens": 16},
     "ChatCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_completion_tokens": 16},
     "TokenizeCall": {"messages": [{"role": "user", "content": "Hi!"}], "return_token_strs": True},
     "DetokenizeCall": {"tokens": [7, 42]},
+    "ResponseCall": {"input": "Hi!", "max_output_tokens": 16},
 }
-_REQUIRED = {"CompletionCall": ["prompt"], "ChatCall": ["messages"], "DetokenizeCall": ["tokens"]}
+_REQUIRED = {
+    "CompletionCall": ["prompt"],
+    "ChatCall": ["messages"],
+    "DetokenizeCall": ["tokens"],
+    "ResponseCall": ["input"],
+}
 _MESSAGE = {
     "title": "ChatMessage",
     "description": "A message; further keys go to the chat template.",
@@ -58,7 +66,7 @@ _MESSAGE = {
 _VISIBLE = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_CLIENT_ID_CHARS}
 _PATHS = {
     "name": {"type": "string", "minLength": 1},
-    "request_id": {"type": "string", "pattern": "^([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
+    "request_id": {"type": "string", "pattern": "^(resp_|msg_)?([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
 }
 _SWITCH = {"type": "string", "enum": ["true", "false"]}
 _CLIENT_ID = ("X-Request-Id", _VISIBLE, "what the caller calls it: told with the reply and logged")
@@ -121,6 +129,15 @@ _OPERATIONS = (
         {_JSON: reply_schemas.ChatReply, _EVENTS: _EVENT},
         _COMPUTED,
         CHAT_BODY,
+        _CALL_HEADERS,
+    ),
+    _Operation(
+        "/v1/responses",
+        "POST",
+        "Answer a conversation of items, as OpenAI's Responses",
+        {_JSON: reply_schemas.ResponseReply, _EVENTS: _EVENT},
+        _COMPUTED,
+        RESPONSE_BODY,
         _CALL_HEADERS,
     ),
     _Operation(

@@ -44,6 +44,7 @@ class ReplyHead:
 
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
     request_id: bytes = b""  # of the call's first request
+    context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
 
     def prompt(self, choice: int) -> ToldPrompt:
         """The part of a choice's prompt that is told."""

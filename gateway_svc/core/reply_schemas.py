@@ -78,6 +78,31 @@ class ChatReply(msgspec.Struct):
     usage: UsageFields
 
 
+class ResponseUsage(msgspec.Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseReply(msgspec.Struct):
+    """The answer to a conversation of items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    error: None
+    incomplete_details: dict[str, str] | None
+    usage: ResponseUsage
+    store: bool
+
+
 class ModelFields(msgspec.Struct):
     """A model that is served."""
 

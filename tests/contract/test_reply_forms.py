@@ -38,6 +38,7 @@ FORMS = st.builds(
     asked=st.binary(max_size=16),
     api_key=st.binary(max_size=8),
     reading=st.none() | READINGS,
+    context=st.binary(max_size=9),
 )
 
 

@@ -1,6 +1,7 @@
 """docs/api.md lists exactly the routes, fields, headers and errors that there are."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from contract.domain.errors import ERROR_KINDS, ErrorCode
@@ -8,7 +9,8 @@ from contract.domain.params import PARAMETERS
 from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import auth, event_ids, idempotency
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
+from gateway_svc.core.responses import fields as responses
+from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL, Unsupported
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
@@ -87,6 +89,29 @@ def test_the_fields_with_another_name_are_those_of_the_list() -> None:
 
 def test_the_fields_that_change_nothing_are_those_of_the_list() -> None:
     assert set(listed("Fields that change nothing")) == HARMLESS
+
+
+def test_the_fields_of_a_response_are_those_of_its_body() -> None:
+    check_fields_of("a response", responses.RESPONSE_FIELDS, responses.UNSUPPORTED)
+
+
+def check_fields_of(call: str, done: Collection[str], unsupported: Unsupported) -> None:
+    """A table each of what is done, refused, elsewhere and harmless, beside what is so everywhere."""
+    without = {name for name in PARAMETERS if name not in done}
+    told = set(listed(f"Fields of {call}"))
+    assert told - set(PARAMETERS) == set(done) - set(PARAMETERS)
+    assert told <= set(done)
+    assert f"All [sampling parameters](#sampling-parameters) but {_named(without)}" in section(f"Fields of {call}")
+    refused = {name: names(cells[1]) for cells in rows(f"Refused of {call}") for name in names(cells[0])}
+    assert refused == {
+        name: [http_replies.encode(value).decode() for value in values] for name, values in unsupported.neutral.items()
+    }
+    assert set(listed(f"Elsewhere in {call}")) == set(unsupported.misplaced)
+    assert set(names(section(f"Elsewhere in {call}").rpartition("Nothing changes by")[2])) == set(unsupported.harmless)
+
+
+def _named(names: Collection[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def test_the_headers_are_those_that_are_read_and_told() -> None:

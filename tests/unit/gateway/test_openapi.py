@@ -12,6 +12,7 @@ from gateway_svc import intake
 from gateway_svc.core import openapi
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.openapi import describe
+from gateway_svc.core.responses.fields import RESPONSE_FIELDS
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 
@@ -35,6 +36,7 @@ def test_the_fields_of_bodies_are_those_that_are_done() -> None:
         "ChatCall": CHAT_FIELDS - options,
         "TokenizeCall": TOKENIZE_FIELDS,
         "DetokenizeCall": DETOKENIZE_FIELDS,
+        "ResponseCall": RESPONSE_FIELDS,
     }
 
 
