@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from contract.domain.errors import PenstockError
 from contract.domain.request import format_request_id
+from gateway_svc.core.anthropic.count import count_reply, parse_count, refused_count_field
 from gateway_svc.core.apis import CHATS
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Authenticator, Caller
@@ -36,6 +37,7 @@ ROUTES = (
     ("/tokenize", "tokenize", ["POST"]),
     ("/detokenize", "detokenize", ["POST"]),
     ("/v1/chat/completions/render", "render", ["POST"]),
+    ("/v1/messages/count_tokens", "count_tokens", ["POST"]),
 )
 _TOKEN_BYTES = 8  # about, of a token in a reply
 
@@ -66,6 +68,16 @@ class VocabularyCalls:
             return detokenize_reply(await pool.vocabulary.detokenize(ask))
 
         return await self._answer(request, parse_detokenize, refused_vocabulary_field, answer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+
+        async def answer(_caller: Caller, pool: Pool, ask: TokenizeAsk) -> bytes:
+            return count_reply(await pool.vocabulary.tokenize(ask))
+
+        return await self._answer(
+            request, lambda body: parse_count(body, self.pools.routes), refused_count_field, answer
+        )
 
     async def render(self, request: Request) -> Response:
         """POST /v1/chat/completions/render."""

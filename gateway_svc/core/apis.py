@@ -2,6 +2,10 @@
 
 from functools import partial
 
+from gateway_svc.core.anthropic.errors import message_error_fields
+from gateway_svc.core.anthropic.fields import MESSAGE_FIELDS
+from gateway_svc.core.anthropic.parse import parse_message
+from gateway_svc.core.anthropic.writer import MessageWriter
 from gateway_svc.core.api import Api, ErrorFields
 from gateway_svc.core.ask import Form
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
@@ -40,7 +44,17 @@ RESPONSES = Api(
     error_fields=error_fields,
     numbers_events=True,
 )
-APIS = (COMPLETIONS, CHATS, RESPONSES)
+MESSAGES = Api(
+    form=Form.MESSAGE,
+    path="/v1/messages",
+    parse=parse_message,
+    known_fields=MESSAGE_FIELDS,
+    reply=partial(PartReply, writer_of=MessageWriter),
+    events=partial(PartEvents, writer_of=MessageWriter),
+    error_fields=message_error_fields,
+    numbers_events=True,
+)
+APIS = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)
 _BY_FORM = {api.form: api for api in APIS}
 
 

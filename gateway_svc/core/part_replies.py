@@ -18,7 +18,7 @@ Event = tuple[str, dict[str, Any]]  # its type, and what it tells
 class PartWriter(Protocol):
     """The words of one API for one output."""
 
-    numbers_events: bool  # every event tells its number
+    tells_numbers: bool  # with every event
 
     def learn(self, num_prompt_tokens: int) -> None:
         """Take the number of tokens of the prompt; before everything else."""
@@ -169,7 +169,7 @@ class PartEvents:
     def _write(self, number: int, event: Event) -> bytes:
         kind, fields = event
         told = {"type": kind, **fields}
-        if self._writer.numbers_events:
+        if self._writer.tells_numbers:
             told["sequence_number"] = number
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(told))
 

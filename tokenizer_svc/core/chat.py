@@ -134,6 +134,11 @@ class ChatTemplates:
         return bool(self._templates)
 
     @property
+    def variables(self) -> frozenset[str]:
+        """The variables that templates read."""
+        return frozenset().union(*(each.variables for each in self._templates.values()))
+
+    @property
     def special_texts(self) -> tuple[str, ...]:
         """The special tokens that templates may write by their names."""
         return tuple(token for token in self._special_tokens.values() if isinstance(token, str))

@@ -22,7 +22,7 @@ _LIMITS = (ErrorCode.OVERLOADED, ErrorCode.RATE_LIMIT_EXCEEDED)
 class ResponseWriter:
     """Implements `part_replies.PartWriter`."""
 
-    numbers_events = True
+    tells_numbers = True
 
     def __init__(self, head: ReplyHead, parts: Parts) -> None:
         self._head = head

@@ -8,6 +8,7 @@ from contract.domain.errors import ERROR_KINDS, ErrorCode
 from contract.domain.params import PARAMETERS
 from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import auth, event_ids, idempotency
+from gateway_svc.core.anthropic import fields as messages
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.responses import fields as responses
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL, Unsupported
@@ -95,6 +96,10 @@ def test_the_fields_of_a_response_are_those_of_its_body() -> None:
     check_fields_of("a response", responses.RESPONSE_FIELDS, responses.UNSUPPORTED)
 
 
+def test_the_fields_of_a_message_are_those_of_its_body() -> None:
+    check_fields_of("a message", messages.MESSAGE_FIELDS, messages.UNSUPPORTED)
+
+
 def check_fields_of(call: str, done: Collection[str], unsupported: Unsupported) -> None:
     """A table each of what is done, refused, elsewhere and harmless, beside what is so everywhere."""
     without = {name for name in PARAMETERS if name not in done}
@@ -107,7 +112,8 @@ def check_fields_of(call: str, done: Collection[str], unsupported: Unsupported) 
         name: [http_replies.encode(value).decode() for value in values] for name, values in unsupported.neutral.items()
     }
     assert set(listed(f"Elsewhere in {call}")) == set(unsupported.misplaced)
-    assert set(names(section(f"Elsewhere in {call}").rpartition("Nothing changes by")[2])) == set(unsupported.harmless)
+    harmless = section(f"Elsewhere in {call}").partition("Nothing changes by")[2]
+    assert set(names(harmless)) == set(unsupported.harmless)
 
 
 def _named(names: Collection[str]) -> str:
@@ -118,7 +124,7 @@ def test_the_headers_are_those_that_are_read_and_told() -> None:
     read = {
         *(intake.TIMEOUT_HEADER, intake.RESUMABLE_HEADER, intake.EVENT_IDS_HEADER, intake.CLIENT_ID_HEADER),
         *(idempotency.IDEMPOTENCY_KEY, event_ids.LAST_EVENT_ID, auth.TENANT_HEADER),
-        *("authorization", "content-type", "traceparent"),
+        *("authorization", "content-type", "traceparent", auth.API_KEY_HEADER, "anthropic-version", "anthropic-beta"),
     }
     assert {name.lower() for name in listed("Headers of requests")} == read
     told = {

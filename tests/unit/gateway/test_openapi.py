@@ -10,6 +10,7 @@ from running_gateway import RunningGateway
 from gateway_svc import http as routes
 from gateway_svc import intake
 from gateway_svc.core import openapi
+from gateway_svc.core.anthropic.fields import MESSAGE_FIELDS
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.openapi import describe
 from gateway_svc.core.responses.fields import RESPONSE_FIELDS
@@ -37,6 +38,7 @@ def test_the_fields_of_bodies_are_those_that_are_done() -> None:
         "TokenizeCall": TOKENIZE_FIELDS,
         "DetokenizeCall": DETOKENIZE_FIELDS,
         "ResponseCall": RESPONSE_FIELDS,
+        "MessageCall": MESSAGE_FIELDS,
     }
 
 

@@ -4,32 +4,14 @@ import json
 from typing import Any
 
 import pytest
-from told_chats import FACTS
+from known_models import CALLING, Known
 
 from contract.domain.errors import PenstockError
-from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from gateway_svc.core.ask import Ask, Form
-from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats, choose_formats
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.responses.parse import MAX_REPEATED_BYTES, parse_response
 
 TOOL: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-
-
-class Known:
-    def __init__(self, formats: ModelFormats = NO_FORMATS) -> None:
-        self._formats = formats
-
-    def defaults(self, name: str) -> GenerationDefaults:
-        del name
-        return OPENAI_DEFAULTS
-
-    def formats(self, name: str) -> ModelFormats:
-        del name
-        return self._formats
-
-
-CALLING = Known(choose_formats(FACTS, "auto", "auto"))
 
 
 def parse(models: Known = CALLING, **body: Any) -> Ask:

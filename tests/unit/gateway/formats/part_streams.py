@@ -90,13 +90,19 @@ def events_of(told: bytes) -> list[tuple[str, str, dict[str, Any]]]:
 def joined(events: Iterable[tuple[str, str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """The events without their ids, with growth of one part as one."""
     found: list[dict[str, Any]] = []
-    for _, kind, fields in events:
+    for _, _, fields in events:
         last = found[-1] if found else {}
-        if last.get("type") == kind and kind.endswith("delta"):
+        if _grows(last, fields):
             found[-1] = _grown(last, fields)
         else:
             found.append(fields)
     return found
+
+
+def _grows(last: dict[str, Any], more: dict[str, Any]) -> bool:
+    if last.get("type") != more["type"] or not more["type"].endswith("delta"):
+        return False
+    return isinstance(more["delta"], str) or last["delta"].get("type") == more["delta"].get("type")
 
 
 def _grown(last: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:

@@ -16,16 +16,17 @@ from gateway_svc.core.streams import merge
 
 TOLD_IN_PARTS = [api for api in APIS if api.numbers_events]
 PARTED = pytest.mark.parametrize("api", TOLD_IN_PARTS, ids=lambda api: api.form.value)
+_OUTPUTS = st.tuples(st.sampled_from(NAMES), OUTPUTS)
 CUTS = st.lists(st.integers(0, 400), max_size=9)
 
 
 @PARTED
 @settings(max_examples=400, deadline=None)
-@given(st.tuples(st.sampled_from(NAMES), OUTPUTS), CUTS, CUTS, st.floats(0, 1), st.tuples(st.booleans(), st.booleans()))
+@given(_OUTPUTS, st.tuples(CUTS, CUTS), st.floats(0, 1), st.tuples(st.booleans(), st.booleans()))
 def test_what_was_told_before_and_what_is_told_after_is_what_is_told_at_once(
-    api: Api, output: tuple[str, str], cuts: list[int], others: list[int], left: float, flags: tuple[bool, bool]
+    api: Api, output: tuple[str, str], cutting: tuple[list[int], list[int]], left: float, flags: tuple[bool, bool]
 ) -> None:
-    (name, text), (thinks, is_whole) = output, flags
+    (name, text), (cuts, others), (thinks, is_whole) = output, cutting, flags
     finish = FinishReason.STOP if is_whole else FinishReason.LENGTH
     told = head(api, reading(name, begins_thinking=thinks), wants_logprobs=True)
     rows = as_rows(parts_of(text, cuts), finish)
