@@ -111,7 +111,9 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
 def id_headers(form: ReplyForm, client_id: str) -> Headers:
     """Our id of a call, and its client's if it gave one."""
     ours = form.shown_id.encode()
-    return [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
+    told = [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
+    id_header = api_of(form.form).id_header
+    return [*told, (id_header, ours)] if id_header else told
 
 
 def _told(scope: Scope, send: Send) -> Send:

@@ -87,6 +87,7 @@ class Api:
     reply: Callable[[ReplyHead], PlainReply]
     events: EventsOf
     error_fields: ErrorFields
+    id_header: bytes = b""  # in which its clients look for the id of a call, beside our own; empty: in none
     numbers_events: bool = False  # their ids say which one each is
 
     def refusal(self, ask: Ask) -> PenstockError | None:

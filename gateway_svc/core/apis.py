@@ -52,6 +52,7 @@ MESSAGES = Api(
     reply=partial(PartReply, writer_of=MessageWriter),
     events=partial(PartEvents, writer_of=MessageWriter),
     error_fields=message_error_fields,
+    id_header=b"request-id",
     numbers_events=True,
 )
 APIS = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)

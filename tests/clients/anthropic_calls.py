@@ -37,6 +37,7 @@ def check_texts() -> None:
     whole = ask("greet me", system="be kind")
     assert [each.text for each in whole.content] == ["Hello, you."], whole
     assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
+    assert whole.id == f"msg_{whole._request_id}"
     assert whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0) > 10
     cut = ask("greet me", max_tokens=5)
     assert (cut.content[0].text, cut.stop_reason, cut.usage.output_tokens) == ("Hello", "max_tokens", 5)
@@ -130,6 +131,13 @@ def check_errors() -> None:
             assert error.body["error"]["type"] == "invalid_request_error", error.body
         else:
             raise AssertionError(f"{json.dumps(more):.100} was taken")
+
+    try:
+        ask("hm", model="another")
+    except anthropic.NotFoundError as error:
+        assert error.body["error"]["type"] == "not_found_error", error.body
+    else:
+        raise AssertionError("a model that is not there answered")
 
 
 for check in (check_texts, check_stream, check_tools, check_form, check_count, check_errors):

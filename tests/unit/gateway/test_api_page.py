@@ -7,7 +7,7 @@ from pathlib import Path
 from contract.domain.errors import ERROR_KINDS, ErrorCode
 from contract.domain.params import PARAMETERS
 from gateway_svc import http, http_calls, http_replies, intake
-from gateway_svc.core import auth, event_ids, idempotency
+from gateway_svc.core import apis, auth, event_ids, idempotency
 from gateway_svc.core.anthropic import fields as messages
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.responses import fields as responses
@@ -130,6 +130,7 @@ def test_the_headers_are_those_that_are_read_and_told() -> None:
     told = {
         *(http_calls.REQUEST_ID_HEADER.decode(), intake.CLIENT_ID_HEADER),
         http_replies.IGNORED_FIELDS_HEADER.decode(),
+        apis.MESSAGES.id_header.decode(),
         *("server-timing", "x-should-retry", "retry-after", "www-authenticate", "allow"),
     }
     assert {name.lower() for name in listed("Headers of replies")} == told
