@@ -17,6 +17,13 @@ def as_chat(raw: msgspec.Struct, **fields: Any) -> ChatBody:
     return CHAT_BODY(**(same | fields))
 
 
+def response_format(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A form of the output as chats have it: what other APIs have beside the type of a schema stands inside."""
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {key: each for key, each in form.items() if key != "type"}}
+
+
 @contextmanager
 def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
     """Errors that name a field of chats name that of the caller's API, `names` by chats' field."""

@@ -7,14 +7,14 @@ import msgspec
 
 from contract.domain.errors import invalid
 from gateway_svc.core.anthropic.conversation import as_messages, is_begun
-from gateway_svc.core.anthropic.fields import MESSAGE_BODY, MESSAGE_FIELDS, UNSUPPORTED
+from gateway_svc.core.anthropic.fields import MESSAGE_BODY, MESSAGE_FIELDS, UNSUPPORTED, OutputConfig
 from gateway_svc.core.anthropic.thinking import check_thinking, thinking_switches
 from gateway_svc.core.anthropic.tools import as_chat_choice, as_chat_tools, calls_several
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.openai import ask_chat
-from gateway_svc.core.spelling import as_chat, in_words_of
+from gateway_svc.core.spelling import as_chat, in_words_of, response_format
 from gateway_svc.core.unsupported import check_fields
 
 _NAMES = {
@@ -48,6 +48,7 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
         raise invalid("messages must have at least one message", "messages")
     check_thinking(raw.thinking, raw.max_tokens)
     messages = as_messages(raw.system, decode_messages(raw.messages))
+    config = raw.output_config or OutputConfig()
     is_omitted = raw.thinking is not None and raw.thinking.display == "omitted"
     with in_words_of(_NAMES):
         chat = as_chat(
@@ -56,8 +57,8 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
             tools=as_chat_tools(raw.tools or []) or None,
             tool_choice=as_chat_choice(raw.tool_choice),
             parallel_tool_calls=calls_several(raw.tool_choice),
-            response_format=_response_format(raw),
-            reasoning_effort=None if raw.output_config is None else raw.output_config.effort,
+            response_format=response_format(config.format),
+            reasoning_effort=config.effort,
             chat_template_kwargs=_kwargs(raw, models),
             continue_final_message=is_begun(messages) or None,
             include_reasoning=False if is_omitted else None,
@@ -78,10 +79,3 @@ def _kwargs(raw: Any, models: Models) -> dict[str, Any] | None:
         if kwargs.setdefault(name, value) != value:
             raise invalid(f"thinking and chat_template_kwargs.{name} contradict each other", "thinking")
     return kwargs or None
-
-
-def _response_format(raw: Any) -> dict[str, Any] | None:
-    form: dict[str, Any] | None = None if raw.output_config is None else raw.output_config.format
-    if form is None or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {key: each for key, each in form.items() if key != "type"}}

@@ -19,7 +19,7 @@ from gateway_svc.core.responses.fields import (
 )
 from gateway_svc.core.responses.input_items import as_messages
 from gateway_svc.core.responses.tools import as_chat_choice, as_chat_tools
-from gateway_svc.core.spelling import as_chat, in_words_of
+from gateway_svc.core.spelling import as_chat, in_words_of, response_format
 from gateway_svc.core.unsupported import check_fields
 
 MAX_REPEATED_BYTES = 64 * 1024  # of instructions and tools in a reply; it tells larger ones as none
@@ -46,6 +46,8 @@ def parse_response(body: bytes, models: Models) -> Ask:
     if raw.input is None:
         raise invalid("input is missing: a text, or a list of items", "input")
     text, tools = raw.text or TextOptions(), as_chat_tools(raw.tools or [])
+    if text.verbosity not in (None, "medium"):
+        raise unimplemented("text.verbosity")
     items = raw.input if isinstance(raw.input, str) else decode_messages(raw.input, "input")
     with_logprobs = _wants_logprobs(raw)
     with in_words_of(_NAMES):
@@ -54,7 +56,7 @@ def parse_response(body: bytes, models: Models) -> Ask:
             max_tokens=raw.max_output_tokens,
             tools=tools or None,
             tool_choice=as_chat_choice(raw.tool_choice),
-            response_format=_response_format(text),
+            response_format=response_format(text.format),
             reasoning_effort=_effort(raw),
             logprobs=with_logprobs,
             top_logprobs=raw.top_logprobs if with_logprobs else None,
@@ -86,15 +88,6 @@ def _effort(raw: Any) -> str | None:
         if getattr(reasoning, name) not in (None, "auto", "standard"):
             raise unimplemented(f"reasoning.{name}")
     return str(reasoning.effort) if reasoning.effort is not None else None
-
-
-def _response_format(text: TextOptions) -> dict[str, Any] | None:
-    """The form of the output as chats have it: what is beside a schema there stands inside."""
-    if text.verbosity not in (None, "medium"):
-        raise unimplemented("text.verbosity")
-    if text.format is None or text.format.get("type") != "json_schema":
-        return text.format
-    return {"type": "json_schema", "json_schema": {key: each for key, each in text.format.items() if key != "type"}}
 
 
 def _context(raw: Any, ask: Ask, tools: list[dict[str, Any]]) -> dict[str, Any]:

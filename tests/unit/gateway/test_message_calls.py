@@ -27,6 +27,12 @@ def told(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, fields["error"]["type"]
 
 
+def fail_midway(request: Incoming) -> None:
+    error = common_pb2.Error(code=common_pb2.ErrorCode.ValueType(ErrorCode.UNAVAILABLE), message="gone")
+    request.send(request.row("hel"))
+    request.send(request.row("", [], finish=ERROR, error=error))
+
+
 def test_a_key_comes_as_either_api_has_it(launch: Launch, keys_file: Path) -> None:
     url = launch(api_keys_file=keys_file).url
     for path in (PATH, "/v1/chat/completions"):
@@ -52,12 +58,7 @@ def test_all_errors_of_its_routes_have_its_shape(gateway: RunningGateway) -> Non
 
 
 def test_an_error_in_a_stream_is_an_event_of_its_shape(gateway: RunningGateway) -> None:
-    def script(request: Incoming) -> None:
-        error = common_pb2.Error(code=common_pb2.ErrorCode.ValueType(ErrorCode.UNAVAILABLE), message="gone")
-        request.send(request.row("hel"))
-        request.send(request.row("", [], finish=ERROR, error=error))
-
-    gateway.pipeline.script = script
+    gateway.pipeline.script = fail_midway
     reply = httpx.post(gateway.url + PATH, json=BODY | {"stream": True}, timeout=120)
     *_, last = reply.text.strip().split("\n\n")
     kind, data = last.split("\n")
@@ -79,12 +80,7 @@ def test_a_stream_begins_with_the_tokens_of_its_prompt_and_ends_with_all_that_wa
 
 
 def test_a_response_that_fails_says_so_twice(gateway: RunningGateway) -> None:
-    def script(request: Incoming) -> None:
-        error = common_pb2.Error(code=common_pb2.ErrorCode.ValueType(ErrorCode.UNAVAILABLE), message="gone")
-        request.send(request.row("hel"))
-        request.send(request.row("", [], finish=ERROR, error=error))
-
-    gateway.pipeline.script = script
+    gateway.pipeline.script = fail_midway
     reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "hi", "stream": True}, timeout=120)
     events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
     error, failed = events[-2:]
