@@ -96,7 +96,14 @@ _ROUTES = (
     ("/version", "version", ["GET"]),
 )
 _CALLS = tuple((api.path, api.form.value, ["POST"]) for api in APIS)
-ROUTES = (*_CALLS, *_ROUTES, *http_vocabulary.ROUTES, *http_pipeline.ROUTES, *http_description.ROUTES, *http_page.ROUTES)
+ROUTES = (
+    *_CALLS,
+    *_ROUTES,
+    *http_vocabulary.ROUTES,
+    *http_pipeline.ROUTES,
+    *http_description.ROUTES,
+    *http_page.ROUTES,
+)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
