@@ -34,15 +34,17 @@ class EventIds:
         self._start = crc32(request_id)
         self._haves = [_HAVE.pack(each.num_tokens, each.num_chars, each.chain, each.finish) for each in have]
 
-    def after(
-        self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int, *, number: int | None = None
-    ) -> bytes:
-        """The line of the event that brings a choice to this point; with its number, where events have one."""
-        self._haves[choice] = _HAVE.pack(num_tokens, num_chars, chain, finish)
-        return self.again(number)
+    def after(self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int) -> bytes:
+        """The line of the event that brings a choice to this point."""
+        self.bring(choice, num_tokens, num_chars, chain, finish)
+        return self.line()
 
-    def again(self, number: int | None) -> bytes:
-        """The line of an event that brings no choice further."""
+    def bring(self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int) -> None:
+        """Take a choice to this point, for the next events."""
+        self._haves[choice] = _HAVE.pack(num_tokens, num_chars, chain, finish)
+
+    def line(self, number: int | None = None) -> bytes:
+        """The line of the next event; with its number, where events have one."""
         have = b"".join(self._haves)
         if number is not None:
             have += _NUMBER.pack(number)

@@ -8,7 +8,7 @@ from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.event_ids import EventIds
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.parts import WHOLE, Moment, Part, Parts, Step, number_at, place_of
+from gateway_svc.core.parts import WHOLE, Moment, Part, Parts, Step, number_at
 from gateway_svc.core.replies import ReplyHead, encode
 from gateway_svc.core.streams import DeliveredSequence, merge
 
@@ -98,7 +98,6 @@ class PartEvents:
         self._ids = EventIds(request_id, have) if with_ids else None
         self._last = have[0].last_event
         self._begun = False
-        self._waiting: list[tuple[int, Event]] = []  # with their numbers: of rows that the client has, but not told
 
     def learn(self, choices: Iterable[int], num_prompt_tokens: int) -> None:  # noqa: ARG002  (there is one)
         """Implement `api.EventFormat`."""
@@ -107,34 +106,23 @@ class PartEvents:
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:
         """Implement `api.EventFormat`: these APIs have no word for it."""
 
-    def recall(self, choice: int, row: TextRow) -> None:  # noqa: ARG002
-        """Implement `api.EventFormat`."""
-        self._waiting += self._numbered(row)
+    def recall(self, choice: int, row: TextRow) -> None:  # noqa: ARG002  (there is one)
+        """Implement `api.EventFormat`: all events of such a row were told, or its client would not have it."""
+        self._numbered(row)
 
-    def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:  # noqa: ARG002
-        """Implement `api.EventFormat`: only with the last event of a row the client has its tokens."""
-        told = [*self._waiting, *self._numbered(row)]
-        self._waiting = []
-        if not told:
-            return b""
-        before, after = b"", b""
+    def chunk(self, choice: int, row: TextRow, chain: int) -> bytes:
+        """Implement `api.EventFormat`: only the id of the last event of a row says that its client has the row."""
+        told = self._numbered(row)
+        before = self._written(told[:-1])
         num_tokens, num_chars = row.token_offset + len(row.token_ids), row.text_offset + len(row.text)
-        written = []
-        for number, event in told[:-1]:
-            if self._ids is not None:
-                before = self._ids.after(0, row.token_offset, row.text_offset, row.chain, 0, number=number)
-            written.append(before + self._write(number, event))
-        number, event = told[-1]
         if self._ids is not None:
-            after = self._ids.after(0, num_tokens, num_chars, chain, row.finish, number=number)
-        return b"".join([*written, after + self._write(number, event)])
+            self._ids.bring(choice, num_tokens, num_chars, chain, row.finish)
+        return before + self._written(told[-1:])
 
     def end(self, usages: Sequence[Usage]) -> bytes:
         """Implement `api.EventFormat`."""
         last = zip(_numbers(number_at(self._parts.size, WHOLE)), self._writer.end(usages[0]), strict=False)
-        told = [*self._waiting, *self._unknown([*self._beginning(), *last])]
-        ids = (b"" if self._ids is None else self._ids.again(number) for number, _ in told)
-        return b"".join(at + self._write(number, event) for at, (number, event) in zip(ids, told, strict=True))
+        return self._written(self._unknown([*self._beginning(), *last]))
 
     def fail(self, error: PenstockError) -> bytes:
         """Implement `api.EventFormat`: to have these events is to have nothing, so they have no ids."""
@@ -162,9 +150,14 @@ class PartEvents:
                 return self._writer.begin_part(moment.part)
             case Step.END:
                 return self._writer.end_part(moment.part)
-        assert moment.piece is not None
-        piece = moment.piece.after(place_of(self._last))
-        return [] if piece is None else [self._writer.grow(moment.part, piece.text, piece.start, piece.end)]
+        piece = moment.piece
+        assert piece is not None
+        return [self._writer.grow(moment.part, piece.text, piece.start, piece.end)]
+
+    def _written(self, told: Sequence[tuple[int, Event]]) -> bytes:
+        if self._ids is None:
+            return b"".join(self._write(*each) for each in told)
+        return b"".join(self._ids.line(number) + self._write(number, event) for number, event in told)
 
     def _write(self, number: int, event: Event) -> bytes:
         kind, fields = event

@@ -25,11 +25,6 @@ def number_at(place: int, offset: int = 0) -> int:
     return PER_CHAR * (place + 1) + offset
 
 
-def place_of(number: int) -> int:
-    """The characters of raw text that a client has been told of which has the event of this number."""
-    return max(0, number // PER_CHAR - 1)
-
-
 class Step(Enum):
     """The steps of a part."""
 

@@ -43,6 +43,6 @@ def _tool(where: str, raw: dict[str, Any]) -> dict[str, Any]:
         elif name in _NEUTRAL:
             if value is not None and value not in _NEUTRAL[name]:
                 raise unimplemented(f"{where}.{name}")
-        elif name not in ("type", "output_schema"):
+        elif name != "type":
             raise invalid(f"{where} has no field {name!r:.66}: it knows {', '.join(_FIELDS)}", f"{where}.{name[:64]}")
     return {"type": "function", "function": function}
