@@ -53,7 +53,8 @@ MESSAGE_FIELDS = frozenset(MESSAGE_BODY.__struct_fields__)
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),
-    "context_management": ({},),
+    # What clears nothing.
+    "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "inference_geo": (),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),

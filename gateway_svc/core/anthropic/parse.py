@@ -25,6 +25,7 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
+DEFAULT_EFFORT = "high"  # Anthropic's own: who says it asks for nothing else than who does not
 _decoder = msgspec.json.Decoder(MESSAGE_BODY)
 
 
@@ -58,7 +59,7 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
             tool_choice=as_chat_choice(raw.tool_choice),
             parallel_tool_calls=calls_several(raw.tool_choice),
             response_format=response_format(config.format),
-            reasoning_effort=config.effort,
+            reasoning_effort=None if config.effort == DEFAULT_EFFORT else config.effort,
             chat_template_kwargs=_kwargs(raw, models),
             continue_final_message=is_begun(messages) or None,
             include_reasoning=False if is_omitted else None,
@@ -75,6 +76,8 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
 
 def _kwargs(raw: Any, models: Models) -> dict[str, Any] | None:
     kwargs = dict(raw.chat_template_kwargs or {})
+    if raw.output_config is not None and raw.output_config.effort == DEFAULT_EFFORT:
+        kwargs.setdefault("reasoning_effort", DEFAULT_EFFORT)  # for templates that read it
     for name, value in thinking_switches(raw.thinking, models.formats(raw.model or "")).items():
         if kwargs.setdefault(name, value) != value:
             raise invalid(f"thinking and chat_template_kwargs.{name} contradict each other", "thinking")

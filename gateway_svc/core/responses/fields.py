@@ -91,5 +91,7 @@ _MISPLACED = {
     "num_return_sequences": "a response has one output",
 }  # fmt: skip
 # Taken, and nothing changes by them.
-_HARMLESS = frozenset({"prompt_cache_key", "prompt_cache_options", "safety_identifier", "prompt_cache_retention"})
+_HARMLESS = frozenset(
+    {"client_metadata", "prompt_cache_key", "prompt_cache_options", "safety_identifier", "prompt_cache_retention"}
+)
 UNSUPPORTED = Unsupported(_REFUSED, _MISPLACED, _HARMLESS)

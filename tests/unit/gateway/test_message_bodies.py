@@ -138,6 +138,16 @@ def test_the_form_and_the_effort_are_those_of_the_output() -> None:
     ask = parse(output_config={"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}})
     assert ask.params.structured_outputs is not None
     assert ask.prompts[0].required_variables == ("reasoning_effort",)
+    default = parse(output_config={"effort": "high"}).prompts[0]
+    assert (default.chat_template_kwargs, default.required_variables) == ({"reasoning_effort": "high"}, ())
+
+
+def test_what_clears_nothing_of_a_context_is_taken() -> None:
+    keep: dict[str, Any] = {"type": "clear_thinking_20251015", "keep": "all"}
+    assert parse(context_management={"edits": [keep]}).ignored_fields == ()
+    with pytest.raises(PenstockError) as refused:
+        parse(context_management={"edits": [{**keep, "keep": {"type": "thinking_turns", "value": 1}}]})
+    assert refused.value.param == "context_management"
 
 
 def test_a_count_needs_no_length_and_counts_what_the_template_is_given() -> None:
