@@ -35,16 +35,18 @@ from typing import TYPE_CHECKING
 from bench.rig.chaos.audit import audit
 from bench.rig.chaos.bombs import Replies
 from bench.rig.chaos.killer import SHARES, Blow, Killer
-from bench.rig.chaos.load import Book, Caller, Story, follow_for_ever
+from bench.rig.chaos.load import Book, Caller, follow_for_ever
 from bench.rig.chaos.pipeline import KINDS, ROOT, SERVER, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
 from bench.rig.chaos.reference import undisturbed
 from bench.rig.chaos.revisions import Revisions
 from bench.rig.chaos.roller import roll
+from bench.rig.chaos.stories import Story
 from bench.rig.chaos.table import Round, render
 from bench.rig.chaos.two_pools import run as run_two_pools
 from bench.rig.chaos.verdict import Model, judge
 from bench.rig.chaos.workers import SECOND_SEED, UPGRADE, Workers
+from contract.domain.request import parse_request_id
 
 if TYPE_CHECKING:
     from bench.rig.chaos.collector import Collector
@@ -70,7 +72,7 @@ def main() -> int:
             collector = stack.enter_context(Collector())
             flags.append(f"--otlp-traces-endpoint={collector.endpoint}")
         # An earlier revision knows no such replies.
-        without = ("told", "tools") if options.revision else ()
+        without = ("told", "tools", "responses", "messages") if options.revision else ()
         recipes = make_recipes(random.Random(options.seed), options.recipes, without)
         if options.pools == 2:
             return run_two_pools(Path(folder), recipes, flags, options)
@@ -207,7 +209,7 @@ async def _strike(
 
 
 def _accepted(stories: Sequence[Story]) -> list[str]:
-    return [story.request_id.rpartition("-")[2] for story in stories if story.request_id]
+    return [parse_request_id(story.request_id).hex() for story in stories if story.request_id]
 
 
 if __name__ == "__main__":

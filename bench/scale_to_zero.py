@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.rig.chaos.load import Caller, End, Story, follow
+from bench.rig.chaos.load import Caller, follow
 from bench.rig.chaos.pipeline import EOS, ServedPipeline
 from bench.rig.chaos.recipes import Recipe
+from bench.rig.chaos.stories import End, Story
 from bench.rig.chaos.verdict import Model, check_reference, judge
 from bench.rig.chaos.workers import Workers
 from bench.rig.machine import describe_machine

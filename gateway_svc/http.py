@@ -1,7 +1,7 @@
 """OpenAI's HTTP API and what operators ask: health, readiness, metrics, version."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,10 +22,11 @@ from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc import http_description, http_page, http_pipeline, http_vocabulary
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.call_pacer import CallPacer
+from gateway_svc.core.api import Api
+from gateway_svc.core.apis import APIS, api_of
 from gateway_svc.core.auth import Authenticator
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
-from gateway_svc.core.openai import Ask, DefaultsOf, parse_chat, parse_completion, refused_field
 from gateway_svc.core.recollection import request_fields
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import DeliveredSequence
@@ -82,8 +83,6 @@ _STATES = {
 }
 # Path, handler and methods. What two methods are for is one route: where neither is meant, `Allow` names both.
 _ROUTES = (
-    ("/v1/completions", "completions", ["POST"]),
-    ("/v1/chat/completions", "chat_completions", ["POST"]),
     ("/v1/models", "models", ["GET"]),
     ("/v1/models/{name:path}", "model", ["GET"]),
     ("/v1/requests/{request_id}", "request", ["GET", "DELETE"]),
@@ -96,7 +95,15 @@ _ROUTES = (
     ("/load", "load", ["GET"]),
     ("/version", "version", ["GET"]),
 )
-ROUTES = (*_ROUTES, *http_vocabulary.ROUTES, *http_pipeline.ROUTES, *http_description.ROUTES, *http_page.ROUTES)
+_CALLS = tuple((api.path, api.form.value, ["POST"]) for api in APIS)
+ROUTES = (
+    *_CALLS,
+    *_ROUTES,
+    *http_vocabulary.ROUTES,
+    *http_pipeline.ROUTES,
+    *http_description.ROUTES,
+    *http_page.ROUTES,
+)
 # Of replies, for pages of other origins.
 _EXPOSED = (
     *("x-penstock-request-id", CLIENT_ID_HEADER, IGNORED_FIELDS_HEADER.decode()),
@@ -139,7 +146,7 @@ class HttpApi:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        posted = {"/v1/completions": self.completions, "/v1/chat/completions": self.chat_completions}
+        posted = {api.path: partial(self._begin, api) for api in APIS}
         app = direct(self._starlette(), posted)
         if not self.cors_origins:
             return app
@@ -168,16 +175,10 @@ class HttpApi:
             for part, table in parts
             for path, handler, methods in table
         ]
+        # What is posted there does not come so far: this says by which method it must.
+        routes += [Route(api.path, partial(self._begin, api), methods=["POST"]) for api in APIS]
         handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
-
-    async def completions(self, request: Request) -> ASGIApp:
-        """POST /v1/completions."""
-        return await self._begin(request, parse_completion)
-
-    async def chat_completions(self, request: Request) -> ASGIApp:
-        """POST /v1/chat/completions."""
-        return await self._begin(request, partial(parse_chat, formats=self.pools.routes.formats))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -225,7 +226,8 @@ class HttpApi:
         form = await pool.reception.form_of(request_id, caller.tenant)
         last, have = request.headers.get(LAST_EVENT_ID), nothing(form)
         if last is not None:
-            have = parse_event_id(last, form.request_ids[0], form.num_choices)
+            is_numbered = api_of(form.form).numbers_events
+            have = parse_event_id(last, form.request_ids[0], form.num_choices, is_numbered=is_numbered)
         if is_debugging():
             first = domain.format_request_id(form.request_ids[0])
             _logger.debug("resumed", request_id=first, client_request_id=client_id)
@@ -274,7 +276,7 @@ class HttpApi:
             raise PenstockError(ErrorCode.NOT_FOUND, f"there is no request {text}", param="request_id")
         return json_response({"id": text, "object": "request", "cancelled": True})
 
-    async def _begin(self, request: Request, parse: Callable[[bytes, DefaultsOf], Ask]) -> ASGIApp:
+    async def _begin(self, api: Api, request: Request) -> ASGIApp:
         try:
             caller = self.auth.authenticate(request.headers)
             check_content_type(request.headers)
@@ -287,10 +289,10 @@ class HttpApi:
             key = None if key is None else check_key(key)
             body = await read_body(request, self.max_body_bytes)
             await self.pacer.enter()
-            ask = await off_loop(len(body), parse, body, self.pools.routes.defaults)
+            ask = await off_loop(len(body), api.parse, body, self.pools.routes)
             client_id = client_id or parse_client_id(ask.client_id, "request_id")
             pool = self.pools.of_model(ask.model)
-            if self.strict_fields and (refusal := refused_field(ask)) is not None:
+            if self.strict_fields and (refusal := api.refusal(ask)) is not None:
                 raise refusal
             pool.intake.check_priority(ask.priority)
             requests = pool.intake.requests(

@@ -11,10 +11,9 @@ from contract.domain import request as domain
 from contract.domain.errors import PenstockError
 from contract.domain.finish import CancelReason
 from gateway_svc.call import ClientCall, Sink
-from gateway_svc.core.openai import Ask
-from gateway_svc.core.replies import Reply
+from gateway_svc.core.apis import api_of
+from gateway_svc.core.ask import Ask
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
 from gateway_svc.grouping import grouped_sink
@@ -58,16 +57,19 @@ class CallReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers, as an ASGI application."""
         form, stream, headers = self._form, self._stream, self._headers
+        api = api_of(form.form)
         sink: SseSink | ReplySink
         if stream is None:
-            sink = ReplySink(send, Reply(form.head), form.n, headers, form.arrival_ns)
+            reply = api.reply(form.head)
+            sink = ReplySink(send, reply, form.n, headers, form.arrival_ns, error_fields=api.error_fields)
         else:
-            sse = SseFormat(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
-            sink = SseSink(scope[_SEND], sse, form.n, headers, stream.max_backlog_bytes)
+            events = api.events(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
+            most = stream.max_backlog_bytes
+            sink = SseSink(scope[_SEND], events, form.n, headers, most, error_fields=api.error_fields)
         try:
             call = await self._begin(sink if stream is None else grouped_sink(sink, form))
         except PenstockError as error:
-            await error_response(error, headers)(scope, receive, send)
+            await error_response(error, api.path, headers)(scope, receive, send)
             return
         if isinstance(sink, SseSink) and stream is not None:
             sink.refill = lambda: self._delivery.refill(call)
@@ -99,7 +101,7 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
         except ClientDisconnect:  # before its body was complete; nobody is there to be answered
             return
         except PenstockError as error:
-            await error_response(error)(scope, receive, _told(scope, send))
+            await error_response(error, scope["path"])(scope, receive, _told(scope, send))
             return
         await reply(scope, receive, send)
 
@@ -109,7 +111,9 @@ def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGI
 def id_headers(form: ReplyForm, client_id: str) -> Headers:
     """Our id of a call, and its client's if it gave one."""
     ours = form.shown_id.encode()
-    return [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
+    told = [(REQUEST_ID_HEADER, ours), (_CLIENT_ID_HEADER, client_id.encode() or ours)]
+    id_header = api_of(form.form).id_header
+    return [*told, (id_header, ours)] if id_header else told
 
 
 def _told(scope: Scope, send: Send) -> Send:
@@ -146,6 +150,7 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,
         reading=ask.reading,
+        context=ask.context,
         pool=pool,
         stream_interval=ask.stream_interval,
         returns_token_ids=ask.returns_token_ids,

@@ -204,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _reply(error: PenstockError) -> bytes:
-    response = error_response(error)
+    response = error_response(error, "")
     lines = [b"HTTP/1.1 %d %s" % (response.status_code, _PHRASES.get(response.status_code, b"Refused"))]
     lines += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
     return b"\r\n".join([*lines, b"", bytes(response.body)])

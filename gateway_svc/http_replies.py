@@ -12,8 +12,9 @@ from starlette.responses import Response
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
 from gateway_svc.core.admission import RETRY_AFTER_S
+from gateway_svc.core.apis import errors_at
 from gateway_svc.core.models import ListedModel
-from gateway_svc.core.replies import encode, error_fields
+from gateway_svc.core.replies import encode
 from gateway_svc.ignored_fields import MAX_CHARS, MAX_NAMES
 from gateway_svc.sinks import Headers, error_headers
 
@@ -32,9 +33,9 @@ class HttpError(PenstockError):
         self.headers = headers or {}
 
 
-def error_response(error: PenstockError, headers: Headers | None = None) -> Response:
-    """An error with its status and OpenAI's body."""
-    response = Response(encode(error_fields(error)), status_code=error.kind.http_status)
+def error_response(error: PenstockError, path: str, headers: Headers | None = None) -> Response:
+    """An error with its status, and its body as the API at this path has it."""
+    response = Response(encode(errors_at(path)(error)), status_code=error.kind.http_status)
     response.raw_headers = [*response.raw_headers, *error_headers(error), *(headers or [])]
     if isinstance(error, HttpError):
         response.status_code = error.status
@@ -45,17 +46,17 @@ def error_response(error: PenstockError, headers: Headers | None = None) -> Resp
     return response
 
 
-async def on_error(_request: Request, error: Exception) -> Response:
+async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of our errors."""
     assert isinstance(error, PenstockError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's handler of its own: no such route, or not by this method; then `Allow` says by which."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return error_response(HttpError(error.status_code, message, headers=error.headers))
+    return error_response(HttpError(error.status_code, message, headers=error.headers), request.url.path)
 
 
 def json_response(fields: dict[str, Any], status: int = 200) -> Response:

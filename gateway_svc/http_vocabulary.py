@@ -9,8 +9,11 @@ from starlette.responses import Response
 
 from contract.domain.errors import PenstockError
 from contract.domain.request import format_request_id
+from gateway_svc.core.anthropic.count import count_reply, parse_count, refused_count_field
+from gateway_svc.core.apis import CHATS
+from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Authenticator, Caller
-from gateway_svc.core.openai import Ask, parse_chat, refused_field
+from gateway_svc.core.openai import parse_chat
 from gateway_svc.core.vocabulary import (
     DetokenizeAsk,
     TokenizeAsk,
@@ -34,6 +37,7 @@ ROUTES = (
     ("/tokenize", "tokenize", ["POST"]),
     ("/detokenize", "detokenize", ["POST"]),
     ("/v1/chat/completions/render", "render", ["POST"]),
+    ("/v1/messages/count_tokens", "count_tokens", ["POST"]),
 )
 _TOKEN_BYTES = 8  # about, of a token in a reply
 
@@ -65,6 +69,16 @@ class VocabularyCalls:
 
         return await self._answer(request, parse_detokenize, refused_vocabulary_field, answer)
 
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+
+        async def answer(_caller: Caller, pool: Pool, ask: TokenizeAsk) -> bytes:
+            return count_reply(await pool.vocabulary.tokenize(ask))
+
+        return await self._answer(
+            request, lambda body: parse_count(body, self.pools.routes), refused_count_field, answer
+        )
+
     async def render(self, request: Request) -> Response:
         """POST /v1/chat/completions/render."""
 
@@ -88,7 +102,7 @@ class VocabularyCalls:
             return await off_loop(size, render_reply, ask, asked, prepared, shown_id)
 
         return await self._answer(
-            request, lambda body: parse_chat(body, self.pools.routes.defaults), refused_field, answer
+            request, lambda body: parse_chat(body, self.pools.routes.defaults), CHATS.refusal, answer
         )
 
     async def _answer(

@@ -10,9 +10,10 @@ from contract.domain.errors import Fault, PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.admission import RETRY_AFTER_S
+from gateway_svc.core.api import ErrorFields, EventFormat, PlainReply
 from gateway_svc.core.backlog import Backlog
-from gateway_svc.core.replies import Reply, encode, error_fields
-from gateway_svc.core.sse import KEEP_ALIVE, SseFormat, error_event
+from gateway_svc.core.replies import encode
+from gateway_svc.core.sse import KEEP_ALIVE
 from gateway_svc.outlet import Outlet, Send
 
 Headers = list[tuple[bytes, bytes]]
@@ -46,7 +47,17 @@ class SseSink:
     that keeps a silent connection alive.
     """
 
-    def __init__(self, send: Send, form: SseFormat, n: int, headers: Headers, max_backlog_bytes: int) -> None:
+    def __init__(
+        self,
+        send: Send,
+        form: EventFormat,
+        n: int,
+        headers: Headers,
+        max_backlog_bytes: int,
+        *,
+        error_fields: ErrorFields,
+    ) -> None:
+        self._error_fields = error_fields
         self._outlet = Outlet(send, self._drained)
         self._format = form
         self._n = n
@@ -109,9 +120,9 @@ class SseSink:
         self.close()
         if not self._started:
             headers = [*error_headers(error), *self._headers]
-            _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
+            _write_whole(self._outlet, error.kind.http_status, headers, encode(self._error_fields(error)))
             return
-        self._finish(lambda: error_event(error))
+        self._finish(lambda: self._format.fail(error))
 
     def _finish(self, last: Callable[[], bytes]) -> None:
         self.close()
@@ -165,8 +176,11 @@ class ReplySink:
 
     has_room = True
 
-    def __init__(self, send: Send, reply: Reply, n: int, headers: Headers, arrival_ns: int) -> None:
+    def __init__(
+        self, send: Send, reply: PlainReply, n: int, headers: Headers, arrival_ns: int, *, error_fields: ErrorFields
+    ) -> None:
         """`arrival_ns`: when the call was accepted, Unix time."""
+        self._error_fields = error_fields
         self._outlet = Outlet(send, lambda: None)
         self._reply = reply
         self._n = n
@@ -196,7 +210,7 @@ class ReplySink:
     def fail(self, error: PenstockError) -> None:
         """The error instead of a reply."""
         headers = [*error_headers(error), *self._headers]
-        _write_whole(self._outlet, error.kind.http_status, headers, encode(error_fields(error)))
+        _write_whole(self._outlet, error.kind.http_status, headers, encode(self._error_fields(error)))
 
     def _timing(self) -> tuple[bytes, bytes]:
         """The header Server-Timing: milliseconds since the call was accepted."""

@@ -27,6 +27,7 @@ class ChatFacts:
     # The settings with which its prompts end inside of a thought: `switch=true`, and empty for none of them.
     begins_thinking: frozenset[str] = frozenset()
     marks: Mapping[str, Mark] = field(default_factory=lambda: MappingProxyType({}))  # by text
+    switches: frozenset[str] = frozenset()  # those of `THINKING_SWITCHES` that a template reads
 
     def is_thinking(self, variables: Mapping[str, Any]) -> bool:
         """Return whether a prompt ends inside of a thought, whose template is given these variables."""

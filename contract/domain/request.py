@@ -8,7 +8,7 @@ from contract.domain.errors import invalid
 from contract.domain.params import SamplingParams
 
 MAX_CACHE_SALT_BYTES = 255  # of UTF-8
-ID_PREFIXES = ("cmpl", "chatcmpl")  # what OpenAI puts before the ids of replies, each with a dash
+ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")  # of ids of replies, as OpenAI and Anthropic have them
 _DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
@@ -79,12 +79,12 @@ def format_request_id(request_id: bytes, pool: str = "") -> str:
 
 
 def parse_request_id(text: str) -> bytes:
-    """The request of an id, whatever stands before its last dash: a pool, and OpenAI's prefixes (`cmpl-`, `chatcmpl-`).
+    """The request of an id, whatever stands before its last dash, a pool or the prefix of a reply among it.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: not 32 hexadecimal digits.
     """
-    digits = text.rpartition("-")[2]
+    digits = _without_prefix(text).rpartition("-")[2]
     if not _DIGITS.fullmatch(digits):
         raise invalid(f"a request id has 32 hexadecimal digits, got {text!r:.60}", "request_id")
     return bytes.fromhex(digits)
@@ -92,6 +92,8 @@ def parse_request_id(text: str) -> bytes:
 
 def pool_of_request_id(text: str) -> str:
     """The pool that an id names; empty: none."""
-    before = text.rpartition("-")[0]
-    first, _, rest = before.partition("-")
-    return rest if first in ID_PREFIXES else before
+    return _without_prefix(text).rpartition("-")[0]
+
+
+def _without_prefix(text: str) -> str:
+    return next((text[len(prefix) :] for prefix in ID_PREFIXES if text.startswith(prefix)), text)

@@ -33,6 +33,10 @@ class _ReplyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplyKind.V
     """A completion."""
     REPLY_KIND_CHAT: _ReplyKind.ValueType  # 2
     """A chat completion."""
+    REPLY_KIND_RESPONSE: _ReplyKind.ValueType  # 3
+    """OpenAI's response."""
+    REPLY_KIND_MESSAGE: _ReplyKind.ValueType  # 4
+    """Anthropic's message."""
 
 class ReplyKind(_ReplyKind, metaclass=_ReplyKindEnumTypeWrapper):
     """Which of OpenAI's replies a call gets."""
@@ -43,6 +47,10 @@ REPLY_KIND_COMPLETION: ReplyKind.ValueType  # 1
 """A completion."""
 REPLY_KIND_CHAT: ReplyKind.ValueType  # 2
 """A chat completion."""
+REPLY_KIND_RESPONSE: ReplyKind.ValueType  # 3
+"""OpenAI's response."""
+REPLY_KIND_MESSAGE: ReplyKind.ValueType  # 4
+"""Anthropic's message."""
 Global___ReplyKind: _TypeAlias = ReplyKind  # noqa: Y015
 
 @_typing.final
@@ -184,6 +192,7 @@ class ReplyForm(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     RETURNS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -216,6 +225,8 @@ class ReplyForm(_message.Message):
     """An event stream tells so many tokens of a choice at once, after its first; 0: as they come."""
     returns_token_ids: _builtins.bool
     """Whether the reply tells the ids of tokens."""
+    context: _builtins.bytes
+    """What the reply repeats of the call, JSON in its API's words; empty: nothing."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToldPrompt]:
         """What the reply tells of its prompts, in their order; none: nothing."""
@@ -245,10 +256,11 @@ class ReplyForm(_message.Message):
         prompts: _abc.Iterable[Global___ToldPrompt] | None = ...,
         returns_token_ids: _builtins.bool = ...,
         reading: Global___OutputReading | None = ...,
+        context: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reading", b"reading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "context", b"context", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

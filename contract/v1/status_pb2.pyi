@@ -159,6 +159,7 @@ class ChatFacts(_message.Message):
     REASONING_FORMAT_FIELD_NUMBER: _builtins.int
     BEGINS_THINKING_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
     tool_format: _builtins.str
     """The format in which it calls functions: deepseek, glm, hermes, llama3_json, mistral or pythonic; empty: not known."""
     reasoning_format: _builtins.str
@@ -173,6 +174,10 @@ class ChatFacts(_message.Message):
     def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextMark]:
         """Texts that templates write and that are tokens of their own."""
 
+    @_builtins.property
+    def switches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The variables that turn thoughts on and off, of those that templates read: `enable_thinking` and `thinking`."""
+
     def __init__(
         self,
         *,
@@ -180,10 +185,11 @@ class ChatFacts(_message.Message):
         reasoning_format: _builtins.str = ...,
         begins_thinking: _abc.Iterable[_builtins.str] | None = ...,
         marks: _abc.Iterable[Global___TextMark] | None = ...,
+        switches: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_thinking", b"begins_thinking", "marks", b"marks", "reasoning_format", b"reasoning_format", "tool_format", b"tool_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_thinking", b"begins_thinking", "marks", b"marks", "reasoning_format", b"reasoning_format", "switches", b"switches", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ _NOT_AN_ENTRY = (
 )
 
 
+API_KEY_HEADER = "x-api-key"
 KEY_BYTES = 8  # of its SHA-256, by which the pool knows a key
 
 
@@ -97,16 +98,26 @@ class KeyAuthenticator:
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller:
         """Implement `Authenticator`."""
-        given = headers.get("authorization")
-        if given is None:
-            raise _refused("this gateway asks for an API key: send it as `Authorization: Bearer KEY`")
-        bearer = _BEARER.fullmatch(given)
-        if bearer is None:
-            raise _refused("the Authorization header is not of the form `Bearer KEY`")
-        caller = self.callers.get(hash_api_key(bearer[1]))
+        caller = self.callers.get(hash_api_key(_key(headers)))
         if caller is None:
             raise _refused("the API key is not one of this gateway's: correct it or ask the operator for one")
         return caller
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    """The key of a caller: of its Authorization header, or where it has none as Anthropic's clients send it."""
+    given = headers.get("authorization")
+    if given is None:
+        key = headers.get(API_KEY_HEADER)
+        if key is None:
+            raise _refused(
+                "this gateway asks for an API key: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
+            )
+        return key
+    bearer = _BEARER.fullmatch(given)
+    if bearer is None:
+        raise _refused("the Authorization header is not of the form `Bearer KEY`")
+    return bearer[1]
 
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]

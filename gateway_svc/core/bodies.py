@@ -47,8 +47,8 @@ def decode_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
         raise invalid("the body is nested too deeply") from error
 
 
-def decode_messages(raw: list[msgspec.Raw]) -> list[dict[str, Any]]:
-    """A chat's messages, each read by itself: all in one would let no thread run meanwhile.
+def decode_messages(raw: list[msgspec.Raw], name: str = "messages") -> list[dict[str, Any]]:
+    """A chat's messages, in the field of this name, each read by itself: all in one would let no thread run meanwhile.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the one that is no object.
@@ -58,7 +58,7 @@ def decode_messages(raw: list[msgspec.Raw]) -> list[dict[str, Any]]:
         try:
             found.append(_message.decode(each))
         except msgspec.ValidationError as error:
-            where = f"messages[{index}]"
+            where = f"{name}[{index}]"
             raise invalid(f"{where}: {error}", where) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise invalid(f"the body is not JSON: {error}") from error

@@ -1,7 +1,8 @@
 """Ids of events: what a client has of each choice once it has the event, so that any gateway can go on after it.
 
 An id is a version and base64 of columns of little-endian values: a u32 check sum, then for each choice u32 output
-tokens, u32 characters, u64 hash over the tokens, u8 finish reason. To clients it is opaque. The check sum covers the
+tokens, u32 characters, u64 hash over the tokens, u8 finish reason; where events are numbered, then the u64 number of
+the event. To clients it is opaque. The check sum covers the
 request's id too, so that what was damaged, or belongs to another request, is told from what the pipeline has no longer.
 """
 
@@ -19,6 +20,7 @@ MAX_CHOICES_WITH_IDS = 32  # of a call whose events have ids; they grow by 23 ch
 _VERSION = "1"
 _HAVE = struct.Struct("<IIQB")
 _SUM = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
 _ENDS = (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -34,15 +36,25 @@ class EventIds:
 
     def after(self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int) -> bytes:
         """The line of the event that brings a choice to this point."""
-        have = _HAVE.pack(num_tokens, num_chars, chain, finish)
-        if len(self._haves) > 1:
-            self._haves[choice] = have
-            have = b"".join(self._haves)
+        self.bring(choice, num_tokens, num_chars, chain, finish)
+        return self.line()
+
+    def bring(self, choice: int, num_tokens: int, num_chars: int, chain: int, finish: int) -> None:
+        """Take a choice to this point, for the next events."""
+        self._haves[choice] = _HAVE.pack(num_tokens, num_chars, chain, finish)
+
+    def line(self, number: int | None = None) -> bytes:
+        """The line of the next event; with its number, where events have one."""
+        have = b"".join(self._haves)
+        if number is not None:
+            have += _NUMBER.pack(number)
         return b"id: 1" + b2a_base64(_SUM.pack(crc32(have, self._start)) + have)
 
 
-def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[DeliveredSequence]:
-    """Read what the client claims to have of each choice.
+def parse_event_id(
+    text: str, request_id: bytes, num_choices: int, *, is_numbered: bool = False
+) -> list[DeliveredSequence]:
+    """Read what the client claims to have of each choice, and of a stream whose events are numbered the event's number.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: not an id of an event of this request.
@@ -58,9 +70,13 @@ def parse_event_id(text: str, request_id: bytes, num_choices: int) -> list[Deliv
     have = packed[_SUM.size :]
     if len(packed) < _SUM.size or _SUM.unpack_from(packed)[0] != crc32(have, crc32(request_id)):
         raise _wrong("is damaged, or of another request")
-    if len(have) != num_choices * _HAVE.size:
+    size = num_choices * _HAVE.size
+    if len(have) != size + is_numbered * _NUMBER.size:
         raise _wrong("has another number of choices than the request")
-    return [_state(*values) for values in _HAVE.iter_unpack(have)]
+    found = [_state(*values) for values in _HAVE.iter_unpack(have[:size])]
+    if is_numbered:
+        found[0].last_event = _NUMBER.unpack(have[size:])[0]
+    return found
 
 
 def _state(num_tokens: int, num_chars: int, chain: int, finish: int) -> DeliveredSequence:

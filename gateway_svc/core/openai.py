@@ -1,26 +1,25 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from contract.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.errors import invalid, unimplemented
 from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
+from gateway_svc.core.ask import Ask, DefaultsOf, Form
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
 from gateway_svc.core.chat_outputs import chat_output
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
-from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.structured_outputs import FormFields, read_form
 from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.tools import ToolFields
-from gateway_svc.core.unsupported import check_fields, unknown_field
+from gateway_svc.core.unsupported import check_fields
 
 MAX_CHOICES = 1024  # prompts times n in one call
 MAX_STREAM_INTERVAL = 1024  # tokens that are held back at most
@@ -29,49 +28,7 @@ _U32 = 2**32
 _PART = 64 * 1024
 
 V = TypeVar("V")
-DefaultsOf: TypeAlias = Callable[[str], GenerationDefaults]  # of a model, by the name that a body has for it
-FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # likewise
-
-
-class Form(Enum):
-    """The two kinds of reply."""
-
-    COMPLETION = "completion"
-    CHAT = "chat"
-
-    @property
-    def id_prefix(self) -> str:
-        """The prefix of the ids of such replies."""
-        return "cmpl-" if self is Form.COMPLETION else "chatcmpl-"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One checked call: several prompts are several requests with the same parameters."""
-
-    form: Form
-    model: str  # empty: the one that is served
-    prompts: tuple[Prompt, ...]
-    params: SamplingParams
-    priority: int = 0
-    stream: bool = False
-    include_usage: bool = False  # of a stream
-    continuous_usage: bool = False  # of a stream, in every chunk: so many tokens of its choice so far
-    tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
-    is_resumable: bool = False  # Penstock's `resumable`
-    stream_interval: int = 0  # vLLM's: tokens that a stream tells at once; 0: as they come
-    echo: bool = False  # of a completion: the prompt's text stands before the output's
-    returns_token_ids: bool = False  # vLLM's `return_token_ids`
-    cache_salt: str = ""  # vLLM's
-    client_id: str | None = None  # vLLM's `request_id`: what the client calls it
-    ignored_fields: tuple[str, ...] = ()
-    unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
-    reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
-
-    @property
-    def num_choices(self) -> int:
-        """Choices in the reply, indexed prompt * n + sample."""
-        return len(self.prompts) * self.params.n
+FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # of a model, by the name that a body has for it
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -104,7 +61,9 @@ class _CompletionBody(_Body, frozen=True, kw_only=True):
     logprobs: int | None = None
 
 
-class _ChatBody(_Body, frozen=True, kw_only=True):
+class ChatBody(_Body, frozen=True, kw_only=True):
+    """The fields of a chat beside parameters that it does not spell in a way of its own; `CHAT_BODY` has these too."""
+
     messages: list[msgspec.Raw] | None = None  # each is read by itself: all in one would let no thread run meanwhile
     max_tokens: int | None = None
     logprobs: bool | None = None
@@ -122,20 +81,19 @@ class _ChatBody(_Body, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
 
 
-B = TypeVar("B", bound=_Body)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
-def _with_parameters(body: type[B]) -> type[B]:
-    """A body that has the parameters too, but for those that it declares by itself."""
-    fields = [
-        (name, each.kind.json | None, None) for name, each in PARAMETERS.items() if name not in body.__struct_fields__
-    ]
+def with_parameters(body: type[B], without: Collection[str] = ()) -> type[B]:
+    """A body that has the parameters too, but for those that it declares by itself or does without."""
+    left_out = {*body.__struct_fields__, *without}
+    fields = [(name, each.kind.json | None, None) for name, each in PARAMETERS.items() if name not in left_out]
     return cast(type[B], msgspec.defstruct(body.__name__, fields, bases=(body,), frozen=True, kw_only=True))
 
 
 _remembered = lru_cache(64)(SamplingParams)  # those of most requests are the same, and to check them takes long
 
-COMPLETION_BODY, CHAT_BODY = _with_parameters(_CompletionBody), _with_parameters(_ChatBody)
+COMPLETION_BODY, CHAT_BODY = with_parameters(_CompletionBody), with_parameters(ChatBody)
 _completion = msgspec.json.Decoder(COMPLETION_BODY)
 _chat = msgspec.json.Decoder(CHAT_BODY)
 _OPTIONS = frozenset(f"stream_options.{name}" for name in _StreamOptions.__struct_fields__)
@@ -156,8 +114,8 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
     if raw.echo and raw.logprobs is not None:
         raise unimplemented("echo", "echo together with logprobs, which would need those of the prompt,")
-    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)
-    return replace(ask, echo=bool(raw.echo))
+    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid)
+    return replace(ask, echo=bool(raw.echo), ignored_fields=ignored)
 
 
 def parse_chat(
@@ -175,6 +133,15 @@ def parse_chat(
     raw = decode_body(_chat, body)
     if raw.messages is None:
         raise invalid("messages is missing", "messages")
+    return replace(ask_chat(raw, decode_messages(raw.messages), defaults, formats), ignored_fields=ignored)
+
+
+def ask_chat(raw: ChatBody, messages: list[dict[str, Any]], defaults: DefaultsOf, formats: FormatsOf) -> Ask:
+    """A chat by the fields of its body and its messages, whichever API has other words for them.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field; what `defaults` raises.
+    """
     if raw.echo:
         raise unimplemented("echo", "echo of a chat")
     if raw.add_special_tokens:
@@ -185,21 +152,11 @@ def parse_chat(
     tools = ToolFields(raw.tools, raw.tool_choice, raw.parallel_tool_calls, raw.include_reasoning)
     output = chat_output(tools, params, kwargs, formats(raw.model or ""))
     prompt = Prompt(
-        messages=parse_messages(decode_messages(raw.messages)),
+        messages=parse_messages(messages),
         chat_template_kwargs={**kwargs, **output.variables} or None,
         required_variables=(*required_variables(raw), *output.variables),
     )
-    return replace(
-        _ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid, ignored=ignored), reading=output.reading
-    )
-
-
-def refused_field(ask: Ask) -> PenstockError | None:
-    """The error of a call with fields that nobody knows, where such are refused; None: it has none."""
-    if not ask.ignored_fields:
-        return None
-    known = CHAT_FIELDS if ask.form is Form.CHAT else COMPLETION_FIELDS
-    return unknown_field("chat" if ask.form is Form.CHAT else "completion", ask.ignored_fields[0], known)
+    return replace(_ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid), reading=output.reading)
 
 
 def _ask(
@@ -209,7 +166,6 @@ def _ask(
     params: SamplingParams,
     *,
     unsaid: frozenset[str],
-    ignored: tuple[str, ...],
 ) -> Ask:
     options = raw.stream_options
     if options is not None and not raw.stream:
@@ -244,7 +200,6 @@ def _ask(
         returns_token_ids=bool(raw.return_token_ids),
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
-        ignored_fields=ignored,
         unsaid=unsaid,
     )
 
@@ -281,7 +236,7 @@ def _logit_bias(raw: dict[str, float]) -> dict[int, float]:
     return biases
 
 
-def _num_chat_logprobs(raw: _ChatBody) -> int | None:
+def _num_chat_logprobs(raw: ChatBody) -> int | None:
     if not raw.logprobs:
         if raw.top_logprobs:
             raise invalid("top_logprobs is only allowed with logprobs=true", "top_logprobs")

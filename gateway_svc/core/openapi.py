@@ -12,9 +12,12 @@ from contract.domain.errors import ERROR_KINDS
 from contract.domain.parameter import Integer, Kind, Number
 from contract.domain.params import PARAMETERS
 from gateway_svc.core import reply_schemas
+from gateway_svc.core.anthropic.fields import MESSAGE_BODY
+from gateway_svc.core.auth import API_KEY_HEADER
 from gateway_svc.core.event_ids import LAST_EVENT_ID
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.openai import CHAT_BODY, COMPLETION_BODY
+from gateway_svc.core.responses.fields import RESPONSE_BODY
 from gateway_svc.core.vocabulary import DetokenizeBody, TokenizeBody
 
 MAX_TIMEOUT_S = 7 * 86400.0
@@ -23,15 +26,25 @@ _JSON, _EVENTS, _TEXT, _HTML = "application/json", "text/event-stream", "text/pl
 _CSS, _SCRIPT = "text/css", "text/javascript"
 _REF = "#/components/schemas/{name}"
 # What structs are called in the description, where that is something else; and what in them must be given.
-_NAMES = {"_CompletionBody": "CompletionCall", "_ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
+_NAMES = {"_CompletionBody": "CompletionCall", "ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
 _NAMES |= {"TokenizeBody": "TokenizeCall", "DetokenizeBody": "DetokenizeCall"}
+_NAMES |= {"_ResponseBody": "ResponseCall", "Reasoning": "ReasoningOptions", "_MessageBody": "MessageCall"}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "CompletionCall": {"prompt": "Once upon a time", "max_tokens": 16},
     "ChatCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_completion_tokens": 16},
     "TokenizeCall": {"messages": [{"role": "user", "content": "Hi!"}], "return_token_strs": True},
     "DetokenizeCall": {"tokens": [7, 42]},
+    "ResponseCall": {"input": "Hi!", "max_output_tokens": 16},
+    "MessageCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 16},
 }
-_REQUIRED = {"CompletionCall": ["prompt"], "ChatCall": ["messages"], "DetokenizeCall": ["tokens"]}
+_REQUIRED = {
+    "CompletionCall": ["prompt"],
+    "ChatCall": ["messages"],
+    "DetokenizeCall": ["tokens"],
+    "ResponseCall": ["input"],
+    "MessageCall": ["messages", "max_tokens"],
+}
+_CHATS = ("ChatCall", "TokenizeCall")  # whose messages are a chat's
 _MESSAGE = {
     "title": "ChatMessage",
     "description": "A message; further keys go to the chat template.",
@@ -58,7 +71,7 @@ _MESSAGE = {
 _VISIBLE = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_CLIENT_ID_CHARS}
 _PATHS = {
     "name": {"type": "string", "minLength": 1},
-    "request_id": {"type": "string", "pattern": "^([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
+    "request_id": {"type": "string", "pattern": "^(resp_|msg_)?([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
 }
 _SWITCH = {"type": "string", "enum": ["true", "false"]}
 _CLIENT_ID = ("X-Request-Id", _VISIBLE, "what the caller calls it: told with the reply and logged")
@@ -84,6 +97,10 @@ _POSTED = (*_ASKED, 413, 415)
 _COMPUTED = (*_POSTED, 403, 409, 499, 504)
 _FOLLOWED = (*_ASKED, 405, 409, 499, 504)
 _PROBED = (*_ALWAYS, 503)
+_KEYS: dict[str, Any] = {
+    "key": {"type": "http", "scheme": "bearer", "description": "With `--api-keys-file`"},
+    "x_api_key": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER, "description": "The same key"},
+}
 _Header = tuple[str, dict[str, Any], str]
 
 
@@ -100,6 +117,7 @@ class _Operation:
     headers: tuple[_Header, ...] = ()
     queries: tuple[_Header, ...] = ()
     is_probe: bool = False  # whose 503 says what its 200 says
+    error: Any = reply_schemas.ErrorReply  # the struct of an error that its route tells
 
 
 _STRING: dict[str, Any] = {"type": "string"}
@@ -122,6 +140,35 @@ _OPERATIONS = (
         _COMPUTED,
         CHAT_BODY,
         _CALL_HEADERS,
+    ),
+    _Operation(
+        "/v1/responses",
+        "POST",
+        "Answer a conversation of items, as OpenAI's Responses",
+        {_JSON: reply_schemas.ResponseReply, _EVENTS: _EVENT},
+        _COMPUTED,
+        RESPONSE_BODY,
+        _CALL_HEADERS,
+    ),
+    _Operation(
+        "/v1/messages",
+        "POST",
+        "Answer a conversation of blocks, as Anthropic's Messages",
+        {_JSON: reply_schemas.MessageReply, _EVENTS: _EVENT},
+        _COMPUTED,
+        MESSAGE_BODY,
+        _CALL_HEADERS,
+        error=reply_schemas.MessageErrorReply,
+    ),
+    _Operation(
+        "/v1/messages/count_tokens",
+        "POST",
+        "Tokens of the prompt of such a conversation",
+        {_JSON: reply_schemas.CountReply},
+        _POSTED,
+        MESSAGE_BODY,
+        (_CLIENT_ID,),
+        error=reply_schemas.MessageErrorReply,
     ),
     _Operation(
         "/v1/chat/completions/render",
@@ -241,7 +288,7 @@ def describe() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": _schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "With `--api-keys-file`"}},
+            "securitySchemes": _KEYS,
         },
     }
 
@@ -256,13 +303,19 @@ def _describe(operation: _Operation) -> dict[str, Any]:
     replies = {kind: {"schema": _schema(of)} if of else {} for kind, of in operation.replies.items()}
     told["responses"] = {"200": {"description": operation.summary, "content": replies}}
     for status in sorted(operation.statuses):
-        content = {_JSON: {"schema": {"$ref": _REF.format(name="ErrorReply")}}}
+        content = {_JSON: {"schema": _error_schema(operation, status)}}
         if operation.is_probe and status == 503:
             content = replies
         told["responses"][str(status)] = {"description": _reason(status), "content": content}
     if 401 in operation.statuses:
-        told["security"] = [{}, {"key": []}]
+        told["security"] = [{}, *({name: []} for name in _KEYS)]
     return told
+
+
+def _error_schema(operation: _Operation, status: int) -> dict[str, Any]:
+    """That of the route, or where an error is older than the knowledge of the route, OpenAI's."""
+    own, general = _schema(operation.error), _schema(reply_schemas.ErrorReply)
+    return {"anyOf": [own, general]} if status in _ALWAYS and own != general else own
 
 
 def _operation_id(operation: _Operation) -> str:
@@ -299,14 +352,15 @@ def _schemas() -> dict[str, Any]:
     """Of all structs, by their names here, ascending."""
     structs = [each.body for each in _OPERATIONS if each.body is not None]
     structs += [of for each in _OPERATIONS for of in each.replies.values() if not isinstance(of, dict)]
-    _, found = msgspec.json.schema_components([*structs, reply_schemas.ErrorReply], ref_template=_REF)
+    structs += [each.error for each in _OPERATIONS]
+    _, found = msgspec.json.schema_components(structs, ref_template=_REF)
     schemas = {_named(name): _renamed(schema) for name, schema in found.items()}
     schemas["ChatMessage"] = _MESSAGE
     for name, schema in schemas.items():
         schema["title"] = name
         if name.endswith("Call"):
             schema["required"] = _REQUIRED.get(name, [])
-            _explain(schema["properties"])
+            _explain(schema["properties"], has_chat=name in _CHATS)
     return dict(sorted(schemas.items()))
 
 
@@ -321,10 +375,10 @@ def _renamed(value: Any) -> Any:
     return {key: _renamed(each) for key, each in value.items()}
 
 
-def _explain(properties: dict[str, Any]) -> None:
+def _explain(properties: dict[str, Any], *, has_chat: bool) -> None:
     """Describe parameters as their table does, and the messages of a chat as they must be."""
     for name, schema in properties.items():
-        if name == "messages":
+        if name == "messages" and has_chat:
             schema["anyOf"][0] |= {"items": {"$ref": _REF.format(name="ChatMessage")}, "minItems": 1}
         if (parameter := PARAMETERS.get(name)) is not None:
             schema["description"] = ", ".join(filter(None, (parameter.meaning, parameter.kind.bounds)))

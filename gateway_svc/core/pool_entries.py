@@ -53,7 +53,7 @@ def parse_pools(content: bytes) -> tuple[PoolEntry, ...]:
                 f"line {number} is not a pool ({why}): give a JSON object with name, and if wanted pool, redis_url, "
                 "redis_password_file, num_shards and models"
             ) from None
-        if entry.name.partition("-")[0] in ID_PREFIXES:
+        if f"{entry.name}-".startswith(ID_PREFIXES):
             raise ValueError(f"line {number}: no pool may be called {entry.name}, as ids of replies begin so")
         claims = [("name", entry.name), ("server and pool", f"{entry.redis_url} {entry.pool_name}")]
         for claim in [*claims, *(("model", each) for each in entry.models)]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
-from gateway_svc.core.replies import Reply, error_fields
+from gateway_svc.core.apis import api_of
+from gateway_svc.core.replies import error_fields
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import error_of
 
@@ -25,7 +26,7 @@ def request_fields(form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]
         return fields | {"reply": None} | error_fields(failed)
     if len(rows) < len(form.request_ids):
         return fields | {"reply": None, "error": None}
-    reply = Reply(head)
+    reply = api_of(form.form).reply(head)
     for prompt, request in enumerate(rows):
         for row in request:
             reply.add(prompt * form.n + row.sequence, row)

@@ -9,9 +9,9 @@ import msgspec
 from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
-from gateway_svc.core.openai import Form
 from gateway_svc.core.streams import merge
 from gateway_svc.core.told import FINISH_REASONS, ToldChoice
 
@@ -44,6 +44,7 @@ class ReplyHead:
 
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
     request_id: bytes = b""  # of the call's first request
+    context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
 
     def prompt(self, choice: int) -> ToldPrompt:
         """The part of a choice's prompt that is told."""

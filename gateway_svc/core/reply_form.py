@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from contract.domain.request import format_request_id
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead, ToldPrompt
 
 
@@ -31,6 +31,7 @@ class ReplyForm:
     prompts: tuple[ToldPrompt, ...] = ()  # what is told of each; none: nothing
     returns_token_ids: bool = False
     reading: OutputReading | None = None  # of a chat whose outputs are more than content
+    context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
 
     @property
     def shown_id(self) -> str:
@@ -45,7 +46,7 @@ class ReplyForm:
     @property
     def of_another(self) -> "ReplyForm":
         """The form that is kept beside the call's other requests: with the id of the first alone."""
-        return replace(self, request_ids=self.request_ids[:1], prompts=())
+        return replace(self, request_ids=self.request_ids[:1], prompts=(), context=b"")
 
     @property
     def head(self) -> ReplyHead:
@@ -64,4 +65,5 @@ class ReplyForm:
             returns_token_ids=self.returns_token_ids,
             reading=self.reading,
             request_id=self.request_ids[0],
+            context=self.context,
         )

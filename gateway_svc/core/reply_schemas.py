@@ -78,6 +78,73 @@ class ChatReply(msgspec.Struct):
     usage: UsageFields
 
 
+class ResponseUsage(msgspec.Struct):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseReply(msgspec.Struct):
+    """The answer to a conversation of items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    error: None
+    incomplete_details: dict[str, str] | None
+    usage: ResponseUsage
+    store: bool
+
+
+class MessageUsage(msgspec.Struct):
+    """Tokens of a message."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageReply(msgspec.Struct):
+    """The answer to a conversation of blocks."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class CountReply(msgspec.Struct):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+class MessageError(msgspec.Struct):
+    """An error as Anthropic has it."""
+
+    type: str
+    message: str
+
+
+class MessageErrorReply(msgspec.Struct):
+    """The answer to a call of Anthropic's that failed."""
+
+    type: Literal["error"]
+    error: MessageError
+
+
 class ModelFields(msgspec.Struct):
     """A model that is served."""
 

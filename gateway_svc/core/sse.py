@@ -6,9 +6,9 @@ from typing import Any
 from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
+from gateway_svc.core.ask import Form
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
-from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ReplyHead, encode, error_fields, finish_fields, usage_fields
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.told import ToldChoice
@@ -133,6 +133,10 @@ class SseFormat:
             + DONE
         )
 
+    def fail(self, error: PenstockError) -> bytes:
+        """The end of a stream that fails after its first chunk."""
+        return b"data: " + encode(error_fields(error)) + b"\n\n" + DONE
+
     def _opening(self, choice: int) -> bytes:
         if self._has_opened[choice]:
             return b""
@@ -190,8 +194,3 @@ class SseFormat:
 
 def _fingerprint(model_digest: bytes) -> bytes:
     return b'"system_fingerprint":"%s",' % model_digest.hex().encode()
-
-
-def error_event(error: PenstockError) -> bytes:
-    """The end of a stream that fails after its first chunk."""
-    return b"data: " + encode(error_fields(error)) + b"\n\n" + DONE

@@ -30,6 +30,7 @@ class DeliveredSequence:
     num_chars: int = 0
     chain: int = chain.CHAIN_START  # over those tokens
     finish: FinishReason = FinishReason.UNSPECIFIED
+    last_event: int = -1  # number of the last event that it has, where events are numbered; -1: it has none
     claim: int = -1  # output tokens that the client came with, by its own word; -1: all came from here
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))  # the tokens; without those that it came with
     logprobs: bytearray | None = None  # `logprob_records` of all of `token_ids`; None: of some there are none

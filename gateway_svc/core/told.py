@@ -1,6 +1,6 @@
 """Choices of chats as their clients are told of them: thoughts, content and calls instead of one text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from contract.domain.finish import FinishReason
@@ -9,6 +9,7 @@ from gateway_svc.core.formats.call_ids import call_id
 from gateway_svc.core.formats.pieces import Kind, Piece
 from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.reading import OutputReading
+from gateway_svc.core.thinking_tokens import ThinkingTokens
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _REASONING = ("reasoning", "reasoning_content")  # vLLM's name, and the one that was first
@@ -17,7 +18,7 @@ _REASONING = ("reasoning", "reasoning_content")  # vLLM's name, and the one that
 class ToldChoice:
     """One choice. Rows come in order from its first token on; what is told is a function of them."""
 
-    __slots__ = ("_choice", "_is_closed", "_num_calls", "_num_thinking", "_place", "_reader", "_reading", "_request_id")
+    __slots__ = ("_choice", "_num_calls", "_place", "_reader", "_reading", "_request_id", "_thinking")
 
     def __init__(self, reading: OutputReading, request_id: bytes, choice: int, place: int = 0) -> None:
         """Nothing is read so far.
@@ -34,8 +35,7 @@ class ToldChoice:
         self._place = place
         self._reader = Reader(reading.format)
         self._num_calls = 0
-        self._num_thinking = 0  # tokens up to the one that closes the thought
-        self._is_closed = False
+        self._thinking = ThinkingTokens(reading.closing_token_id)
 
     @property
     def place(self) -> int:
@@ -45,13 +45,11 @@ class ToldChoice:
     @property
     def num_reasoning_tokens(self) -> int | None:
         """The tokens that it thought with; None: they are not known."""
-        if self._reading.closing_token_id is None:
-            return None
-        return self._num_thinking if self._reader.has_reasoned else 0
+        return self._thinking.count(has_reasoned=self._reader.has_reasoned)
 
     def recall(self, row: TextRow) -> None:
         """Read what the client has been told of already."""
-        self._count(row.token_ids)
+        self._thinking.add(row.token_ids)
         self._num_calls += sum(each.kind is Kind.CALL for each in self._reader.feed(row.text))
 
     def delta(self, row: TextRow) -> dict[str, Any]:
@@ -104,7 +102,7 @@ class ToldChoice:
         return {"index": index, "id": call_id(self._request_id, self._choice, index), "type": "function"}
 
     def _told(self, row: TextRow) -> Iterable[Piece]:
-        self._count(row.token_ids)
+        self._thinking.add(row.token_ids)
         for each in self._reader.feed(row.text):
             piece = each.after(self._place)
             if piece is not None:
@@ -113,9 +111,3 @@ class ToldChoice:
                 self._num_calls += 1
         if row.finish:  # what was held back so long was not told anywhere
             yield from self._reader.end()
-
-    def _count(self, token_ids: Sequence[int]) -> None:
-        if self._is_closed or self._reading.closing_token_id is None:
-            return
-        self._is_closed = self._reading.closing_token_id in token_ids
-        self._num_thinking += token_ids.index(self._reading.closing_token_id) + 1 if self._is_closed else len(token_ids)

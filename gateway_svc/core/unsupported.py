@@ -5,7 +5,8 @@ What some engine gives a meaning fails by name unless its value asks for nothing
 
 import difflib
 from collections.abc import Collection, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import msgspec
 
@@ -191,7 +192,21 @@ HARMLESS = frozenset(
 )
 
 
-def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection[str]) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The fields of one API that are not there; before those that are so everywhere."""
+
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that ask for nothing
+    misplaced: Mapping[str, str] = field(default_factory=dict)  # what to send instead
+    harmless: Collection[str] = ()
+
+
+_NOTHING_MORE: Final = Unsupported()
+
+
+def check_fields(
+    form: str, fields: Mapping[str, msgspec.Raw], known: Collection[str], own: Unsupported = _NOTHING_MORE
+) -> tuple[str, ...]:
     """Looks at the names of a body's fields; `form` is the kind of call, completion or chat among them.
 
     Returns the names that nobody knows: like vLLM, and unlike OpenAI itself, the gateway goes on without them, because
@@ -202,16 +217,19 @@ def check_fields(form: str, fields: Mapping[str, msgspec.Raw], known: Collection
     """
     unknown = []
     for name, raw in fields.items():
-        if name in known or name in HARMLESS:
+        if name in known or name in HARMLESS or name in own.harmless:
             continue
-        hint = MISPLACED.get(form, {}).get(name) or MISPLACED[""].get(name)
-        if hint is None and name not in NEUTRAL:
+        hint = None
+        if name not in own.neutral:
+            hint = own.misplaced.get(name) or MISPLACED.get(form, {}).get(name) or MISPLACED[""].get(name)
+        neutral = own.neutral.get(name, NEUTRAL.get(name))
+        if hint is None and neutral is None:
             unknown.append(name)
         elif bytes(raw) == b"null":
             continue
         elif hint is not None:
             raise invalid(f"{name} is not taken here: {hint}", name)
-        elif msgspec.json.decode(raw) not in NEUTRAL[name]:
+        elif neutral is not None and msgspec.json.decode(raw) not in neutral:
             raise unimplemented(name)
     return tuple(unknown)
 

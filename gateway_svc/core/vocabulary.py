@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from contract.domain.errors import PenstockError, invalid
 from contract.domain.params import PARAMETERS
 from contract.domain.request import Prompt, Request
+from gateway_svc.core.ask import Ask
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
 from gateway_svc.core.messages import check_depth, parse_messages
-from gateway_svc.core.openai import Ask
 from gateway_svc.core.replies import encode
 from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.unsupported import check_fields, unknown_field

@@ -16,9 +16,10 @@ from contract.v1 import inference_pb2, requests_pb2
 from contract.wire.deltas import encode_delta
 from contract.wire.generation_defaults import unsaid
 from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
+from gateway_svc.core.ask import DefaultsOf, Form
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
-from gateway_svc.core.openai import MAX_STREAM_INTERVAL, DefaultsOf, Form
+from gateway_svc.core.openai import MAX_STREAM_INTERVAL
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
 

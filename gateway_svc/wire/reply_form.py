@@ -6,14 +6,16 @@ from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.rows import REQUEST_ID_BYTES
 from contract.v1 import requests_pb2
 from contract.wire.requests import pack_u32, unpack_u32
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.openai import Form
 from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 
 _KINDS = {
     Form.COMPLETION: requests_pb2.REPLY_KIND_COMPLETION,
     Form.CHAT: requests_pb2.REPLY_KIND_CHAT,
+    Form.RESPONSE: requests_pb2.REPLY_KIND_RESPONSE,
+    Form.MESSAGE: requests_pb2.REPLY_KIND_MESSAGE,
 }
 _FORMS = {kind: form for form, kind in _KINDS.items()}
 
@@ -39,6 +41,7 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         prompts=[requests_pb2.ToldPrompt(text=each.text, token_ids=pack_u32(each.token_ids)) for each in form.prompts],
         returns_token_ids=form.returns_token_ids,
         reading=None if form.reading is None else _encode_reading(form.reading),
+        context=form.context,
     ).SerializeToString()
 
 
@@ -103,6 +106,7 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         prompts=tuple(_prompt(each) for each in message.prompts),
         returns_token_ids=message.returns_token_ids,
         reading=_decode_reading(message.reading) if message.HasField("reading") else None,
+        context=message.context,
     )
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
-from gateway_svc.core.openai import Form
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 
@@ -38,6 +38,7 @@ FORMS = st.builds(
     asked=st.binary(max_size=16),
     api_key=st.binary(max_size=8),
     reading=st.none() | READINGS,
+    context=st.binary(max_size=9),
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import scripted_agents
 from served import SIMULATED, Served, write_checkpoint
 
 from penstock.launcher.layout import BUNDLED_MODEL
@@ -30,4 +31,12 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """What `make run` starts."""
     assert BUNDLED_MODEL.is_dir(), "the bundled model is part of the repository"
     with Served(tmp_path_factory.mktemp("bundled"), "--num-threads=1") as served:
+        yield served.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two gateways, and workers that answer agents by a script."""
+    checkpoint = tmp_path_factory.mktemp("calling-model")
+    with scripted_agents.serve(checkpoint, tmp_path_factory.mktemp("agents")) as served:
         yield served.wait_ready()

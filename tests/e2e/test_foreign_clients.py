@@ -52,6 +52,14 @@ def test_a_package_works_as_it_comes(simulated: Served, package: str, calls: str
     call(package, calls, f"{simulated.http_url}/v1", "simulated")
 
 
+@pytest.mark.parametrize(
+    ("package", "calls", "path"),
+    [("anthropic", "anthropic_calls.py", ""), ("openai-agents", "agents_calls.py", "/v1")],
+)
+def test_a_package_for_agents_works_as_it_comes(agents: Served, package: str, calls: str, path: str) -> None:
+    call(package, calls, f"{agents.http_urls[1]}{path}", "simulated")
+
+
 @pytest.mark.parametrize(("package", "calls"), [("guidellm", "guidellm_calls.py"), ("aiperf", "aiperf_calls.py")])
 def test_a_benchmark_of_servers_counts_what_the_server_says(bundled: Served, package: str, calls: str) -> None:
     call(package, calls, f"{bundled.http_url}/v1", bundled.model, str(BUNDLED_MODEL))

@@ -5,6 +5,8 @@ import random
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,7 +17,11 @@ from hypothesis import strategies as st
 from mutations import EXTREMES, ROUNDS, SEED, TEXTS, mutated, random_bytes
 
 from contract.domain.errors import PenstockError
+from contract.domain.generation_defaults import OPENAI_DEFAULTS
+from gateway_svc.core.anthropic.parse import parse_message
+from gateway_svc.core.formats.choice import NO_FORMATS
 from gateway_svc.core.openai import parse_chat, parse_completion
+from gateway_svc.core.responses.parse import parse_response
 from gateway_svc.core.vocabulary import parse_detokenize, parse_tokenize
 
 COMPLETION: dict[str, Any] = {
@@ -33,13 +39,29 @@ CHAT: dict[str, Any] = {
 }  # fmt: skip
 TOKENIZE = {"model": "simulated", "prompt": "hi", "add_special_tokens": True, "return_token_strs": True, "tools": None}
 DETOKENIZE = {"model": "simulated", "tokens": [1, 2, 3]}
-BODIES = {"/tokenize": TOKENIZE, "/detokenize": DETOKENIZE, "/v1/completions": COMPLETION}  # the others take chats
+RESPONSE = {
+    **{name: CHAT[name] for name in ("temperature", "stream", "top_logprobs") if name in CHAT},
+    "model": "simulated", "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "include": ["message.output_text.logprobs"], "max_output_tokens": 3, "tools": [], "text": {"format": None},
+    "reasoning": {"effort": None}, "tool_choice": "auto", "instructions": "x", "metadata": {},
+}  # fmt: skip
+MESSAGE = {
+    "model": "simulated", "max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    "system": [{"type": "text", "text": "x"}], "tools": [], "tool_choice": {"type": "auto"}, "stop_sequences": ["x"],
+    "thinking": {"type": "adaptive"}, "output_config": {"format": None}, "metadata": {"user_id": "u"}, "stream": False,
+}  # fmt: skip
+BODIES = {  # the others take chats
+    "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE, "/v1/completions": COMPLETION, "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE, "/v1/messages/count_tokens": MESSAGE,
+}  # fmt: skip
+_MODELS: Any = SimpleNamespace(defaults=lambda _: OPENAI_DEFAULTS, formats=lambda _: NO_FORMATS)
 ROUTES = (
     ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/%s"),
     ("GET", "/v1/requests/%s"), ("DELETE", "/v1/requests/%s"), ("GET", "/v1/requests/%s/events"), ("GET", "/health"),
     ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"), ("POST", "/tokenize"), ("POST", "/detokenize"),
     ("POST", "/v1/chat/completions/render"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/load"),
-    ("GET", "/openapi.json"), ("GET", "/docs"),
+    ("GET", "/openapi.json"), ("GET", "/docs"), ("POST", "/v1/responses"), ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
 )  # fmt: skip
 HEADERS = ("x-request-timeout-s", "last-event-id", "idempotency-key", "traceparent", "authorization", "x-request-id",
            "content-type", "content-encoding", "expect", "x-penstock-resumable", "accept", "x-penstock-event-ids",
@@ -81,7 +103,8 @@ def test_every_route_answers_or_says_what_is_wrong(pipeline: FiredAt, method: st
             if reply.status_code >= 400:
                 assert reply.headers["content-type"] == "application/json", (used, url, reply.text)
                 error = reply.json()["error"]
-                assert set(error) == {"message", "type", "param", "code"}
+                is_anthropics = path.startswith("/v1/messages")
+                assert set(error) == ({"message", "type"} if is_anthropics else {"message", "type", "param", "code"})
                 assert error["message"]
     pipeline.check_alive()
 
@@ -114,10 +137,16 @@ json_values = st.recursive(
 @settings(max_examples=10 * ROUNDS, deadline=None)
 @given(
     fields=st.dictionaries(
-        st.sampled_from([*CHAT, *COMPLETION, "tools", "response_format", "tokens"]), json_values, max_size=6
+        st.sampled_from([*CHAT, *COMPLETION, *RESPONSE, *MESSAGE, "tools", "response_format", "tokens"]),
+        json_values,
+        max_size=6,
     ),
     reader=st.sampled_from(
-        [(parse_chat, CHAT), (parse_completion, COMPLETION), (parse_tokenize, TOKENIZE), (parse_detokenize, DETOKENIZE)]
+        [
+            *((parse_chat, CHAT), (parse_completion, COMPLETION)),
+            *((parse_tokenize, TOKENIZE), (parse_detokenize, DETOKENIZE)),
+            *((partial(parse_response, models=_MODELS), RESPONSE), (partial(parse_message, models=_MODELS), MESSAGE)),
+        ]
     ),
 )
 def test_a_body_is_read_or_refused_with_an_error_of_ours(

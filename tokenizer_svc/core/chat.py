@@ -94,6 +94,11 @@ class _Named:
     keeps_parts: bool  # whether it walks the parts of a content
     variables: frozenset[str]  # that it reads
 
+    @property
+    def knows_developer(self) -> bool:
+        """Return whether it has a word for messages with the role `developer`."""
+        return "developer" in self.source
+
 
 class ChatTemplates:
     """The named chat templates of one model, compiled once.
@@ -127,6 +132,11 @@ class ChatTemplates:
 
     def __bool__(self) -> bool:
         return bool(self._templates)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that templates read."""
+        return frozenset().union(*(each.variables for each in self._templates.values()))
 
     @property
     def special_texts(self) -> tuple[str, ...]:
@@ -171,7 +181,7 @@ class ChatTemplates:
         chosen = self._choose(variables.pop("chat_template", None), with_tools=tools is not None)
         if unread := [name for name in required if name not in chosen.variables]:
             raise invalid(f"this model's chat template does nothing with {unread[0]}", unread[0])
-        told = conversation(messages, keeps_parts=chosen.keeps_parts)
+        told = conversation(messages, keeps_parts=chosen.keeps_parts, knows_developer=chosen.knows_developer)
         final = _mark_end(told, continued, chosen.source) if continued else ""
         text = self._render_one_of(
             chosen,

@@ -12,12 +12,16 @@ Conversation = list[dict[str, Any]]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # templates and clients name the same thing differently
 
 
-def conversation(messages: Sequence[Message], *, keeps_parts: bool) -> Conversation:
+def conversation(messages: Sequence[Message], *, keeps_parts: bool, knows_developer: bool = True) -> Conversation:
     """Messages as dicts without keys that are null; what a model thought is under the names that templates read.
 
     keeps_parts: text parts stay a list; else they are joined by line breaks.
+    knows_developer: the role `developer` stays; else it is `system`, its older name.
     """
-    return [_as_dict(message, keeps_parts=keeps_parts) for message in messages]
+    told = [_as_dict(message, keeps_parts=keeps_parts) for message in messages]
+    if knows_developer:
+        return told
+    return [{**each, "role": "system"} if each["role"] == "developer" else each for each in told]
 
 
 def _as_dict(message: Message, *, keeps_parts: bool) -> dict[str, Any]:

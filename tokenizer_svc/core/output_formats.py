@@ -34,6 +34,7 @@ def chat_facts(chat: ChatTemplates, tokenizer: Tokenizer) -> ChatFacts:
         reasoning_format="think" if thinks else "",
         begins_thinking=frozenset(_thinking_settings(chat)) if thinks else frozenset(),
         marks=_marks(written, chat.special_texts, tokenizer),
+        switches=frozenset(THINKING_SWITCHES) & chat.variables,
     )
 
 

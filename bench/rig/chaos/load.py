@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
 
 import httpx
 
+from bench.rig.chaos.dialects import DIALECTS, INTERVAL
 from bench.rig.chaos.pipeline import MODEL, Gateway
 from bench.rig.chaos.recipes import Recipe
+from bench.rig.chaos.stories import End, Sample, Story
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
-from contract.domain.request import parse_request_id
-from gateway_svc.core.formats.call_ids import call_id
 from penstock.client import Accepted, AsyncClient, Delta
 
 SILENCE_S = 45.0  # without an event: the stream is lost
@@ -32,66 +30,7 @@ _RECONNECT_S = 30.0  # without anything new: then a broken connection counts
 _RECONNECT_PAUSE_S = 0.1
 _DROP_SHARE = 0.2  # of the connections over HTTP
 _DROP_AFTER = (1, 120)  # events
-_INTERVAL = 8  # tokens of an event, for recipes that say so
 CUT_SHORT = "the stream ended without its end mark"
-
-
-class End(Enum):
-    """The end of a stream as its client saw it."""
-
-    DONE = "done"
-    LEFT = "left"  # the client went away, as it meant to
-    BROKEN = "broken"  # the connection broke
-    FAILED = "failed"  # a typed error
-    SILENT = "silent"  # nothing came for too long
-    REFUSED = "refused"  # never accepted: the gateway was not there
-
-
-@dataclass
-class Sample:
-    """One sample as its client saw it."""
-
-    token_ids: list[int] = field(default_factory=list)  # over HTTP only where they are told
-    text: str = ""
-    reasoning: str = ""  # of a chat
-    calls: str = ""  # of a chat: for each its index, its id if that is not the derived one, its name and arguments
-    finish: str = ""
-    stop_reason: int | str | None = None
-    logprobs: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Story:
-    """One stream as its client saw it."""
-
-    recipe: Recipe
-    gateway: str
-    begun_s: float
-    samples: list[Sample]
-    request_id: str = ""
-    event_times_s: list[float] = field(default_factory=list)
-    ended_s: float = 0.0
-    end: End = End.SILENT
-    error: str = ""
-    usage: tuple[int, int] | None = None  # prompt and output tokens
-    num_repeats: int = 0  # events that begin before the end of what came already
-    num_gaps: int = 0  # events that begin after it
-    last_event_id: str = ""  # over HTTP
-    num_reconnects: int = 0  # over HTTP
-    num_refusals: int = 0  # 429 or 503, after which the request was sent again with its key
-    refused_s: float = 0.0  # when it was last told to come again later
-    prompt_ids: tuple[int, ...] = ()  # as they were told
-    fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
-
-    @property
-    def heard_s(self) -> float:
-        """The time at which something was last heard of it."""
-        return max(self.begun_s, self.refused_s, *self.event_times_s[-1:])
-
-    def refuse(self) -> None:
-        """It was told to come again later."""
-        self.num_refusals += 1
-        self.refused_s = time.monotonic()
 
 
 class Caller:
@@ -180,7 +119,7 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                 model=caller.model,
                 resumable=is_resumable,
                 idempotency_key=key,
-                stream_interval=_INTERVAL if recipe.is_told else 0,
+                stream_interval=INTERVAL if recipe.is_told else 0,
                 return_prompt_token_ids=recipe.is_told,
             )
         ) as events,
@@ -225,24 +164,8 @@ def _take_delta(story: Story, delta: Delta) -> None:
 
 
 async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
-    recipe, params = story.recipe, story.recipe.params
-    path = "/v1/completions" if recipe.chat is None else "/v1/chat/completions"
-    body = {
-        "model": caller.model,
-        **({"prompt": list(recipe.prompt_ids)} if recipe.chat is None else recipe.chat),
-        "n": params.n,
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "max_tokens": params.max_tokens,
-        "ignore_eos": params.ignore_eos,
-        "stop": list(params.stop or ()) or None,
-        "logprobs": params.logprobs,
-        "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if recipe.is_told:
-        body |= {"echo": True, "return_token_ids": True, "stream_interval": _INTERVAL}
+    recipe, dialect = story.recipe, DIALECTS[story.recipe.api]
+    body = {"model": caller.model, "stream": True, **dialect.body(recipe)}
     headers = {} if recipe.leaves_after else {"idempotency-key": secrets.token_hex(16)}
     async with httpx.AsyncClient(timeout=None) as client:
         while True:
@@ -252,7 +175,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
                     url = f"{gateway.http_url}/v1/requests/{story.request_id}/events"
                     call = client.stream("GET", url, headers={"last-event-id": story.last_event_id})
                 else:
-                    call = client.stream("POST", f"{gateway.http_url}{path}", json=body, headers=headers)
+                    call = client.stream("POST", f"{gateway.http_url}{dialect.path}", json=body, headers=headers)
                 async with call as reply:
                     await _read_events(story, reply, 0 if recipe.leaves_after else caller.drop_after())
             except httpx.TransportError as error:
@@ -295,47 +218,14 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
     story.end, story.error = End.BROKEN, CUT_SHORT
 
 
-def _take_chat_delta(story: Story, sample: Sample, choice: dict[str, Any]) -> None:
-    delta = choice["delta"]
-    sample.text += delta.get("content") or ""
-    sample.reasoning += delta.get("reasoning") or ""
-    for call in delta.get("tool_calls", ()):
-        if "id" in call:
-            derived = call_id(parse_request_id(story.request_id), choice["index"], call["index"])
-            sample.calls += f"\n{call['index']} {call['id'].replace(derived, '')} {call['function']['name']} "
-        sample.calls += call["function"]["arguments"]
-
-
 def _take_line(story: Story, data: str) -> bool:
     """Return whether nothing more is read."""
     story.event_times_s.append(time.monotonic())
+    story.end = End.SILENT
     if data == "[DONE]":
         story.end = End.DONE
-        return True
-    chunk = json.loads(data)
-    if "error" in chunk:
-        is_away = chunk["error"]["code"] == "unavailable"
-        story.end, story.error = End.BROKEN if is_away else End.FAILED, chunk["error"]["message"]
-        if chunk["error"]["code"] == "unavailable":  # this gateway: it goes
-            story.end = End.BROKEN
-        return True
-    story.request_id = chunk["id"]
-    if "system_fingerprint" in chunk:
-        story.fingerprints.add(chunk["system_fingerprint"])
-    if chunk.get("usage"):
-        story.usage = chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]
-    for choice in chunk["choices"]:
-        sample = story.samples[choice["index"]]
-        if story.recipe.chat is None:
-            sample.text += choice["text"]
-        else:
-            _take_chat_delta(story, sample, choice)
-        sample.token_ids += choice.get("token_ids") or ()
-        story.prompt_ids = story.prompt_ids or tuple(choice.get("prompt_token_ids") or ())
-        sample.finish = choice["finish_reason"] or sample.finish
-        if choice.get("logprobs"):
-            sample.logprobs += choice["logprobs"]["token_logprobs"]
-    if 0 < story.recipe.leaves_after <= story.samples[0].text.count(" "):
+    else:
+        DIALECTS[story.recipe.api].take(story, json.loads(data))
+    if story.end is End.SILENT and 0 < story.recipe.leaves_after <= story.samples[0].text.count(" "):
         story.end = End.LEFT
-        return True
-    return False
+    return story.end is not End.SILENT

@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -32,9 +33,21 @@ _SHARES = {  # of each kind
     "structured": 2,
     "told": 2,
     "tools": 2,
+    "responses": 2,
+    "messages": 2,
 }
+_ANTHROPICS = {"required": "any", "auto": "auto"}
 _MAX_CALL_TOKENS = 600  # of calls and thoughts: some are cut
 _SENTENCES = r"(( w[0-9]{3}){2} w[0-9]{2}7){%d,%d}"  # a regular expression: every third word ends in 7
+
+
+class Api(Enum):
+    """The APIs over HTTP."""
+
+    COMPLETIONS = "completions"
+    CHATS = "chats"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +59,8 @@ class Recipe:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
-    chat: Mapping[str, Any] | None = None  # what a chat's body says beside parameters; None: it is no chat
+    api: Api = Api.COMPLETIONS  # over HTTP
+    asked: Mapping[str, Any] = field(default_factory=dict)  # what its body says beside parameters
 
     @property
     def is_told(self) -> bool:
@@ -68,6 +82,9 @@ class Recipe:
         )
 
 
+_CALLING = {"tools": Api.CHATS, "responses": Api.RESPONSES, "messages": Api.MESSAGES}
+
+
 def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -> list[Recipe]:
     """So many different requests, each kind among them, but for some, as often as its share says."""
     kinds = [kind for kind, share in _SHARES.items() for _ in range(share) if kind not in without]
@@ -75,8 +92,8 @@ def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -
 
 
 def _make(rng: random.Random, kind: str) -> Recipe:
-    if kind == "tools":
-        return _calls(rng)
+    if kind in _CALLING:
+        return _calls(rng, kind)
     low, high = _LONG_PROMPT if kind == "long" else (1, 60)
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
     is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
@@ -95,21 +112,28 @@ def _make(rng: random.Random, kind: str) -> Recipe:
     return recipe
 
 
-def _calls(rng: random.Random) -> Recipe:
-    """A chat whose output calls functions, perhaps after a thought, or may call them."""
+def _calls(rng: random.Random, kind: str) -> Recipe:
+    """A chat whose output calls functions, perhaps after a thought, or may call them; in the words of some API."""
     params = SamplingParams(
         temperature=1.0, seed=rng.randrange(2**31), max_tokens=rng.randint(_MAX_CALL_TOKENS // 6, _MAX_CALL_TOKENS)
     )
     fewest = rng.randint(2, 30)
     numbers = {"type": "array", "items": {"type": "integer"}, "minItems": fewest, "maxItems": fewest + 4}
     schema = {"type": "object", "properties": {"numbers": numbers}, "required": ["numbers"]}
-    chat = {
-        "messages": [{"role": "user", "content": f" w{rng.randrange(NUM_WORDS):03}"}],
-        "tools": [{"type": "function", "function": {"name": "count", "strict": True, "parameters": schema}}],
-        "tool_choice": rng.choice(("required", "auto")),
-        "chat_template_kwargs": {"thinking": rng.random() < 0.3},
-    }
-    return Recipe("tools", True, (), params, chat=chat)
+    said = [{"role": "user", "content": f" w{rng.randrange(NUM_WORDS):03}"}]
+    choice, function = rng.choice(("required", "auto")), {"name": "count", "strict": True}
+    asked: dict[str, Any] = {"chat_template_kwargs": {"thinking": rng.random() < 0.3}}
+    match api := _CALLING[kind]:
+        case Api.RESPONSES:
+            asked |= {"input": said, "tools": [{"type": "function", **function, "parameters": schema}]}
+            asked |= {"tool_choice": choice, "max_output_tokens": params.max_tokens}
+        case Api.MESSAGES:
+            asked |= {"messages": said, "tools": [{**function, "input_schema": schema}]}
+            asked |= {"tool_choice": {"type": _ANTHROPICS[choice]}, "max_tokens": params.max_tokens}
+        case _:
+            asked |= {"messages": said, "tool_choice": choice}
+            asked |= {"tools": [{"type": "function", "function": {**function, "parameters": schema}}]}
+    return Recipe(kind, True, (), params, api=api, asked=asked)
 
 
 def _form(rng: random.Random) -> StructuredOutputsParams:

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from bench.rig.chaos.load import Caller, Story, follow
+from bench.rig.chaos.load import Caller, follow
 from bench.rig.chaos.recipes import Recipe
+from bench.rig.chaos.stories import Story
 from bench.rig.chaos.verdict import Model, check_reference
 
 _NUM_AT_ONCE = 8  # requests

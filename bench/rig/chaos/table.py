@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.rig.chaos.bombs import Replies
 from bench.rig.chaos.killer import Blow
-from bench.rig.chaos.load import Story
+from bench.rig.chaos.stories import Story
 from bench.rig.chaos.verdict import Verdict, standstills
 from bench.rig.machine import describe_machine
 

@@ -18,13 +18,15 @@ from pathlib import Path
 from bench.rig.chaos.audit import audit
 from bench.rig.chaos.bombs import Replies
 from bench.rig.chaos.killer import Blow, Killer
-from bench.rig.chaos.load import CUT_SHORT, Book, Caller, End, Story, follow_for_ever
+from bench.rig.chaos.load import CUT_SHORT, Book, Caller, follow_for_ever
 from bench.rig.chaos.pipeline import SERVER, Gateway, ServedPipeline
 from bench.rig.chaos.recipes import Recipe
 from bench.rig.chaos.reference import undisturbed
+from bench.rig.chaos.stories import End, Story
 from bench.rig.chaos.table import Round, render
 from bench.rig.chaos.verdict import judge
 from bench.rig.chaos.workers import SECOND_SEED
+from contract.domain.request import parse_request_id
 from penstock.client import Client
 
 NAMES = ("first", "second")  # of the pools and of their models
@@ -120,7 +122,7 @@ async def _round(sites: Sequence[Site], recipes: Sequence[Recipe], options: argp
         told = [story for story in book.stories if site is sites[1] and _is_told(story, away)]
         stories = [story for story in book.stories if story not in told]
         verdict = judge(stories, [model], blows)
-        ids = [story.request_id.rpartition("-")[2] for story in stories if story.request_id]
+        ids = [parse_request_id(story.request_id).hex() for story in stories if story.request_id]
         num_gateways = options.replicas * len(sites)
         leaks, clean_s = await audit(site.pipeline, ids, options.replicas, pool=site.name, num_gateways=num_gateways)
         print(f"pool {site.name}", flush=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.rig.chaos.killer import Blow
-from bench.rig.chaos.load import End, Sample, Story
 from bench.rig.chaos.pipeline import SERVER
 from bench.rig.chaos.recipes import Recipe
+from bench.rig.chaos.stories import End, Sample, Story
 
 BROKEN_WITHIN_S = 2.0  # of its gateway's death a stream must have noticed
 DEADLY = ("killed", "slow")  # blows that leave a gateway no time to end its streams
@@ -130,7 +130,7 @@ def _change(story: Story, model: Model) -> str:
 
 
 def _difference(sample: Sample, wanted: Sample, *, is_whole: bool) -> str:
-    for name in ("token_ids", "text", "reasoning", "calls", "logprobs"):
+    for name in ("token_ids", "text", "reasoning", "calls", "logprobs", "events"):
         got, expected = getattr(sample, name), getattr(wanted, name)
         shared = len(got) if is_whole else min(len(got), len(expected))
         if got[:shared] != expected[: len(expected) if is_whole else shared]:

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from bench.rig.chaos.killer import Blow
-from bench.rig.chaos.load import End, Sample, Story
 from bench.rig.chaos.recipes import Recipe, make_recipes
+from bench.rig.chaos.stories import End, Sample, Story
 from bench.rig.chaos.verdict import Model, check_reference, judge, standstills
 
 

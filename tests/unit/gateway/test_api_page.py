@@ -1,14 +1,17 @@
 """docs/api.md lists exactly the routes, fields, headers and errors that there are."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from contract.domain.errors import ERROR_KINDS, ErrorCode
 from contract.domain.params import PARAMETERS
 from gateway_svc import http, http_calls, http_replies, intake
-from gateway_svc.core import auth, event_ids, idempotency
+from gateway_svc.core import apis, auth, event_ids, idempotency
+from gateway_svc.core.anthropic import fields as messages
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL
+from gateway_svc.core.responses import fields as responses
+from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL, Unsupported
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
@@ -89,16 +92,45 @@ def test_the_fields_that_change_nothing_are_those_of_the_list() -> None:
     assert set(listed("Fields that change nothing")) == HARMLESS
 
 
+def test_the_fields_of_a_response_are_those_of_its_body() -> None:
+    check_fields_of("a response", responses.RESPONSE_FIELDS, responses.UNSUPPORTED)
+
+
+def test_the_fields_of_a_message_are_those_of_its_body() -> None:
+    check_fields_of("a message", messages.MESSAGE_FIELDS, messages.UNSUPPORTED)
+
+
+def check_fields_of(call: str, done: Collection[str], unsupported: Unsupported) -> None:
+    """A table each of what is done, refused, elsewhere and harmless, beside what is so everywhere."""
+    without = {name for name in PARAMETERS if name not in done}
+    told = set(listed(f"Fields of {call}"))
+    assert told - set(PARAMETERS) == set(done) - set(PARAMETERS)
+    assert told <= set(done)
+    assert f"All [sampling parameters](#sampling-parameters) but {_named(without)}" in section(f"Fields of {call}")
+    refused = {name: names(cells[1]) for cells in rows(f"Refused of {call}") for name in names(cells[0])}
+    assert refused == {
+        name: [http_replies.encode(value).decode() for value in values] for name, values in unsupported.neutral.items()
+    }
+    assert set(listed(f"Elsewhere in {call}")) == set(unsupported.misplaced)
+    harmless = section(f"Elsewhere in {call}").partition("Nothing changes by")[2]
+    assert set(names(harmless)) == set(unsupported.harmless)
+
+
+def _named(names: Collection[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
 def test_the_headers_are_those_that_are_read_and_told() -> None:
     read = {
         *(intake.TIMEOUT_HEADER, intake.RESUMABLE_HEADER, intake.EVENT_IDS_HEADER, intake.CLIENT_ID_HEADER),
         *(idempotency.IDEMPOTENCY_KEY, event_ids.LAST_EVENT_ID, auth.TENANT_HEADER),
-        *("authorization", "content-type", "traceparent"),
+        *("authorization", "content-type", "traceparent", auth.API_KEY_HEADER, "anthropic-version", "anthropic-beta"),
     }
     assert {name.lower() for name in listed("Headers of requests")} == read
     told = {
         *(http_calls.REQUEST_ID_HEADER.decode(), intake.CLIENT_ID_HEADER),
         http_replies.IGNORED_FIELDS_HEADER.decode(),
+        apis.MESSAGES.id_header.decode(),
         *("server-timing", "x-should-retry", "retry-after", "www-authenticate", "allow"),
     }
     assert {name.lower() for name in listed("Headers of replies")} == told

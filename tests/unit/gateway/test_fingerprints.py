@@ -5,7 +5,7 @@ import msgspec
 from contract.domain.chain import CHAIN_START
 from contract.domain.finish import FinishReason, Usage
 from contract.domain.rows import TextRow
-from gateway_svc.core.openai import Form
+from gateway_svc.core.ask import Form
 from gateway_svc.core.replies import Reply, ReplyHead
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence

@@ -13,7 +13,7 @@ from scripted_pipeline import LENGTH, MODEL_DIGEST, STOP, Incoming, with_logprob
 from contract.domain.chain import CHAIN_START
 from contract.domain.finish import FinishReason
 from contract.domain.rows import TextRow, TokenLogprob
-from gateway_svc.core.openai import Form
+from gateway_svc.core.ask import Form
 from gateway_svc.core.replies import ReplyHead
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence

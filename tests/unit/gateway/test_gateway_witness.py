@@ -17,7 +17,7 @@ from contract.domain.finish import FinishReason
 from contract.domain.rows import TextRow
 from contract.v1 import common_pb2, text_pb2
 from gateway_svc.call import ClientCall, NoClient
-from gateway_svc.core.openai import Form
+from gateway_svc.core.ask import Form
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import ClientStream, DeliveredSequence
 from gateway_svc.witness import REMEMBERED_S, Witness

@@ -13,7 +13,8 @@ from running_gateway import RunningGateway
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
 from contract.wire.requests import pack_u32, unpack_u32
-from gateway_svc import http, outbox, wire
+from gateway_svc import outbox, wire
+from gateway_svc.core import apis
 from gateway_svc.core.openai import parse_chat, parse_completion
 
 LIMIT_S = 180.0
@@ -24,8 +25,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 100_000}
 @pytest.mark.parametrize(
     ("module", "name", "body"),
     [
-        (http, "parse_completion", LARGE),
-        (http, "parse_chat", CHAT),
+        (apis, "parse_completion", LARGE),
+        (apis, "parse_chat", CHAT),
         (outbox.wire, "encode_prompt", LARGE),
         (outbox.wire, "encode_prompt", CHAT),
     ],

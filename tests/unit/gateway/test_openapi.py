@@ -10,8 +10,10 @@ from running_gateway import RunningGateway
 from gateway_svc import http as routes
 from gateway_svc import intake
 from gateway_svc.core import openapi
+from gateway_svc.core.anthropic.fields import MESSAGE_FIELDS
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.openapi import describe
+from gateway_svc.core.responses.fields import RESPONSE_FIELDS
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
 
@@ -35,6 +37,8 @@ def test_the_fields_of_bodies_are_those_that_are_done() -> None:
         "ChatCall": CHAT_FIELDS - options,
         "TokenizeCall": TOKENIZE_FIELDS,
         "DetokenizeCall": DETOKENIZE_FIELDS,
+        "ResponseCall": RESPONSE_FIELDS,
+        "MessageCall": MESSAGE_FIELDS,
     }
 
 

@@ -15,7 +15,8 @@ from contract.domain.params import SamplingParams
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TextRow
 from gateway_svc import told_prompts, wire
-from gateway_svc.core.openai import Form, parse_chat, parse_completion
+from gateway_svc.core.ask import Form
+from gateway_svc.core.openai import parse_chat, parse_completion
 from gateway_svc.core.replies import Reply, ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat

@@ -12,6 +12,7 @@ FACTS = ChatFacts(
     "think",
     frozenset({"enable_thinking=true"}),
     {"</think>": Mark(900, False), "<|im_end|>": Mark(901, True), "<tool_call>": Mark(902, True)},
+    frozenset({"enable_thinking"}),
 )
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}

@@ -224,3 +224,13 @@ def test_what_is_wrong_with_a_template_of_a_request_is_its_callers_fault(templat
     with pytest.raises(PenstockError) as caught:
         trusting.render(_TURNS, {"chat_template": template})
     assert (caught.value.param, caught.value.fault) == ("chat_template", Fault.CALLER)
+
+
+@pytest.mark.parametrize(
+    ("knows", "role"), [("", "system"), ("{% if m.role == 'developer' %}{% endif %}", "developer")]
+)
+def test_a_developer_is_the_system_to_templates_that_do_not_know_the_role(knows: str, role: str) -> None:
+    chat = ChatTemplates(
+        {"default": "{% for m in messages %}" + knows + "{{ m.role }}: {{ m.content }}{% endfor %}"}, {}
+    )
+    assert chat.render([Message("developer", "hm")]) == f"{role}: hm"

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: another spelling of a chat, whose replies are blocks."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: another spelling of a chat, whose replies are items."""
