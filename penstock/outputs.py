@@ -1,11 +1,15 @@
 """Results of `LLM` and `LLMEngine`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 from contract.domain.finish import FinishReason, RequestError, Usage
 from contract.domain.params import SamplingParams
+from contract.domain.plan import PromptLogprobs
 from contract.domain.rows import TextRow, TokenLogprob
 
 FinishText = Literal["stop", "length", "abort", "error"]
@@ -89,6 +93,21 @@ class CompletionOutput:
             self.stop_reason = row.stop_reason
 
 
+def prompt_entries(prompt: PromptLogprobs, token_bytes: Callable[[int], bytes]) -> list[dict[int, Logprob]]:
+    """For each token of a prompt but the first its logprob and those of the most likely, by id, as vLLM has them."""
+    logprobs = prompt.logprobs
+    ends = [0, *np.cumsum(logprobs.top_counts).tolist()]
+    top_ids, top_logprobs = logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist()
+    own = zip(prompt.token_ids.tolist(), logprobs.sampled.tolist(), logprobs.ranks.tolist(), strict=True)
+    entries = []
+    for index, (token_id, logprob, rank) in enumerate(own):
+        entry = {token_id: Logprob(logprob, rank, _text(token_bytes(token_id)))}
+        for place, at in enumerate(range(ends[index], ends[index + 1]), 1):
+            entry.setdefault(top_ids[at], Logprob(top_logprobs[at], place, _text(token_bytes(top_ids[at]))))
+        entries.append(entry)
+    return entries
+
+
 def _by_token(entry: TokenLogprob) -> dict[int, Logprob]:
     if math.isnan(entry.logprob):
         return {}
@@ -127,6 +146,9 @@ class RequestOutput:
     finished: bool = False
     usage: Usage | None = None  # once finished
     error: RequestError | None = None  # why the request failed, if its finish_reason is "error"
+    # If the request asked, once the prompt is computed: for each of its tokens, by id, its logprob and those of the
+    # most likely there; None for the first.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def num_cached_tokens(self) -> int:

@@ -54,6 +54,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over output only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), each id once
     num_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's; k: and the k most likely
+    num_prompt_logprobs: int | None = None  # likewise, of each token of the prompt but the first
     suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
     # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
@@ -157,6 +158,13 @@ class SamplingParams:
         SAMPLING,
         Field("num_logprobs"),
         "so many of the likeliest tokens beside the sampled one; of a chat true or false, with `top_logprobs`",
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Integer(0, MAX_LOGPROBS),
+        SAMPLING,
+        Field("num_prompt_logprobs"),
+        "of each token of the prompt but the first: its logprob and those of so many of the likeliest",
     ] = None
     skip_special_tokens: Annotated[bool, Flag(), TEXT, "special tokens have no text"] = True
     include_stop_str_in_output: Annotated[bool, Flag(), TEXT, "the stop string is part of the text"] = False

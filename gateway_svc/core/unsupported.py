@@ -29,7 +29,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "stream_options.include_obfuscation": (False,),
     # vLLM
-    "prompt_logprobs": (),
     "prompt_embeds": (),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -141,7 +140,7 @@ MISPLACED: dict[str, dict[str, str]] = {
         "return_logprob": "`logprobs` is the name here",
         "token_ids_logprob": "`logprobs` tells the most likely tokens; those of chosen ids are not implemented yet",
         "top_logprobs_num": "`logprobs` of a completion and `top_logprobs` of a chat are the names here",
-        "logprob_start_len": "logprobs of prompts are not implemented yet",
+        "logprob_start_len": "`prompt_logprobs` tells those of the prompt, as does `echo` beside `logprobs`",
         "ignore_eos_token": "`ignore_eos` is the name here",
         "regex": '`structured_outputs` takes it: {"regex": …}',
         "ebnf": '`structured_outputs` takes it: {"grammar": …}',

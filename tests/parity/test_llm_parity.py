@@ -6,7 +6,7 @@ import pytest
 from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on
 from checkpoints import VARIANTS
 from recorder import Recorder
-from reference import NUM_PROMPTS, PARAMS, Reference, assert_equal
+from reference import NUM_PROMPTS, Reference, assert_equal, assert_prompt_equal, params_of
 
 from penstock import LLM
 
@@ -29,8 +29,10 @@ def check(reference: Reference, case: Case) -> None:
         plans_in_flight=case.window,
     )
     recorder = llm.llm_engine.runner = Recorder(llm.llm_engine.runner)
-    outputs = llm.generate([answer.prompt for answer in reference.answers], PARAMS, use_tqdm=False)
-    for answer, output in zip(reference.answers, outputs, strict=True):
+    params = [params_of(index) for index in range(NUM_PROMPTS)]
+    outputs = llm.generate([answer.prompt for answer in reference.answers], params, use_tqdm=False)
+    for index, (answer, output) in enumerate(zip(reference.answers, outputs, strict=True)):
+        assert_prompt_equal(index, answer, output.prompt_logprobs)
         assert_equal(answer, output.outputs[0].token_ids, output.outputs[0].logprobs or [])
     counters = llm.llm_engine.stats().counters
     assert recorder.most_in_flight == case.window

@@ -4,7 +4,7 @@ wrong, shared or too early freed block changes the output.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,14 @@ from llguidance import LLTokenizer
 
 from contract.domain import chain
 from contract.domain.params import Sampling
-from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import WORD_BITS, SlotGrammars, allowed_ids
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
+from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
 from worker_svc.core.script import Script, scripted
-from worker_svc.core.slots import I64, HostSlots
+from worker_svc.core.slots import F32, I64, HostSlots
 
 U64 = npt.NDArray[np.uint64]
 _MASK = 2**64 - 1
@@ -86,6 +87,8 @@ class SimulatedRunner:
         self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size)
+        self._prompts = SlotPrompts(limits.vocab_size)
+        self._prompt_rows: PromptRows | None = None  # of the step
 
     @property
     def limits(self) -> Limits:
@@ -110,6 +113,7 @@ class SimulatedRunner:
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
             failures=self._failures,
+            prompts=_prompts(self._prompt_rows, self._limits.vocab_size),
         )
         return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
 
@@ -122,9 +126,11 @@ class SimulatedRunner:
         if plan.step == 1:
             state.clear()
             self._grammars.clear()
+            self._prompts.clear()
             self._cache.poison_all()
         state.release(plan.released_slots)
         self._grammars.release(plan.released_slots)
+        self._prompts.release(plan.released_slots)
         for admission in plan.admissions:
             self._admit(admission)
         self._cache.poison(state.append(plan).blocks)
@@ -134,6 +140,7 @@ class SimulatedRunner:
     def _admit(self, admission: Admission) -> None:
         self._slots.admit(admission)
         self._grammars.remember(admission)
+        self._prompts.admit(admission)
         slot, sampling = admission.slot, admission.sampling
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
         self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
@@ -158,6 +165,7 @@ class SimulatedRunner:
         planned, slots = plan.num_tokens.astype(np.int64), plan.slots.astype(np.int64)
         behind = state.num_tokens[slots] - state.num_computed[slots]
         batch = build_batch(slots, np.minimum(planned, behind), state)
+        self._prompt_rows = self._prompts.take(batch)
         self._write(batch)
         sampling = batch.slots[batch.samples]
         if self._config.min_tokens_per_step == self._config.max_tokens_per_step == 1:
@@ -288,6 +296,22 @@ def _allowed(token_id: int, forbidden: tuple[int, ...], vocab_size: int) -> int:
     while token_id in forbidden:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def _prompts(rows: PromptRows | None, vocab_size: int) -> Mapping[bytes, PromptLogprobs]:
+    if rows is None:
+        return {}
+    return rows.complete(*prompt_logprobs(rows.token_ids, rows.num_top, vocab_size))
+
+
+def prompt_logprobs(token_ids: I64, num_top: int, vocab_size: int) -> tuple[F32, I64, I64, F32]:
+    """The logprobs that tokens of a prompt, i64[n], have here, as `PromptRows.complete` takes them: a function of the
+    token alone, which is the second most likely.
+    """
+    own = -np.log(token_ids % 7 + 3)
+    tops = (token_ids[:, None] + 1 - np.arange(num_top)) % vocab_size
+    logprobs = own[:, None] + 0.5 - 0.5 * np.arange(num_top)
+    return own.astype(np.float32), np.full(len(token_ids), 2), tops, logprobs.astype(np.float32)
 
 
 def _logprobs(wanted: I64, num_tokens: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:

@@ -24,7 +24,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
 from contract.domain.request import parse_request_id
 from gateway_svc.core.formats.call_ids import call_id
-from penstock.client import Accepted, AsyncClient, Delta
+from penstock.client import Accepted, AsyncClient, Delta, PromptPart
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
@@ -82,6 +82,8 @@ class Story:
     refused_s: float = 0.0  # when it was last told to come again later
     prompt_ids: tuple[int, ...] = ()  # as they were told
     fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
+    # Of each token of the prompt but the first, by token: logprob and rank.
+    prompt_logprobs: list[dict[int, tuple[float, int | None]]] = field(default_factory=list)
 
     @property
     def heard_s(self) -> float:
@@ -192,6 +194,9 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                     story.request_id = event.request_id
                     story.prompt_ids = story.prompt_ids or event.prompt_token_ids
                     continue
+                if isinstance(event, PromptPart):
+                    _take_prompt(story, event)
+                    continue
                 _take_delta(story, event)
                 if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
                     story.end = End.LEFT
@@ -209,6 +214,13 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
             return False
     story.end = End.DONE
     return False
+
+
+def _take_prompt(story: Story, part: PromptPart) -> None:
+    story.num_gaps += part.position != 1 + len(story.prompt_logprobs)
+    story.prompt_logprobs += [
+        {token: (each.logprob, each.rank) for token, each in one.items()} for one in part.logprobs
+    ]
 
 
 def _take_delta(story: Story, delta: Delta) -> None:
@@ -237,6 +249,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
         "ignore_eos": params.ignore_eos,
         "stop": list(params.stop or ()) or None,
         "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
         "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -332,6 +345,10 @@ def _take_line(story: Story, data: str) -> bool:
             _take_chat_delta(story, sample, choice)
         sample.token_ids += choice.get("token_ids") or ()
         story.prompt_ids = story.prompt_ids or tuple(choice.get("prompt_token_ids") or ())
+        if told := choice.get("prompt_logprobs"):
+            story.prompt_logprobs = [
+                {int(token): (each["logprob"], each["rank"]) for token, each in one.items()} for one in told[1:]
+            ]
         sample.finish = choice["finish_reason"] or sample.finish
         if choice.get("logprobs"):
             sample.logprobs += choice["logprobs"]["token_logprobs"]
