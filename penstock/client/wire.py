@@ -104,7 +104,8 @@ class Generation:
     def extend(self, delta: PromptPart | Delta) -> None:
         """Adds what one event brought."""
         if isinstance(delta, PromptPart):
-            self.prompt_logprobs = [*(self.prompt_logprobs or [None]), *delta.logprobs]
+            if self.prompt_logprobs is not None:
+                self.prompt_logprobs += delta.logprobs
             return
         self.outputs[delta.sequence].extend(delta)
         self.usage = delta.usage or self.usage
@@ -113,7 +114,10 @@ class Generation:
     @classmethod
     def begin(cls, accepted: Accepted, params: SamplingParams) -> "Generation":
         """A generation that was accepted and has no tokens."""
-        return cls(accepted, new_samples(params))
+        generation = cls(accepted, new_samples(params))
+        if params.prompt_logprobs is not None:
+            generation.prompt_logprobs = [None]
+        return generation
 
     @staticmethod
     def ended(generation: "Generation | None") -> "Generation":

@@ -9,7 +9,7 @@ from memory_bus import MemoryBus
 from memory_connections import MemoryConnection
 
 from servicekit.bus import BusFull, BusUnavailable
-from servicekit.bus.calls import Call, Read
+from servicekit.bus.calls import Call, Read, ReadPromptLogprobs, Submit
 from servicekit.bus.keys import PAYLOAD
 from worker_svc import results
 from worker_svc.results import ResultStream
@@ -98,3 +98,18 @@ def test_once_stopped_what_cannot_be_appended_is_given_up(bus: FlakyBus) -> None
 def test_nothing_to_settle_needs_no_bus(bus: FlakyBus) -> None:
     bus.stop()
     ResultStream(bus, "w", b"m" * 8, threading.Event()).settle()
+
+
+@pytest.mark.parametrize("trouble", ["send", "answer", "full"])
+def test_logprobs_of_a_prompt_are_there_before_the_result_that_follows(bus: FlakyBus, trouble: str) -> None:
+    submit = Submit(b"r" * 16, "", b"h", b"b", b"d", b"g" * 16, 0)
+    MemoryConnection(bus).call(submit)
+    stream = ResultStream(bus, "w", b"m" * 8, threading.Event())
+    stream.append(b"0")
+    bus.troubles = [trouble]
+    stream.keep(b"r" * 16, b"logprobs")
+    assert appended(bus) == [b"0"]
+    assert MemoryConnection(bus).call(ReadPromptLogprobs(b"r" * 16, b"m" * 8)) == b"logprobs"
+    stream.append(b"1")
+    stream.settle()
+    assert list(dict.fromkeys(appended(bus))) == [b"0", b"1"]  # one may be there twice
