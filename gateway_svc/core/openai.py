@@ -160,6 +160,10 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     without_output = bool(raw.echo) and raw.max_tokens == 0
     max_tokens = 1 if without_output else raw.max_tokens
     params, unsaid = _params(raw, max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
+    if without_output and params.logprob_token_ids:
+        raise invalid(
+            "logprob_token_ids is for output tokens, and with max_tokens 0 there are none", "logprob_token_ids"
+        )
     if raw.echo and raw.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=raw.logprobs)
     ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid, ignored=ignored)

@@ -82,6 +82,20 @@ def vars_of(each: Logprob) -> dict[str, Any]:
     return {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
 
 
+def test_chosen_tokens_stand_beside_the_sampled_one(bundled: Served) -> None:
+    ids = [305, 7]
+    fields = {"logprob_token_ids": ids, "return_tokens_as_token_ids": True}
+    (choice,) = post(bundled, logprobs=3, **fields)["choices"]
+    for sampled, told in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+        assert list(told) == list(dict.fromkeys([sampled, "token_id:7", "token_id:305"]))
+    messages = [{"role": "user", "content": "Hi"}]
+    reply = post(bundled, "/v1/chat/completions", prompt=None, messages=messages, logprobs=True, **fields)
+    for entry in reply["choices"][0]["logprobs"]["content"]:
+        assert [each["token"] for each in entry["top_logprobs"]] == ["token_id:7", "token_id:305"]
+    refused = httpx.post(f"{bundled.http_url}/v1/completions", json=BODY | {"logprob_token_ids": [7]}, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
 def test_an_echo_is_the_text_whose_tokens_it_scores(bundled: Served, expected: list[dict[int, Logprob] | None]) -> None:
     (choice,) = post(bundled, echo=True, logprobs=1)["choices"]
     logprobs = choice["logprobs"]

@@ -9,7 +9,7 @@ import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from contract.domain.plan import NO_TOKENS, U32, Logprobs, PromptLogprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
@@ -23,7 +23,9 @@ from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.prompt_logits import compute_prompt_logprobs
 from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
-from worker_svc.core.sampler import Extras, Sampled, sample
+from worker_svc.core.result_logprobs import pack_logprobs
+from worker_svc.core.sampler import Extras, Sampled, SamplerInput, chosen_logprobs, sample
+from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
@@ -39,11 +41,15 @@ class _Sampling:
     counts: U32
     num_logprobs: I64
     failures: Mapping[int, str]  # as in `StepResult`
+    chosen: Mapping[int, I64]  # by row, as `SlotSampling.chosen` says: their values are the column after the others
     prompts: PromptRows | None = None  # whose values are the last columns
 
     @classmethod
-    def of(cls, slots: I64, num_logprobs: I64, failures: Mapping[int, str], prompts: PromptRows | None) -> "_Sampling":
-        return cls(slots.astype(np.uint32), np.ones(len(slots), np.uint32), num_logprobs, failures, prompts)
+    def of(
+        cls, slots: I64, asked: SlotSampling, failures: Mapping[int, str], prompts: PromptRows | None
+    ) -> "_Sampling":
+        counts, num_logprobs = np.ones(len(slots), np.uint32), asked.num_logprobs(slots)
+        return cls(slots.astype(np.uint32), counts, num_logprobs, failures, asked.chosen(slots), prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class PendingModelStep:
             slots=sampling.slots,
             counts=sampling.counts,
             token_ids=columns[0].astype(np.uint32) if columns else NO_TOKENS,
-            logprobs=_pack_logprobs(sampling.num_logprobs, *columns[1:]) if len(columns) > 1 else None,
+            logprobs=pack_logprobs(sampling.num_logprobs, sampling.chosen, columns[1:]) if len(columns) > 1 else None,
             step_ns=step_ns,
             idle_ns=idle_ns,
             failures=sampling.failures,
@@ -186,7 +192,7 @@ class ModelRunner:
         outputs = self._outputs(batch, extras, prompts)
         failures = self._grammars.follow(slots, outputs[0]) if outputs else {}
         advance(batch, self._host)
-        sampling = _Sampling.of(slots, asked.num_logprobs(slots), failures, prompts)
+        sampling = _Sampling.of(slots, asked, failures, prompts)
         has_grammars = self._grammars.holds(slots)
         if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes and not has_grammars:
             going_on = Continuation(plan, batch, self._host, asked.num_alike(slots, positions))
@@ -296,7 +302,7 @@ class ModelRunner:
         asked = self._slots.sampling.sampler_input(slots, batch.sample_positions, self._slots.tokens)
         sampled = sample(output.logits.float(), asked.masked(masks))
         self._slots.write_tokens(output.slots, output.positions, sampled.token_ids)
-        return _columns(sampled)
+        return _columns(sampled) + _chosen_columns(output.logits, asked)
 
 
 def _chosen(decoder: DeviceDecoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
@@ -305,23 +311,15 @@ def _chosen(decoder: DeviceDecoder, output: DecodeOutput, extras: Extras | None)
     """
     if extras is None and output.token_ids is not None:
         return [output.token_ids]
-    return _columns(decoder.sample(output.logits, output.slots, output.positions, extras))
+    of_chosen = _chosen_columns(output.logits, extras)
+    return _columns(decoder.sample(output.logits, output.slots, output.positions, extras)) + of_chosen
+
+
+def _chosen_columns(logits: Tensor, asked: Extras | SamplerInput | None) -> list[Tensor]:
+    """What rows ask of chosen tokens: before anything changes the logits."""
+    return [] if asked is None or asked.chosen is None else [chosen_logprobs(logits, asked.chosen)]
 
 
 def _columns(sampled: Sampled) -> list[Tensor]:
     columns = (sampled.token_ids, sampled.logprobs, sampled.ranks, sampled.top_ids, sampled.top_logprobs)
     return [column for column in columns if column is not None]
-
-
-def _pack_logprobs(
-    num_logprobs: I64, own: np.ndarray, own_ranks: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray
-) -> Logprobs:
-    """Rows that asked stand in `own` and `own_ranks` [l] and the tops [l, most]; `num_logprobs` i64[rows] is -1 for the
-    others.
-    """
-    asked = num_logprobs >= 0
-    sampled, ranks = np.full(len(num_logprobs), np.nan, np.float32), np.zeros(len(num_logprobs), np.uint32)
-    sampled[asked], ranks[asked] = own, own_ranks
-    counts = np.maximum(num_logprobs, 0)
-    kept = np.arange(top_ids.shape[1]) < counts[asked][:, None]
-    return Logprobs(sampled, ranks, counts.astype(np.uint32), top_ids[kept].astype(np.uint32), top_logprobs[kept])

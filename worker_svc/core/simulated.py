@@ -80,6 +80,7 @@ class SimulatedRunner:
         self._tokens = np.zeros((limits.max_num_seqs, self._slots.max_tokens), np.uint32)
         self._salts = np.zeros(limits.max_num_seqs, np.uint64)
         self._num_logprobs = np.full(limits.max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._chosen: dict[int, U32] = {}  # by slot: tokens whose logprobs are wanted instead
         self._min_tokens = np.zeros(limits.max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, tuple[int, ...]] = {}
         self._grammars = SlotGrammars(grammar_tokens, limits.vocab_size)
@@ -109,7 +110,7 @@ class SimulatedRunner:
             slots=slots.astype(np.uint32),
             counts=counts.astype(np.uint32),
             token_ids=token_ids,
-            logprobs=_logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size),
+            logprobs=self._logprobs(slots, counts, token_ids),
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
             failures=self._failures,
@@ -120,6 +121,17 @@ class SimulatedRunner:
     def close(self) -> None:
         """Implement `Runner.close`."""
         del self._cache, self._tokens
+
+    def _logprobs(self, slots: I64, counts: I64, token_ids: U32) -> Logprobs | None:
+        told = _logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size)
+        if told is None or not self._chosen:
+            return told
+        ends = np.cumsum(told.top_counts)
+        for token, slot in enumerate(np.repeat(slots, counts).tolist()):
+            if (chosen := self._chosen.get(slot)) is not None:
+                place = slice(int(ends[token]) - len(chosen), int(ends[token]))
+                told.top_ids[place], told.top_logprobs[place] = chosen, chosen_logprobs(chosen)
+        return told
 
     def _update_slots(self, plan: StepPlan) -> None:
         state = self._slots
@@ -145,6 +157,10 @@ class SimulatedRunner:
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
         self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
         self._num_logprobs[slot] = _NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
+        self._chosen.pop(slot, None)
+        if sampling.logprob_token_ids:
+            self._chosen[slot] = np.array(sampling.logprob_token_ids, np.uint32)
+            self._num_logprobs[slot] = len(sampling.logprob_token_ids)
         self._stop_ids[slot] = admission.stop_token_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens
         self._answers.pop(slot, None)
@@ -302,6 +318,11 @@ def _prompts(rows: PromptRows | None, vocab_size: int) -> Mapping[bytes, PromptL
     if rows is None:
         return {}
     return rows.complete(*prompt_logprobs(rows.token_ids, rows.num_top, vocab_size))
+
+
+def chosen_logprobs(token_ids: U32) -> F32:
+    """The logprobs that chosen tokens have here, f32[n]: a function of the token alone."""
+    return (-1.0 - token_ids % 7).astype(np.float32)
 
 
 def prompt_logprobs(token_ids: I64, num_top: int, vocab_size: int) -> tuple[F32, I64, I64, F32]:

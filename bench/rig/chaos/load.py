@@ -57,7 +57,7 @@ class Sample:
     calls: str = ""  # of a chat: for each its index, its id if that is not the derived one, its name and arguments
     finish: str = ""
     stop_reason: int | str | None = None
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of each token, and after it its alternatives'
 
 
 @dataclass
@@ -229,7 +229,7 @@ def _take_delta(story: Story, delta: Delta) -> None:
     story.num_gaps += delta.token_offset > len(sample.token_ids)
     sample.token_ids += delta.token_ids
     sample.text += delta.text
-    sample.logprobs += [each.logprob for each in delta.logprobs]
+    sample.logprobs += [value for each in delta.logprobs for value in (each.logprob, *(top for _, top in each.top))]
     if delta.finish is not FinishReason.UNSPECIFIED:
         sample.finish, sample.stop_reason = delta.finish.name.lower(), delta.stop_reason
     if delta.usage is not None:
@@ -249,6 +249,7 @@ async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
         "ignore_eos": params.ignore_eos,
         "stop": list(params.stop or ()) or None,
         "logprobs": params.logprobs,
+        "logprob_token_ids": list(params.logprob_token_ids or ()) or None,
         "prompt_logprobs": params.prompt_logprobs,
         "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
         "stream": True,
@@ -351,7 +352,9 @@ def _take_line(story: Story, data: str) -> bool:
             ]
         sample.finish = choice["finish_reason"] or sample.finish
         if choice.get("logprobs"):
-            sample.logprobs += choice["logprobs"]["token_logprobs"]
+            columns = choice["logprobs"]
+            several = zip(columns["token_logprobs"], columns["top_logprobs"], strict=True)
+            sample.logprobs += [value for own, top in several for value in (own, *top.values())]
     if 0 < story.recipe.leaves_after <= story.samples[0].text.count(" "):
         story.end = End.LEFT
         return True

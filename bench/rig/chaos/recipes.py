@@ -100,6 +100,7 @@ def _make(rng: random.Random, kind: str) -> Recipe:
         max_tokens=ENDLESS_TOKENS if kind == "leaving" else rng.randint(20, MAX_TOKENS),
         ignore_eos=kind == "leaving" or (kind != "structured" and rng.random() < 0.3),
         logprobs=rng.choice((0, 2)) if kind == "logprobs" else None,
+        logprob_token_ids=(3, 5) if kind == "logprobs" and rng.random() < 0.5 else (),
         prompt_logprobs=rng.choice((0, 2)) if kind == "prompt_logprobs" else None,
         structured_outputs=_form(rng) if kind == "structured" else None,
     )

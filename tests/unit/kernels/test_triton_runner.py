@@ -194,6 +194,24 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
             assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_logprobs_of_chosen_tokens_are_those_of_the_reference_beside_others() -> None:
+    asked = [
+        replace(
+            each, num_logprobs=(None, 0, 4)[index % 3], logprob_token_ids=(3, 17, 90)[: index % 3 * (index // 3) + 1]
+        )
+        for index, each in enumerate(PLAIN)
+    ]
+    reference, fused = sequences(asked), sequences(asked)
+    drive(make_runner(CONFIG, TorchCompute("")), reference, chunk=24, window=2, stagger=2)
+    drive(make_runner(CONFIG, TritonCompute("", DEVICE, LINES)), fused, chunk=24, window=2, stagger=2)
+    for found, expected in zip(fused, reference, strict=True):
+        assert found.output == expected.output
+        wanted = found.sampling.logprob_token_ids if found.sampling.num_logprobs is not None else ()
+        for top, expected_top in zip(found.tops, expected.tops, strict=True):
+            assert tuple(top) == wanted
+            assert top == pytest.approx(expected_top, abs=1e-4)
+
+
 def test_logprobs_of_prompts_are_those_of_the_reference_and_change_nothing_for_others() -> None:
     asked = [replace(each, num_prompt_logprobs=3) if index % 2 else each for index, each in enumerate(PLAIN)]
     runs = []
