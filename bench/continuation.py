@@ -36,7 +36,7 @@ from bench.rig.teacher import F32, gaps
 from contract.domain.errors import PenstockError
 from contract.domain.params import SamplingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc
-from penstock.client import Accepted, AsyncClient
+from penstock.client import Accepted, AsyncClient, Delta
 from penstock.client.wire import CHANNEL_OPTIONS
 from penstock.launcher.layout import BUNDLED_MODEL
 
@@ -101,6 +101,7 @@ class Load:
                 if isinstance(event, Accepted):
                     story.request_id = event.request_id
                     continue
+                assert isinstance(event, Delta)
                 if event.token_offset != len(story.token_ids):
                     story.error = f"at token {len(story.token_ids)} came those from {event.token_offset} on"
                 story.token_ids += event.token_ids

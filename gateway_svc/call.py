@@ -9,9 +9,10 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.histogram import Exemplar
 from contract.domain.rows import TextRow
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal, before
-from servicekit.bus.calls import Submit
+from servicekit.bus.calls import KeepPromptLogprobs, Submit
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
 
@@ -30,6 +31,10 @@ class Sink(Protocol):
 
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Take the digest of the model that answers the prompt with this index; before its first row."""
+        ...
+
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+        """Take the logprobs of the prompt with this index, if they were asked for; before its first row."""
         ...
 
     def recall(self, prompt: int, row: TextRow) -> None:
@@ -58,6 +63,9 @@ class NoClient:
         """Nobody is told."""
 
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
+        """Nobody is told."""
+
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
         """Nobody is told."""
 
     def recall(self, prompt: int, row: TextRow) -> None:
@@ -90,7 +98,7 @@ class Served:
             "request_id",
             "route",
         ),
-        *("model_digest", "num_prompt_tokens", "stream", "submission", "usage"),
+        *("model_digest", "num_prompt_tokens", "prompt_logprobs", "stream", "submission", "usage"),
     )
 
     def __init__(
@@ -109,6 +117,7 @@ class Served:
         self.usage = Usage()  # once it has ended
         self.num_prompt_tokens = 0  # once it is known
         self.model_digest = b""  # of the model that answers it, once it is known
+        self.prompt_logprobs: KeepPromptLogprobs | None = None  # as the client was told them, if it asked
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0

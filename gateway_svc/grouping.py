@@ -6,6 +6,7 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.call import Sink
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import merge
 
@@ -40,6 +41,10 @@ class GroupingSink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Implement `call.Sink`."""
         self._inner.learn_model(prompt, model_digest)
+
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+        """Implement `call.Sink`: nothing of the prompt's samples is held."""
+        self._inner.learn_prompt(prompt, logprobs)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Implement `call.Sink`: it comes before all that is held."""

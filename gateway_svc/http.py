@@ -68,6 +68,7 @@ from gateway_svc.intake import (
 from gateway_svc.large import off_loop
 from gateway_svc.pool import Pool
 from gateway_svc.pools import Pools
+from gateway_svc.prompt_logprobs import read_prompts
 from gateway_svc.told_prompts import with_prompts
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
@@ -203,7 +204,9 @@ class HttpApi:
         if request.method == "DELETE":
             return await self._cancel(request.path_params["request_id"], pool, request_id, caller.tenant)
         found = await pool.reception.recall(request_id, caller.tenant)
-        return json_response(request_fields(found.form, _STATES[found.state], found.rows()))
+        rows = found.rows()
+        prompts = await read_prompts(pool.prompt_reader(found.form), found.form, rows)
+        return json_response(request_fields(found.form, _STATES[found.state], rows, prompts))
 
     async def timeline(self, request: Request) -> Response:
         """GET /v1/requests/{id}/timeline: what happened to the request when; all of it once it has ended."""
@@ -236,7 +239,8 @@ class HttpApi:
             return pool.reception.resume(form, caller.tenant, sink, have, client_id=client_id)
 
         headers = id_headers(form, client_id)
-        return CallReply(pool.delivery, form, begin, self._stream(have, with_ids=True), headers)
+        told = partial(pool.told_prompts, form=form)
+        return CallReply(pool.delivery, form, begin, self._stream(have, with_ids=True), headers, told=told)
 
     async def health(self, _request: Request) -> Response:
         """GET /health: whether the gateway makes progress, not only whether its process lives."""
@@ -336,7 +340,7 @@ class HttpApi:
         stream = None
         if ask.stream:
             stream = self._stream(nothing(form), with_ids=with_ids or form.is_resumable)
-        return CallReply(pool.delivery, form, begin, stream, headers)
+        return CallReply(pool.delivery, form, begin, stream, headers, told=partial(pool.told_prompts, form=form))
 
     def _stream(self, have: Sequence[DeliveredSequence], *, with_ids: bool) -> Stream:
         return Stream(have, self.max_backlog_bytes, self.sse_keep_alive_s, with_ids)

@@ -19,6 +19,7 @@ from gateway_svc.delivery import Delivery
 from gateway_svc.grouping import grouped_sink
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
+from gateway_svc.prompt_logprobs import PromptLogprobsSink
 from gateway_svc.sinks import Headers, ReplySink, SseSink
 
 REQUEST_ID_HEADER = b"x-penstock-request-id"
@@ -46,9 +47,12 @@ class CallReply:
         begin: Callable[[Sink], Awaitable[ClientCall]],
         stream: Stream | None,
         headers: Headers,
+        *,
+        told: Callable[[Sink, Sequence[DeliveredSequence] | None], Sink],
     ) -> None:
-        """A reply that is not begun; without a stream it is a plain one."""
+        """A reply that is not begun; without a stream it is a plain one. `told`: see `Pool.told_prompts`."""
         self._delivery = delivery
+        self._told = told
         self._form = form
         self._begin = begin
         self._stream = stream
@@ -67,7 +71,9 @@ class CallReply:
             most = stream.max_backlog_bytes
             sink = SseSink(scope[_SEND], events, form.n, headers, most, error_fields=api.error_fields)
         try:
-            call = await self._begin(sink if stream is None else grouped_sink(sink, form))
+            grouped = sink if stream is None else grouped_sink(sink, form)
+            told = self._told(grouped, None if stream is None else stream.have)
+            call = await self._begin(told)
         except PenstockError as error:
             await error_response(error, api.path, headers)(scope, receive, send)
             return
@@ -79,6 +85,8 @@ class CallReply:
             pass
         if isinstance(sink, SseSink):
             sink.close()
+        if isinstance(told, PromptLogprobsSink):
+            told.close()
         self._delivery.close(call, CancelReason.CLIENT)
 
 
@@ -146,6 +154,9 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         deadline_ns=first.header.deadline_ns,
         seed=first.header.seed,
         wants_logprobs=ask.params.logprobs is not None,
+        wants_prompt_logprobs=ask.wants_prompt_logprobs,
+        echoes_logprobs=ask.echo and ask.params.logprobs is not None,
+        without_output=ask.without_output,
         tokens_as_ids=ask.tokens_as_ids,
         include_usage=ask.include_usage,
         continuous_usage=ask.continuous_usage,

@@ -32,6 +32,7 @@ from servicekit.bus.calls import (
     Metered,
     OverLimit,
     Overload,
+    ReadPromptLogprobs,
     Recall,
     Recalled,
     Settling,
@@ -193,6 +194,16 @@ class RequestOutbox:
             if loop.time() > until_s:
                 raise _unavailable()
             await asyncio.sleep(RETRY_S)
+
+    async def read_prompt_logprobs(self, request_id: bytes, model_digest: bytes) -> bytes | None:
+        """What a worker kept of a request's prompt; None: nothing is there (any more).
+
+        Raises:
+            PenstockError: UNAVAILABLE: the server does not answer.
+        """
+        (found,) = await self._ask_patiently([ReadPromptLogprobs(request_id, model_digest)])
+        payload: bytes | None = found
+        return payload
 
     async def cancel(self, request_ids: Sequence[bytes], tenant: str) -> bool:
         """Asks for the end of requests; whether there is one of them.

@@ -10,14 +10,18 @@ import structlog
 
 from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from gateway_svc import wire
+from gateway_svc.call import Sink
 from gateway_svc.core.admission import Crowd
 from gateway_svc.core.formats.choice import choose_formats
 from gateway_svc.core.models import Catalogue, ModelFacts, OfferedModel, catalogue
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import GatewayStats
+from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake
 from gateway_svc.link import Link
 from gateway_svc.pipeline import PipelineReading, read_pipeline
+from gateway_svc.prompt_logprobs import PromptReader, prompt_reader, with_prompt_logprobs
 from gateway_svc.reception import Reception
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.vocabulary import TokenizerAccess, TokenizerServices, Vocabulary
@@ -140,6 +144,14 @@ class Pool:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary of the pool."""
         return self._tokenizers
+
+    def told_prompts(self, sink: Sink, have: Sequence[DeliveredSequence] | None, *, form: ReplyForm) -> Sink:
+        """The sink of a call whose client has this of each choice; it is told logprobs of prompts if it asked."""
+        return with_prompt_logprobs(sink, form, self.prompt_reader(form), have)
+
+    def prompt_reader(self, form: ReplyForm) -> PromptReader:
+        """Reads the logprobs of a call's prompts."""
+        return prompt_reader(self.delivery, self.vocabulary, form)
 
     def offer(self, model_names: tuple[str, ...]) -> None:
         """From now on its model is called so; empty: as its workers register it."""

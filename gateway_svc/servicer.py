@@ -82,8 +82,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 raise
             _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
             sink = QueueSink(form.n, self._max_backlog_bytes)
-            grouped = grouped_sink(sink, form)
-            call = await pool.reception.open([checked], form, grouped, is_idempotent=is_idempotent, limits=limits)
+            told = pool.told_prompts(grouped_sink(sink, form), None, form=form)
+            call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
             await self._tell(pool, call, sink, context)
 
     async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
@@ -94,7 +94,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             form = await pool.reception.form_of(request_id, caller.tenant)
             have = wire.decode_offsets(request, form.num_choices)
             sink = QueueSink(form.n, self._max_backlog_bytes)
-            call = await pool.reception.resume(form, caller.tenant, grouped_sink(sink, form), have)
+            told = pool.told_prompts(grouped_sink(sink, form), have, form=form)
+            call = await pool.reception.resume(form, caller.tenant, told, have)
             await self._tell(pool, call, sink, context)
 
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
@@ -164,6 +165,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             deadline_ns=header.deadline_ns,
             seed=header.seed,
             wants_logprobs=ask.params.logprobs is not None,
+            wants_prompt_logprobs=ask.params.prompt_logprobs is not None,
             is_resumable=ask.is_resumable or is_idempotent or self._all_resumable,
             pool=pool.label,
             stream_interval=ask.stream_interval,
@@ -181,6 +183,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             await context.write(wire.accepted_event(form))
             while rows := await sink.fetch():
+                for prompt, logprobs in sink.take_prompts():
+                    for event in wire.prompt_events(prompt, logprobs):
+                        await context.write(event)
                 for choice, row in rows:
                     for event in wire.deltas(choice, row):
                         await context.write(event)

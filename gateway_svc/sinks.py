@@ -12,6 +12,7 @@ from contract.domain.rows import TextRow
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.api import ErrorFields, EventFormat, PlainReply
 from gateway_svc.core.backlog import Backlog
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.replies import encode
 from gateway_svc.core.sse import KEEP_ALIVE
 from gateway_svc.outlet import Outlet, Send
@@ -96,6 +97,10 @@ class SseSink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Tell the model with every chunk of the prompt's choices."""
         self._format.learn_model(range(prompt * self._n, (prompt + 1) * self._n), model_digest)
+
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+        """Implement `call.Sink`."""
+        self._format.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), logprobs)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Implement `call.Sink`."""
@@ -194,6 +199,10 @@ class ReplySink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
 
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+        """Implement `call.Sink`."""
+        self._reply.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), logprobs)
+
     def recall(self, prompt: int, row: TextRow) -> None:
         """Its client has nothing yet."""
 
@@ -227,6 +236,7 @@ class QueueSink:
         self._woken = asyncio.Event()
         self._ended = False
         self._error: PenstockError | None = None
+        self._prompts: list[tuple[int, SpelledPrompt]] = []
         self.refill: Callable[[], None] = lambda: None
 
     @property
@@ -239,6 +249,15 @@ class QueueSink:
 
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
+
+    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+        """Implement `call.Sink`: its rows follow at once, and wake who fetches them."""
+        self._prompts.append((prompt, logprobs))
+
+    def take_prompts(self) -> list[tuple[int, SpelledPrompt]]:
+        """The logprobs of prompts that are to be told before what `fetch` returned, each with its index."""
+        prompts, self._prompts = self._prompts, []
+        return prompts
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Its client is told the text as it is."""

@@ -23,14 +23,15 @@ async def with_prompts(
         PenstockError: as the request would end; INVALID_ARGUMENT: they have too many tokens; UNAVAILABLE: no tokenizer
             answers.
     """
-    if not echo and not form.returns_token_ids:
+    with_ids = form.returns_token_ids or form.echoes_logprobs
+    if not echo and not with_ids:
         return form
     # The time at which the call was first made, if it is made again: a template may write the date.
     same = [replace(each, header=replace(each.header, arrival_ns=form.arrival_ns)) for each in requests]
-    with_ids = form.returns_token_ids
     told = await asyncio.gather(*(_told(vocabulary, each, echo=echo, with_ids=with_ids) for each in same))
     if sum(len(each.token_ids) for each in told) > MAX_TOLD_TOKENS:
-        raise invalid(f"return_token_ids is for prompts of {MAX_TOLD_TOKENS} tokens together", "return_token_ids")
+        param = "return_token_ids" if form.returns_token_ids else "echo"
+        raise invalid(f"{param} is for prompts of {MAX_TOLD_TOKENS} tokens together", param)
     return replace(form, prompts=tuple(told))
 
 

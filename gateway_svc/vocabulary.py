@@ -15,7 +15,7 @@ from contract.domain.api_keys import CONTROL_TOKEN_HEADER
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.request import Request
 from gateway_svc import wire
-from gateway_svc.core.vocabulary import DetokenizeAsk, Prepared, TokenizeAsk, Tokenized
+from gateway_svc.core.vocabulary import DetokenizeAsk, Prepared, TokenIds, TokenizeAsk, Tokenized
 from gateway_svc.large import off_loop
 from gateway_svc.outbox import num_bytes, prompt_bytes
 from servicekit.bus.calls import SessionInfo, SessionKind
@@ -62,6 +62,14 @@ class Vocabulary(Protocol):
 
         Raises:
             PenstockError: as it would end; UNAVAILABLE: nobody answers.
+        """
+        ...
+
+    async def spell(self, token_ids: TokenIds) -> list[bytes]:
+        """The bytes that tokens stand for, each alone.
+
+        Raises:
+            PenstockError: UNAVAILABLE: nobody answers.
         """
         ...
 
@@ -138,6 +146,10 @@ class TokenizerServices:
         """Implement `Vocabulary`."""
         question = await off_loop(num_bytes([request]), wire.prepare_question, request)
         return wire.read_prepared(await self._ask(question))
+
+    async def spell(self, token_ids: TokenIds) -> list[bytes]:
+        """Implement `Vocabulary`."""
+        return wire.read_spelled(await self._ask(wire.spell_question(token_ids)))
 
     async def close(self) -> None:
         """Ends all connections."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gateway_svc.call import Served
-from servicekit.bus.calls import Cancel, Submit
+from servicekit.bus.calls import Cancel, KeepPromptLogprobs, Submit
 
 REMEMBERED_S = 5.0  # what was older when the server last answered has reached its disk
 
@@ -17,7 +17,7 @@ class Witness:
     def __init__(self, heard_s: Callable[[], float]) -> None:
         """`heard_s` tells when the server last answered, in monotonic seconds: later nothing reaches its disk."""
         self._heard_s = heard_s
-        self._ended: deque[tuple[float, Submit]] = deque()
+        self._ended: deque[tuple[float, Served]] = deque()
         self._cancelled: deque[tuple[float, Cancel]] = deque()
 
     def end(self, served: Served) -> None:
@@ -32,8 +32,8 @@ class Witness:
 
     def _remember(self, served: Served) -> None:
         self.forget()
-        if (submission := _submission(served)) is not None:
-            self._ended.append((time.monotonic(), submission))
+        if served.submission is not None:
+            self._ended.append((time.monotonic(), served))
 
     def cancel(self, cancels: Iterable[Cancel]) -> None:
         """These were sent."""
@@ -48,7 +48,7 @@ class Witness:
             while remembered and remembered[0][0] < oldest_s:
                 remembered.popleft()
 
-    def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | Cancel]:
+    def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | KeepPromptLogprobs | Cancel]:
         """Make the pool know again what it may have forgotten.
 
         A request whose client has all of it is among that: it may have risen again without its end, and must end in the
@@ -60,12 +60,12 @@ class Witness:
         """
         self.forget()
         now_ns = time.time_ns()
-        submissions = [
-            submission for each in served if each.call.is_submitted and (submission := _submission(each)) is not None
-        ]
-        submissions += [submission for _, submission in self._ended]
+        several = [each for each in served if each.call.is_submitted]
+        several += [each for _, each in self._ended]
+        submissions = [submission for each in several if (submission := _submission(each)) is not None]
         return [
             *(replace(each, route=route, sent_ns=now_ns) for each in submissions),
+            *(each.prompt_logprobs for each in several if each.prompt_logprobs is not None),
             *(cancel for _, cancel in self._cancelled),
         ]
 

@@ -15,7 +15,7 @@ from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TokenRows
 from detokenizer_svc.core.detokenizer import Detokenizer
 from detokenizer_svc.core.request import OpenRequest
-from penstock.outputs import RequestOutput, new_samples
+from penstock.outputs import RequestOutput, new_samples, prompt_entries
 from penstock.prompts import PromptLike, parse_prompt
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
@@ -200,6 +200,9 @@ class LLMEngine:
             # The device gets its next step before the host looks at the text of this one.
             self._launch_ahead()
             self._measure(launched, len(result.token_ids))
+            for request_id, prompt in result.prompts.items():
+                if (output := self._outputs.get(request_id)) is not None and output.prompt_logprobs is None:
+                    output.prompt_logprobs = [None, *prompt_entries(prompt, self._detokenizer.token_bytes)]
             self._deliver(rows)
         elif self._ids and not self._changed:
             raise PenstockError(ErrorCode.INTERNAL, "requests are waiting and none can run: a defect of the scheduler")

@@ -1,11 +1,15 @@
 """Results of `LLM` and `LLMEngine`."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 from contract.domain.finish import FinishReason, RequestError, Usage
 from contract.domain.params import SamplingParams
+from contract.domain.plan import PromptLogprobs
 from contract.domain.rows import TextRow, TokenLogprob
 
 FinishText = Literal["stop", "length", "abort", "error"]
@@ -69,6 +73,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs
     finish_reason: FinishText | None = None  # None while it goes on
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+    has_chosen_logprobs: bool = False  # of `logprob_token_ids`: beside the sampled token those, whose rank is not known
 
     @property
     def finished(self) -> bool:
@@ -81,21 +86,37 @@ class CompletionOutput:
         self.token_ids.extend(row.token_ids)
         if self.logprobs is not None and self.cumulative_logprob is not None:
             known = [each for each in row.logprobs if not math.isnan(each.logprob)]
-            by_token = map(_by_token, row.logprobs) if row.logprobs else ({} for _ in row.token_ids)
-            self.logprobs.extend(by_token)
+            are_ranked = not self.has_chosen_logprobs
+            by_token = (_by_token(each, are_ranked=are_ranked) for each in row.logprobs)
+            self.logprobs.extend(by_token if row.logprobs else ({} for _ in row.token_ids))
             self.cumulative_logprob += sum(each.logprob for each in known)
         if row.finish is not FinishReason.UNSPECIFIED:
             self.finish_reason = _FINISH_TEXTS[row.finish]
             self.stop_reason = row.stop_reason
 
 
-def _by_token(entry: TokenLogprob) -> dict[int, Logprob]:
+def prompt_entries(prompt: PromptLogprobs, token_bytes: Callable[[int], bytes]) -> list[dict[int, Logprob]]:
+    """For each token of a prompt but the first its logprob and those of the most likely, by id, as vLLM has them."""
+    logprobs = prompt.logprobs
+    ends = [0, *np.cumsum(logprobs.top_counts).tolist()]
+    top_ids, top_logprobs = logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist()
+    own = zip(prompt.token_ids.tolist(), logprobs.sampled.tolist(), logprobs.ranks.tolist(), strict=True)
+    entries = []
+    for index, (token_id, logprob, rank) in enumerate(own):
+        entry = {token_id: Logprob(logprob, rank, _text(token_bytes(token_id)))}
+        for place, at in enumerate(range(ends[index], ends[index + 1]), 1):
+            entry.setdefault(top_ids[at], Logprob(top_logprobs[at], place, _text(token_bytes(top_ids[at]))))
+        entries.append(entry)
+    return entries
+
+
+def _by_token(entry: TokenLogprob, *, are_ranked: bool) -> dict[int, Logprob]:
     if math.isnan(entry.logprob):
         return {}
     told = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token_bytes))}
     top = zip(entry.top, entry.top_bytes, strict=True)
     for rank, ((token_id, logprob), token_bytes) in enumerate(top, 1):
-        told.setdefault(token_id, Logprob(logprob, rank, _text(token_bytes)))
+        told.setdefault(token_id, Logprob(logprob, rank if are_ranked else None, _text(token_bytes)))
     return told
 
 
@@ -109,6 +130,7 @@ def new_samples(params: SamplingParams) -> list[CompletionOutput]:
     if params.logprobs is not None:
         for sample in samples:
             sample.logprobs, sample.cumulative_logprob = [], 0.0
+            sample.has_chosen_logprobs = bool(params.logprob_token_ids)
     return samples
 
 
@@ -127,6 +149,9 @@ class RequestOutput:
     finished: bool = False
     usage: Usage | None = None  # once finished
     error: RequestError | None = None  # why the request failed, if its finish_reason is "error"
+    # If the request asked, once the prompt is computed: for each of its tokens, by id, its logprob and those of the
+    # most likely there; None for the first.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def num_cached_tokens(self) -> int:

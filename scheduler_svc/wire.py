@@ -163,6 +163,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         stop_token_ids=_packed(np.array(masked, np.uint32)),
         request_id=admission.request_id,
         eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
+        prompt_logprobs=admission.prompt_logprobs,
     )
 
 

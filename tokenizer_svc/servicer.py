@@ -37,6 +37,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         """The tokens that a request would have computed."""
         return await asyncio.to_thread(self._prepare, request)
 
+    async def Spell(self, request: tokenizer_pb2.SpellCall, _context: Any) -> tokenizer_pb2.SpellReply:  # noqa: N802
+        """The bytes that tokens stand for."""
+        return wire.spelled(await asyncio.to_thread(self._prompts.token_bytes, wire.decode_ids(request)))
+
     def _tokenize(self, call: tokenizer_pb2.TokenizeCall) -> tokenizer_pb2.TokenizeReply:
         special = call.add_special_tokens if call.HasField("add_special_tokens") else True
         ids = self._prompts.encode(call.text, add_special_tokens=special, param="text")

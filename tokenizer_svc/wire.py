@@ -1,6 +1,6 @@
 """Protobuf to domain and back: stored requests in, tokenized prompts and rejections out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -152,13 +152,18 @@ def encode_rejection(request_id: bytes, n: int, error: PenstockError, session: b
     return encode_rows(rows, session, Computed(sent_ns=sent_ns))
 
 
-def decode_ids(call: tokenizer_pb2.DetokenizeCall) -> list[int]:
-    """The token ids of a Detokenize call.
+def decode_ids(call: tokenizer_pb2.DetokenizeCall | tokenizer_pb2.SpellCall) -> list[int]:
+    """The token ids of a call.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: not packed u32.
     """
     return requests.unpack_u32("token_ids", call.token_ids)
+
+
+def spelled(tokens: Sequence[bytes]) -> tokenizer_pb2.SpellReply:
+    """The bytes of tokens."""
+    return tokenizer_pb2.SpellReply(byte_counts=pack(map(len, tokens)), token_bytes=b"".join(tokens))
 
 
 def unreadable(why: str) -> PenstockError:

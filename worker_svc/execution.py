@@ -68,6 +68,7 @@ class Execution:
         self,
         runner: Runner,
         publish: Callable[[bytes], None],
+        keep: Callable[[bytes, bytes], None],
         settle: Callable[[], None],
         stats: ExecutionStats,
         *,
@@ -79,6 +80,8 @@ class Execution:
         Args:
             runner: of this rank.
             publish: takes a penstock.v1.StepResult; called from one thread.
+            keep: takes a request and a penstock.v1.PromptLogprobs of its prompt, before the result that completes it;
+                called from the same.
             settle: makes sure that what was published has arrived; called from the same when there is time.
             stats: counts what ends.
             is_alone: there are no other ranks, which would wait for ever for one whose launch failed.
@@ -86,6 +89,7 @@ class Execution:
         """
         self._runner = runner
         self._publish = publish
+        self._keep = keep
         self._settle = settle
         self._stats = stats
         self._is_alone = is_alone
@@ -223,6 +227,8 @@ class Execution:
             self._stats.observe(result)
             if not item.epoch.is_superseded:
                 session, incarnation = item.epoch.session, item.epoch.incarnation
+                for request_id, prompt in result.prompts.items():
+                    self._keep(request_id, wire.encode_prompt(prompt))
                 self._publish(wire.encode_result(result, session, incarnation, time.time_ns(), slack_ns))
         self._settle()
 

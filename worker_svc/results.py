@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from servicekit.bus import Bus, BusFull, BusUnavailable, Connection
-from servicekit.bus.calls import Append
+from servicekit.bus.calls import Append, KeepPromptLogprobs
 from servicekit.bus.keys import PAYLOAD, RESULTS_CAP
 from servicekit.reminder import Reminder
 
@@ -22,9 +22,10 @@ class ResultStream:
     result is sent, or when there is nothing else to do.
     """
 
-    def __init__(self, bus: Bus, worker: str, stop: threading.Event) -> None:
+    def __init__(self, bus: Bus, worker: str, model_digest: bytes, stop: threading.Event) -> None:
         """Nothing is connected yet. `stop` ends every wait for the bus."""
         self._bus = bus
+        self._model_digest = model_digest
         self._stream = bus.keys.results(worker)
         self._stop = stop
         self._connection: Connection | None = None
@@ -38,6 +39,12 @@ class ResultStream:
         """
         self.settle()
         self._insist(lambda connection: self._send(connection, payload))
+
+    def keep(self, request_id: bytes, logprobs: bytes) -> None:
+        """Keep a penstock.v1.PromptLogprobs with its request; it is there before whatever is appended after it."""
+        self.settle()
+        call = KeepPromptLogprobs(request_id, self._model_digest, logprobs)
+        self._insist(lambda connection: connection.call(call))
 
     def settle(self) -> None:
         """Wait until what was appended has arrived."""
@@ -57,7 +64,7 @@ class ResultStream:
             connection.receive()
         self._unanswered = None
 
-    def _insist(self, exchange: Callable[[Connection], None]) -> None:
+    def _insist(self, exchange: Callable[[Connection], object]) -> None:
         """Again and again while the bus is away, each time on a new connection."""
         while True:
             try:

@@ -192,10 +192,11 @@ class WorkerService:
             device=loaded.device,
             model_digest=loaded.model_digest,
         )
-        results = ResultStream(self._bus, settings.name, stop.now)
+        results = ResultStream(self._bus, settings.name, loaded.model_digest, stop.now)
         execution = self._execution = Execution(
             loaded.runner,
             results.append if self.is_leader else lambda _: None,
+            results.keep if self.is_leader else lambda *_: None,
             results.settle,
             self._stats,
             is_alone=settings.tensor_parallel_size == 1,

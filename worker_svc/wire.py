@@ -8,10 +8,10 @@ from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import RequestError
-from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Admission, PromptLogprobs, StepPlan, StepResult
 from contract.v1 import results_pb2, steps_pb2, worker_pb2
 from contract.wire.requests import decode_sampling
-from contract.wire.tokens import encode_error, encode_logprobs
+from contract.wire.tokens import encode_error, encode_logprobs, encode_prompt_logprobs
 from servicekit.status import ServiceStatus
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import MemoryProfile
@@ -75,6 +75,11 @@ def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_un
     if result.logprobs is not None:
         message.logprobs.CopyFrom(encode_logprobs(result.logprobs))
     return message.SerializeToString()
+
+
+def encode_prompt(prompt: PromptLogprobs) -> bytes:
+    """A penstock.v1.PromptLogprobs."""
+    return encode_prompt_logprobs(prompt).SerializeToString()
 
 
 def encode_failure(step: int, error: PenstockError, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
@@ -148,6 +153,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         stop_token_ids=tuple(_column("stop_token_ids", message.stop_token_ids).tolist()),
         request_id=message.request_id,
         eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
+        prompt_logprobs=message.prompt_logprobs,
     )
 
 

@@ -29,6 +29,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_SUPPRESS_TOKENS = 1024
 MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_BAD_WORDS = 64
@@ -54,6 +55,8 @@ class Sampling:
     frequency_penalty: float = 0.0  # over output only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias), each id once
     num_logprobs: int | None = None  # None: no logprobs; 0: the sampled token's; k: and the k most likely
+    num_prompt_logprobs: int | None = None  # likewise, of each token of the prompt but the first
+    logprob_token_ids: tuple[int, ...] = ()  # of these instead of the k most likely, ascending
     suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
     # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
@@ -158,6 +161,19 @@ class SamplingParams:
         Field("num_logprobs"),
         "so many of the likeliest tokens beside the sampled one; of a chat true or false, with `top_logprobs`",
     ] = None
+    logprob_token_ids: Annotated[
+        Sequence[int] | None,
+        TokenIds(MAX_LOGPROB_TOKEN_IDS, is_set=True),
+        SAMPLING,
+        "beside `logprobs`: those of these tokens at each place instead of the likeliest ones'",
+    ] = field(default=(), hash=False)
+    prompt_logprobs: Annotated[
+        int | None,
+        Integer(0, MAX_LOGPROBS),
+        SAMPLING,
+        Field("num_prompt_logprobs"),
+        "of each token of the prompt but the first: its logprob and those of so many of the likeliest",
+    ] = None
     skip_special_tokens: Annotated[bool, Flag(), TEXT, "special tokens have no text"] = True
     include_stop_str_in_output: Annotated[bool, Flag(), TEXT, "the stop string is part of the text"] = False
     suppress_tokens: Annotated[
@@ -203,6 +219,8 @@ class SamplingParams:
             each.check(getattr(self, each.name))
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise invalid("logprob_token_ids needs logprobs, whose number does not count then", "logprob_token_ids")
         if self.structured_outputs is not None and (also := next(filter(self._says, _NOT_BESIDE_A_FORM), None)):
             raise invalid(f"{also} and structured_outputs exclude each other: the form alone says what may come", also)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -32,6 +32,7 @@ class Admission:
     stop_token_ids: tuple[int, ...] = ()  # EOS (unless ignored) and stop ids: masked until min_output_tokens
     request_id: bytes = b""  # 16 bytes, for logs; nothing is decided by it
     eos_token_ids: tuple[int, ...] = ()  # of these one ends an output that its grammar may end
+    prompt_logprobs: bool = False  # the prompt's are to be computed, as `sampling` says; nothing is computed so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,14 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens but the first, each after all that stand before it."""
+
+    token_ids: U32  # u32[num_prompt_tokens - 1]
+    logprobs: Logprobs  # of these, by the raw logits
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of one plan: tokens of slot `slots[i]` are the next `counts[i]` of `token_ids`."""
 
@@ -92,3 +101,5 @@ class StepResult:
     step_ns: int = 0  # device time of the step, nanoseconds
     idle_ns: int = 0  # device time between the end of the step before and the start of this one, nanoseconds
     failures: Mapping[int, str] = field(default_factory=dict)  # slot → why its sequence cannot go on: no token counts
+    # By request, of prompts that are complete with this step: kept beside the result, which does not carry them.
+    prompts: Mapping[bytes, PromptLogprobs] = field(default_factory=dict)

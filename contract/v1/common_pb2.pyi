@@ -366,6 +366,48 @@ class LogprobColumns(_message.Message):
 Global___LogprobColumns: _TypeAlias = LogprobColumns  # noqa: Y015
 
 @_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of a prompt, of each of its tokens but the first. Kept in the request's hash by the worker that
+    computed them, one for each model, before the result that has the first token.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    SPELLED_IDS_FIELD_NUMBER: _builtins.int
+    BYTE_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """u32 per token, packed little-endian: the prompt's tokens but the first."""
+    spelled_ids: _builtins.bytes
+    """The bytes of tokens, for clients alone. u32 per token that occurs above, each once: its id."""
+    byte_counts: _builtins.bytes
+    """u32 beside spelled_ids: how many bytes it has in `token_bytes`."""
+    token_bytes: _builtins.bytes
+    """The bytes of those tokens, one after the other."""
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobColumns:
+        """Of these: `sampled` and `ranks` are theirs."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+        logprobs: Global___LogprobColumns | None = ...,
+        spelled_ids: _builtins.bytes = ...,
+        byte_counts: _builtins.bytes = ...,
+        token_bytes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_counts", b"byte_counts", "logprobs", b"logprobs", "spelled_ids", b"spelled_ids", "token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class Run(_message.Message):
     """A sequence's time in one slot of a worker, told with its first row from there."""
 

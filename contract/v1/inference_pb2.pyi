@@ -133,6 +133,7 @@ class GenerateEvent(_message.Message):
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
         """First: the request was accepted."""
@@ -141,21 +142,58 @@ class GenerateEvent(_message.Message):
     def delta(self) -> Global___Delta:
         """What a step added to a sample."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobsEvent:
+        """The logprobs of a prompt, if they were asked for: before the first delta of its samples."""
+
     def __init__(
         self,
         *,
         accepted: Global___Accepted | None = ...,
         delta: Global___Delta | None = ...,
+        prompt_logprobs: Global___PromptLogprobsEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
+
+@_typing.final
+class PromptLogprobsEvent(_message.Message):
+    """The logprobs of a prompt; of one that is long in several events, which follow each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.int
+    """Index of the prompt among those of the call."""
+    position: _builtins.int
+    """Tokens of the prompt that the events before have told; the first token counts as told."""
+    @_builtins.property
+    def part(self) -> _common_pb2.PromptLogprobs:
+        """The part of this event."""
+
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.int = ...,
+        position: _builtins.int = ...,
+        part: _common_pb2.PromptLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "position", b"position", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobsEvent: _TypeAlias = PromptLogprobsEvent  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):

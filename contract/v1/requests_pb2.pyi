@@ -193,6 +193,9 @@ class ReplyForm(_message.Message):
     RETURNS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHOES_LOGPROBS_FIELD_NUMBER: _builtins.int
+    WITHOUT_OUTPUT_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -227,6 +230,12 @@ class ReplyForm(_message.Message):
     """Whether the reply tells the ids of tokens."""
     context: _builtins.bytes
     """What the reply repeats of the call, JSON in its API's words; empty: nothing."""
+    prompt_logprobs: _builtins.bool
+    """Whether the reply tells the logprobs of prompts by themselves."""
+    echoes_logprobs: _builtins.bool
+    """Whether those of the output begin with those of the prompt, as the text does."""
+    without_output: _builtins.bool
+    """Whether nothing of the output is told: the prompt alone was asked for."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToldPrompt]:
         """What the reply tells of its prompts, in their order; none: nothing."""
@@ -257,10 +266,13 @@ class ReplyForm(_message.Message):
         returns_token_ids: _builtins.bool = ...,
         reading: Global___OutputReading | None = ...,
         context: _builtins.bytes = ...,
+        prompt_logprobs: _builtins.bool = ...,
+        echoes_logprobs: _builtins.bool = ...,
+        without_output: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reading", b"reading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "context", b"context", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "context", b"context", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "echoes_logprobs", b"echoes_logprobs", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompt_logprobs", b"prompt_logprobs", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids", "without_output", b"without_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,6 +585,8 @@ class SamplingParameters(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits [1]; 0: the most likely token is taken."""
     top_k: _builtins.int
@@ -601,6 +615,12 @@ class SamplingParameters(_message.Message):
     """Grammar of the whole output, in llguidance's form; empty: none. Made of structured_outputs by the tokenizer; in a
     client's call nobody reads it.
     """
+    num_prompt_logprobs: _builtins.int
+    """Absent: no logprobs of the prompt; 0: of each of its tokens but the first; k: and of the k most likely there."""
+    logprob_token_ids: _builtins.bytes
+    """u32 per token, packed little-endian: where there are logprobs, those of these tokens are told at each place instead
+    of those of the most likely [none].
+    """
     @_builtins.property
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
         """Token sequences: the last of each is not sampled where the output ends with the others. Made of bad_words by the
@@ -624,19 +644,25 @@ class SamplingParameters(_message.Message):
         allowed_token_ids: _builtins.bytes | None = ...,
         bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
         grammar: _builtins.str = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        logprob_token_ids: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allowed_token_ids: _TypeAlias = _typing.Literal["allowed_token_ids"]  # noqa: Y015
     _WhichOneofArgType__allowed_token_ids: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__logprob_token_ids: _TypeAlias = _typing.Literal["logprob_token_ids"]  # noqa: Y015
+    _WhichOneofArgType__logprob_token_ids: _TypeAlias = _typing.Literal["_logprob_token_ids", b"_logprob_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
@@ -654,9 +680,13 @@ class SamplingParameters(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob_token_ids) -> _WhichOneofReturnType__logprob_token_ids | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload

@@ -103,6 +103,7 @@ class Admission(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -123,6 +124,8 @@ class Admission(_message.Message):
     """16 bytes: the request that it belongs to, for the worker's logs; nothing is decided by it."""
     eos_token_ids: _builtins.bytes
     """Column: EOS ids, of which one ends an output that its grammar may end; empty where there is no grammar."""
+    prompt_logprobs: _builtins.bool
+    """Whether the prompt's logprobs are to be computed, all of them: nothing of it is computed so far."""
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -141,10 +144,11 @@ class Admission(_message.Message):
         stop_token_ids: _builtins.bytes = ...,
         request_id: _builtins.bytes = ...,
         eos_token_ids: _builtins.bytes = ...,
+        prompt_logprobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,29 +25,33 @@ _sym_db = _symbol_database.Default()
 from contract.v1 import requests_pb2 as penstock_dot_v1_dot_requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/tokenizer.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/requests.proto\"o\n\x0cTokenizeCall\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"M\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"]\n\x0e\x44\x65tokenizeCall\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x94\x01\n\x15\x41pplyChatTemplateCall\x12+\n\x08messages\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ChatMessages\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x12\x17\n\x0f\x61rrival_unix_ns\x18\x04 \x01(\x04\"f\n\x16\x41pplyChatTemplateReply\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x03 \x03(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"U\n\x0bPrepareCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x17\n\x0f\x61rrival_unix_ns\x18\x02 \x01(\x04\"O\n\x0cPrepareReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12,\n\x06prompt\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.TokenizedPrompt2\xb5\x02\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.penstock.v1.TokenizeCall\x1a\x1a.penstock.v1.TokenizeReply\x12G\n\nDetokenize\x12\x1b.penstock.v1.DetokenizeCall\x1a\x1c.penstock.v1.DetokenizeReply\x12\\\n\x11\x41pplyChatTemplate\x12\".penstock.v1.ApplyChatTemplateCall\x1a#.penstock.v1.ApplyChatTemplateReply\x12>\n\x07Prepare\x12\x18.penstock.v1.PrepareCall\x1a\x19.penstock.v1.PrepareReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/tokenizer.proto\x12\x0bpenstock.v1\x1a\x1apenstock/v1/requests.proto\"\x1e\n\tSpellCall\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"6\n\nSpellReply\x12\x13\n\x0b\x62yte_counts\x18\x01 \x01(\x0c\x12\x13\n\x0btoken_bytes\x18\x02 \x01(\x0c\"o\n\x0cTokenizeCall\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"M\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"]\n\x0e\x44\x65tokenizeCall\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x94\x01\n\x15\x41pplyChatTemplateCall\x12+\n\x08messages\x18\x01 \x01(\x0b\x32\x19.penstock.v1.ChatMessages\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08\x12\x19\n\x11return_token_strs\x18\x03 \x01(\x08\x12\x17\n\x0f\x61rrival_unix_ns\x18\x04 \x01(\x04\"f\n\x16\x41pplyChatTemplateReply\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\ntoken_strs\x18\x03 \x03(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"U\n\x0bPrepareCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x17\n\x0f\x61rrival_unix_ns\x18\x02 \x01(\x04\"O\n\x0cPrepareReply\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12,\n\x06prompt\x18\x02 \x01(\x0b\x32\x1c.penstock.v1.TokenizedPrompt2\xef\x02\n\tTokenizer\x12\x41\n\x08Tokenize\x12\x19.penstock.v1.TokenizeCall\x1a\x1a.penstock.v1.TokenizeReply\x12G\n\nDetokenize\x12\x1b.penstock.v1.DetokenizeCall\x1a\x1c.penstock.v1.DetokenizeReply\x12\\\n\x11\x41pplyChatTemplate\x12\".penstock.v1.ApplyChatTemplateCall\x1a#.penstock.v1.ApplyChatTemplateReply\x12>\n\x07Prepare\x12\x18.penstock.v1.PrepareCall\x1a\x19.penstock.v1.PrepareReply\x12\x38\n\x05Spell\x12\x16.penstock.v1.SpellCall\x1a\x17.penstock.v1.SpellReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'contract.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZECALL']._serialized_start=72
-  _globals['_TOKENIZECALL']._serialized_end=183
-  _globals['_TOKENIZEREPLY']._serialized_start=185
-  _globals['_TOKENIZEREPLY']._serialized_end=262
-  _globals['_DETOKENIZECALL']._serialized_start=264
-  _globals['_DETOKENIZECALL']._serialized_end=357
-  _globals['_DETOKENIZEREPLY']._serialized_start=359
-  _globals['_DETOKENIZEREPLY']._serialized_end=390
-  _globals['_APPLYCHATTEMPLATECALL']._serialized_start=393
-  _globals['_APPLYCHATTEMPLATECALL']._serialized_end=541
-  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_start=543
-  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_end=645
-  _globals['_PREPARECALL']._serialized_start=647
-  _globals['_PREPARECALL']._serialized_end=732
-  _globals['_PREPAREREPLY']._serialized_start=734
-  _globals['_PREPAREREPLY']._serialized_end=813
-  _globals['_TOKENIZER']._serialized_start=816
-  _globals['_TOKENIZER']._serialized_end=1125
+  _globals['_SPELLCALL']._serialized_start=72
+  _globals['_SPELLCALL']._serialized_end=102
+  _globals['_SPELLREPLY']._serialized_start=104
+  _globals['_SPELLREPLY']._serialized_end=158
+  _globals['_TOKENIZECALL']._serialized_start=160
+  _globals['_TOKENIZECALL']._serialized_end=271
+  _globals['_TOKENIZEREPLY']._serialized_start=273
+  _globals['_TOKENIZEREPLY']._serialized_end=350
+  _globals['_DETOKENIZECALL']._serialized_start=352
+  _globals['_DETOKENIZECALL']._serialized_end=445
+  _globals['_DETOKENIZEREPLY']._serialized_start=447
+  _globals['_DETOKENIZEREPLY']._serialized_end=478
+  _globals['_APPLYCHATTEMPLATECALL']._serialized_start=481
+  _globals['_APPLYCHATTEMPLATECALL']._serialized_end=629
+  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_start=631
+  _globals['_APPLYCHATTEMPLATEREPLY']._serialized_end=733
+  _globals['_PREPARECALL']._serialized_start=735
+  _globals['_PREPARECALL']._serialized_end=820
+  _globals['_PREPAREREPLY']._serialized_start=822
+  _globals['_PREPAREREPLY']._serialized_end=901
+  _globals['_TOKENIZER']._serialized_start=904
+  _globals['_TOKENIZER']._serialized_end=1271
 # @@protoc_insertion_point(module_scope)

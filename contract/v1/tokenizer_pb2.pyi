@@ -20,6 +20,54 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class SpellCall(_message.Message):
+    """Input of Spell."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """u32 per token, packed little-endian."""
+    def __init__(
+        self,
+        *,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpellCall: _TypeAlias = SpellCall  # noqa: Y015
+
+@_typing.final
+class SpellReply(_message.Message):
+    """Answer of Spell."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTE_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    byte_counts: _builtins.bytes
+    """u32 per token, packed little-endian: how many bytes it has in `token_bytes`; 0 for one that is not known."""
+    token_bytes: _builtins.bytes
+    """The bytes of the tokens, one after the other; those of one may be a part of a character."""
+    def __init__(
+        self,
+        *,
+        byte_counts: _builtins.bytes = ...,
+        token_bytes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_counts", b"byte_counts", "token_bytes", b"token_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpellReply: _TypeAlias = SpellReply  # noqa: Y015
+
+@_typing.final
 class TokenizeCall(_message.Message):
     """Input of Tokenize."""
 

@@ -55,6 +55,11 @@ class TokenizerStub:
                 request_serializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.Spell = channel.unary_unary(
+                '/penstock.v1.Tokenizer/Spell',
+                request_serializer=penstock_dot_v1_dot_tokenizer__pb2.SpellCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.SpellReply.FromString,
+                _registered_method=True)
 
 
 class TokenizerServicer:
@@ -89,6 +94,13 @@ class TokenizerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Spell(self, request, context):
+        """The bytes that tokens stand for, each alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_TokenizerServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.FromString,
                     response_serializer=penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.SerializeToString,
+            ),
+            'Spell': grpc.unary_unary_rpc_method_handler(
+                    servicer.Spell,
+                    request_deserializer=penstock_dot_v1_dot_tokenizer__pb2.SpellCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_tokenizer__pb2.SpellReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class Tokenizer:
             '/penstock.v1.Tokenizer/Prepare',
             penstock_dot_v1_dot_tokenizer__pb2.PrepareCall.SerializeToString,
             penstock_dot_v1_dot_tokenizer__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Spell(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Tokenizer/Spell',
+            penstock_dot_v1_dot_tokenizer__pb2.SpellCall.SerializeToString,
+            penstock_dot_v1_dot_tokenizer__pb2.SpellReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class TokenizerStub:
     """The prompt that the model's chat template makes of messages."""
     Prepare: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]
     """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
+    Spell: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.SpellCall, _tokenizer_pb2.SpellReply]
+    """The bytes that tokens stand for, each alone."""
 
 @_typing.type_check_only
 class TokenizerAsyncStub(TokenizerStub):
@@ -55,6 +57,8 @@ class TokenizerAsyncStub(TokenizerStub):
     """The prompt that the model's chat template makes of messages."""
     Prepare: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.PrepareCall, _tokenizer_pb2.PrepareReply]  # type: ignore[assignment]
     """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
+    Spell: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.SpellCall, _tokenizer_pb2.SpellReply]  # type: ignore[assignment]
+    """The bytes that tokens stand for, each alone."""
 
 class TokenizerServicer(metaclass=_abc_1.ABCMeta):
     """Text to token ids and back."""
@@ -90,5 +94,13 @@ class TokenizerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.PrepareReply, _abc.Awaitable[_tokenizer_pb2.PrepareReply]]:
         """The tokens that a request would have computed, with every check that it would pass; nothing is computed."""
+
+    @_abc_1.abstractmethod
+    def Spell(
+        self,
+        request: _tokenizer_pb2.SpellCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.SpellReply, _abc.Awaitable[_tokenizer_pb2.SpellReply]]:
+        """The bytes that tokens stand for, each alone."""
 
 def add_TokenizerServicer_to_server(servicer: TokenizerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

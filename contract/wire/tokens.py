@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import FinishReason, RequestError
-from contract.domain.plan import Logprobs
+from contract.domain.plan import Logprobs, PromptLogprobs
 from contract.domain.rows import REQUEST_ID_BYTES, TokenRows
 from contract.domain.timeline import Computed, Start
 from contract.v1 import common_pb2, tokens_pb2
@@ -153,6 +153,22 @@ def decode_logprobs(columns: common_pb2.LogprobColumns, num_tokens: int) -> Logp
     if found != (num_tokens, num_tokens, num_tokens, num_top, num_top):
         raise ValueError(f"logprob columns of {found} values for {num_tokens} tokens")
     return logprobs
+
+
+def encode_prompt_logprobs(prompt: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    """Logprobs of a prompt, without the bytes of its tokens."""
+    token_ids = prompt.token_ids.astype("<u4", copy=False).tobytes()
+    return common_pb2.PromptLogprobs(token_ids=token_ids, logprobs=encode_logprobs(prompt.logprobs))
+
+
+def decode_prompt_logprobs(message: common_pb2.PromptLogprobs) -> PromptLogprobs:
+    """The inverse of `encode_prompt_logprobs`.
+
+    Raises:
+        ValueError: the columns do not fit together.
+    """
+    token_ids = np.frombuffer(message.token_ids, "<u4")
+    return PromptLogprobs(token_ids, decode_logprobs(message.logprobs, len(token_ids)))
 
 
 def encode_error(error: RequestError) -> common_pb2.Error:

@@ -9,8 +9,8 @@ from contract.domain import chain
 from contract.domain.finish import FinishReason, RequestError
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed, Timeline
+from contract.texts.choice import Decoders
 from detokenizer_svc.core.batch import LogBatch, RowSelection
-from detokenizer_svc.core.choice import Decoders
 from detokenizer_svc.core.effects import Cancellation, Effects, Retirement
 from detokenizer_svc.core.live import LiveRequests, failed_rows
 from detokenizer_svc.core.logprobs import RowLogprobs
@@ -41,6 +41,10 @@ class Detokenizer:
     def stats(self) -> DetokenizerStats:
         """Counts since the start, of this one and its siblings."""
         return self._stats
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token alone stands for; may be a part of a character."""
+        return self._decoders.token_bytes(token_id)
 
     def sibling(self) -> "Detokenizer":
         """Another one without requests, for another shard, that shares what was learnt about the tokenizer."""

@@ -12,8 +12,8 @@ from contract.domain.plan import NO_TOKENS
 from contract.domain.request import Header
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed, Run, Timeline
+from contract.texts.decoder import TextDecoder
 from detokenizer_svc.core.checkpoint import logged_rows
-from detokenizer_svc.core.decoder import TextDecoder
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
 from detokenizer_svc.core.sequence import Offset, Sequence
 from detokenizer_svc.core.textrows import TextRows, text_rows

@@ -10,7 +10,7 @@ import numpy as np
 from contract.domain import chain
 from contract.domain.errors import stream_diverged
 from contract.domain.finish import FinishReason, RequestError, Usage
-from detokenizer_svc.core.decoder import TextDecoder
+from contract.texts.decoder import TextDecoder
 from detokenizer_svc.core.logprobs import LogprobLog, RowLogprobs
 from detokenizer_svc.core.request import FinishedSequence, OpenRequest
 from detokenizer_svc.core.stops import StopStrings

@@ -8,6 +8,7 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.ask import Ask, Form, Models
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.replies import ReplyHead
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.unsupported import unknown_field
@@ -15,6 +16,10 @@ from gateway_svc.core.unsupported import unknown_field
 
 class PlainReply(Protocol):
     """The plain reply of a call: its rows in, its body out."""
+
+    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+        """Take the logprobs of the prompt that these choices have, if they are asked for; before their first row."""
+        ...
 
     def add(self, choice: int, row: TextRow) -> None:
         """Take the next row of a choice."""
@@ -30,6 +35,10 @@ class EventFormat(Protocol):
 
     def learn(self, choices: Iterable[int], num_prompt_tokens: int) -> None:
         """Take the number of prompt tokens that choices of one request have; before their first row."""
+        ...
+
+    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+        """Take the logprobs of the prompt that these choices have, if they are asked for; before their first row."""
         ...
 
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:

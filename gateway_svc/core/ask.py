@@ -66,8 +66,10 @@ class Ask:
     tokens_as_ids: bool = False  # vLLM's `return_tokens_as_token_ids`: logprobs name tokens `token_id:7`
     is_resumable: bool = False  # Penstock's `resumable`
     stream_interval: int = 0  # vLLM's: tokens that a stream tells at once; 0: as they come
-    echo: bool = False  # of a completion: the prompt's text stands before the output's
+    echo: bool = False  # of a completion: the prompt's text stands before the output's, its logprobs before these
+    without_output: bool = False  # of a completion: the prompt alone is told
     returns_token_ids: bool = False  # vLLM's `return_token_ids`
+    wants_prompt_logprobs: bool = False  # told by themselves
     cache_salt: str = ""  # vLLM's
     client_id: str | None = None  # vLLM's `request_id`: what the client calls it
     ignored_fields: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from contract.domain.rows import TokenLogprob
 LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """The logprob as JSON can have it."""
     return LOWEST if math.isnan(logprob) else max(logprob, LOWEST)
 
 
@@ -31,7 +32,7 @@ def completion_logprobs(logprobs: Sequence[TokenLogprob], *, as_ids: bool) -> di
     """The four columns of a completion's `logprobs`."""
     return {
         "text_offset": [entry.text_offset for entry in logprobs],
-        "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+        "token_logprobs": [finite(entry.logprob) for entry in logprobs],
         "tokens": [_label(entry.token_id, entry.token_bytes, as_ids=as_ids) for entry in logprobs],
         "top_logprobs": [_alternatives(entry, as_ids=as_ids) for entry in logprobs],
     }
@@ -43,11 +44,11 @@ def _alternatives(entry: TokenLogprob, *, as_ids: bool) -> dict[str, float]:
     Several tokens may have one text. The first of them, the sampled one before all, is named by it; the others by
     their ids, so that none is lost.
     """
-    found = {_label(entry.token_id, entry.token_bytes, as_ids=as_ids): _finite(entry.logprob)}
+    found = {_label(entry.token_id, entry.token_bytes, as_ids=as_ids): finite(entry.logprob)}
     for (token_id, logprob), token_bytes in zip(entry.top, _top_bytes(entry), strict=True):
         if token_id != entry.token_id:
             label = _label(token_id, token_bytes, as_ids=as_ids)
-            found[_id_label(token_id) if label in found else label] = _finite(logprob)
+            found[_id_label(token_id) if label in found else label] = finite(logprob)
     return found
 
 
@@ -66,7 +67,7 @@ def chat_logprobs(logprobs: Iterable[TokenLogprob], *, as_ids: bool) -> dict[str
 
 def _chat_token(token_id: int, token_bytes: bytes, logprob: float, *, as_ids: bool) -> dict[str, Any]:
     label = _id_label(token_id) if as_ids else token_bytes.decode(errors="replace")
-    return {"token": label, "logprob": _finite(logprob), "bytes": list(token_bytes)}
+    return {"token": label, "logprob": finite(logprob), "bytes": list(token_bytes)}
 
 
 def _top_bytes(entry: TokenLogprob) -> tuple[bytes, ...]:

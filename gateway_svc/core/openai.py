@@ -53,6 +53,7 @@ class _Body(FormFields, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     echo: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
 
 
 class _CompletionBody(_Body, frozen=True, kw_only=True):
@@ -111,11 +112,18 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     raw = decode_body(_completion, body)
     if raw.add_special_tokens is False:
         raise invalid("add_special_tokens cannot be false: give token ids to decide about special tokens yourself")
-    params, unsaid = _params(raw, raw.max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
-    if raw.echo and raw.logprobs is not None:
-        raise unimplemented("echo", "echo together with logprobs, which would need those of the prompt,")
+    # As vLLM has it: the prompt is computed, which gives a token, and that is not told.
+    without_output = bool(raw.echo) and raw.max_tokens == 0
+    max_tokens = 1 if without_output else raw.max_tokens
+    params, unsaid = _params(raw, max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
+    if without_output and params.logprob_token_ids:
+        raise invalid(
+            "logprob_token_ids is for output tokens, and with max_tokens 0 there are none", "logprob_token_ids"
+        )
+    if raw.echo and raw.prompt_logprobs is None:
+        params = replace(params, prompt_logprobs=raw.logprobs)
     ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid)
-    return replace(ask, echo=bool(raw.echo), ignored_fields=ignored)
+    return replace(ask, echo=bool(raw.echo), without_output=without_output, ignored_fields=ignored)
 
 
 def parse_chat(
@@ -198,6 +206,7 @@ def _ask(
         is_resumable=bool(raw.resumable),
         stream_interval=interval or 0,
         returns_token_ids=bool(raw.return_token_ids),
+        wants_prompt_logprobs=raw.prompt_logprobs is not None,
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
         unsaid=unsaid,

@@ -6,18 +6,22 @@ from typing import Any
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.apis import api_of
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.replies import error_fields
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import error_of
 
 
-def request_fields(form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]]) -> dict[str, Any]:
+def request_fields(
+    form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]], prompts: Sequence[SpelledPrompt] = ()
+) -> dict[str, Any]:
     """The body of a request's page.
 
     Args:
         form: of its call.
         state: where it is.
         rows: of each request of the call that has ended, the whole of each sample.
+        prompts: the logprobs of their prompts, if they are told.
     """
     head = form.head
     fields = {"id": head.call_id, "object": "request", "created": head.created_s, "model": head.model, "state": state}
@@ -27,6 +31,8 @@ def request_fields(form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]
     if len(rows) < len(form.request_ids):
         return fields | {"reply": None, "error": None}
     reply = api_of(form.form).reply(head)
+    for prompt, logprobs in enumerate(prompts):
+        reply.learn_prompt(range(prompt * form.n, (prompt + 1) * form.n), logprobs)
     for prompt, request in enumerate(rows):
         for row in request:
             reply.add(prompt * form.n + row.sequence, row)

@@ -1,17 +1,18 @@
 """Plain (not streamed) replies, and the error body."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from contract.domain.errors import PenstockError
-from contract.domain.finish import Usage
+from contract.domain.finish import FinishReason, Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.streams import merge
 from gateway_svc.core.told import FINISH_REASONS, ToldChoice
 
@@ -36,6 +37,9 @@ class ReplyHead:
     created_s: int  # Unix time, seconds
     num_choices: int
     wants_logprobs: bool = False
+    wants_prompt_logprobs: bool = False  # told by themselves
+    echoes_logprobs: bool = False  # of a completion: logprobs begin with those of the prompt
+    without_output: bool = False  # of a completion: the prompt alone is told
     tokens_as_ids: bool = False
     include_usage: bool = False  # of a stream
     continuous_usage: bool = False  # of a stream, in every chunk
@@ -45,6 +49,31 @@ class ReplyHead:
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
     request_id: bytes = b""  # of the call's first request
     context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
+
+    def told_row(self, row: TextRow) -> TextRow:
+        """The part of an output's row that is told."""
+        if not self.without_output:
+            return row
+        finish = FinishReason.LENGTH if row.finish else row.finish
+        return replace(row, text="", token_ids=(), logprobs=(), finish=finish, stop_reason=None)
+
+    def told_usages(self, usages: Sequence[Usage]) -> Sequence[Usage]:
+        """The part of what requests used that is told."""
+        return [replace(each, num_output_tokens=0) for each in usages] if self.without_output else usages
+
+    def logprobs(self, choice: int, row: TextRow, before: SpelledPrompt | None) -> dict[str, Any] | None:
+        """The logprobs of a row, after those of its prompt if they are told with it."""
+        if not self.wants_logprobs or not (row.logprobs or before):
+            return None
+        if self.form is Form.CHAT:
+            return chat_logprobs(row.logprobs, as_ids=self.tokens_as_ids)
+        columns = completion_logprobs(row.logprobs, as_ids=self.tokens_as_ids)
+        if text := self.prompt(choice).text:
+            columns["text_offset"] = [len(text) + each for each in columns["text_offset"]]
+        if before is None:
+            return columns
+        of_prompt = before.columns(as_ids=self.tokens_as_ids)
+        return {name: of_prompt[name] + values for name, values in columns.items()}
 
     def prompt(self, choice: int) -> ToldPrompt:
         """The part of a choice's prompt that is told."""
@@ -58,11 +87,16 @@ class ReplyHead:
 class Reply:
     """Gathers the rows of a call until it has ended."""
 
-    __slots__ = ("_head", "_rows")
+    __slots__ = ("_head", "_prompts", "_rows")
 
     def __init__(self, head: ReplyHead) -> None:
         self._head = head
+        self._prompts: dict[int, SpelledPrompt] = {}  # by choice
         self._rows: list[list[TextRow]] = [[] for _ in range(head.num_choices)]
+
+    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+        """The prompt of these choices has these logprobs."""
+        self._prompts |= dict.fromkeys(choices, logprobs)
 
     def add(self, choice: int, row: TextRow) -> None:
         """Takes the next row of a choice."""
@@ -81,35 +115,36 @@ class Reply:
             "model": head.model,
             # Prompts of one call may be answered by two models, while one replaces the other.
             **({"system_fingerprint": models.pop().hex()} if len(models) == 1 else {}),
-            "choices": [self._choice(index, merge(rows), told[index]) for index, rows in enumerate(self._rows)],
-            "usage": usage_fields(usages, told),
+            "choices": [
+                self._choice(index, head.told_row(merge(rows)), told[index]) for index, rows in enumerate(self._rows)
+            ],
+            "usage": usage_fields(head.told_usages(usages), told),
             # vLLM's clients read these where it has them: of a chat here, of a completion in its choices.
-            **({"prompt_logprobs": None} if chat else {}),
+            **({"prompt_logprobs": self._prompt_logprobs(0)} if chat else {}),
             **({"prompt_token_ids": head.prompt(0).token_ids} if chat and head.returns_token_ids else {}),
         }
 
     def _choice(self, index: int, row: TextRow, told: ToldChoice | None) -> dict[str, Any]:
         head = self._head
         choice: dict[str, Any] = {"index": index}
-        logprobs: dict[str, Any] | None = None
         if head.form is Form.CHAT:
             plain = {"role": "assistant", "content": row.text, "refusal": None}
             choice["message"] = plain if told is None else told.message(row)
-            if head.wants_logprobs:
-                logprobs = chat_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
         else:
             choice["text"] = head.prompt(index).text + row.text
-            if head.wants_logprobs:
-                logprobs = completion_logprobs(row.logprobs, as_ids=head.tokens_as_ids)
-        choice["logprobs"] = logprobs
+        choice["logprobs"] = head.logprobs(index, row, self._prompts.get(index) if head.echoes_logprobs else None)
         choice |= finish_fields(row) if told is None else told.finish_fields(row)
         if head.form is not Form.CHAT:
-            choice["prompt_logprobs"] = None
+            choice["prompt_logprobs"] = self._prompt_logprobs(index)
             if head.returns_token_ids:
                 choice["prompt_token_ids"] = head.prompt(index).token_ids
         if head.returns_token_ids:
             choice["token_ids"] = row.token_ids
         return choice
+
+    def _prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
+        known = self._prompts.get(index) if self._head.wants_prompt_logprobs else None
+        return None if known is None else known.by_token
 
 
 def finish_fields(row: TextRow) -> dict[str, Any]:

@@ -20,6 +20,9 @@ class ReplyForm:
     deadline_ns: int  # Unix time; 0: none
     seed: int  # unsigned 64-bit, of the first sample
     wants_logprobs: bool = False
+    wants_prompt_logprobs: bool = False  # told by themselves
+    echoes_logprobs: bool = False  # of a completion: logprobs begin with those of the prompt
+    without_output: bool = False  # of a completion: the prompt alone is told
     tokens_as_ids: bool = False
     include_usage: bool = False  # of a stream
     is_resumable: bool = False  # outlives its connection for a grace time
@@ -44,6 +47,11 @@ class ReplyForm:
         return len(self.request_ids) * self.n
 
     @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Return whether the reply tells logprobs of its prompts."""
+        return self.wants_prompt_logprobs or self.echoes_logprobs
+
+    @property
     def of_another(self) -> "ReplyForm":
         """The form that is kept beside the call's other requests: with the id of the first alone."""
         return replace(self, request_ids=self.request_ids[:1], prompts=(), context=b"")
@@ -58,6 +66,9 @@ class ReplyForm:
             created_s=self.arrival_ns // 10**9,
             num_choices=self.num_choices,
             wants_logprobs=self.wants_logprobs,
+            wants_prompt_logprobs=self.wants_prompt_logprobs,
+            echoes_logprobs=self.echoes_logprobs,
+            without_output=self.without_output,
             tokens_as_ids=self.tokens_as_ids,
             include_usage=self.include_usage,
             continuous_usage=self.continuous_usage,

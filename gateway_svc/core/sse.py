@@ -8,7 +8,7 @@ from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.ask import Form
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
-from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
+from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.replies import ReplyHead, encode, error_fields, finish_fields, usage_fields
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.told import ToldChoice
@@ -23,7 +23,7 @@ class SseFormat:
 
     __slots__ = (
         *("_before_text", "_chat", "_fingerprints", "_has_opened", "_head", "_ids", "_num_prompt_tokens", "_opens"),
-        *("_prefix", "_told", "_without_end"),
+        *("_prefix", "_prompts", "_told", "_without_end"),
     )
 
     def __init__(
@@ -58,6 +58,7 @@ class SseFormat:
             self._without_end += self._suffix()
         self._told = [head.told(index, each.num_chars) for index, each in enumerate(have)]
         self._num_prompt_tokens = [0] * head.num_choices
+        self._prompts: dict[int, SpelledPrompt] = {}  # by choice, of those that have not begun: their logprobs
         # A chat begins each choice with its role. Each choice is heard of with its first token, though it has no text.
         self._has_opened = [bool(each.num_tokens or each.finish) for each in have]
 
@@ -65,6 +66,10 @@ class SseFormat:
         """Choices of one request have so many prompt tokens."""
         for choice in choices:
             self._num_prompt_tokens[choice] = num_prompt_tokens
+
+    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+        """The prompt of these choices has these logprobs: told with the first chunk of each."""
+        self._prompts |= {choice: logprobs for choice in choices if not self._has_opened[choice]}
 
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:
         """Choices of one request are answered by the model with this digest."""
@@ -87,11 +92,13 @@ class SseFormat:
         """
         if (told := self._told[choice]) is not None:
             return self._told_chunk(told, choice, row, chain)
-        if not row.finish and not row.logprobs and not self._head.returns_token_ids:
+        head = self._head
+        is_more = head.returns_token_ids or head.without_output or self._prompts
+        if not row.finish and not row.logprobs and not is_more:
             if not row.text and (self._chat or self._has_opened[choice]):
                 return self._opening(choice)
             event = self._before_text[choice] + encode(self._text(choice, row)) + self._without_end
-            if self._head.continuous_usage:
+            if head.continuous_usage:
                 event += self._suffix(choice, row)
         else:
             event = self._full(choice, row)
@@ -122,6 +129,7 @@ class SseFormat:
         """The bytes after the last chunk: the usage if it was asked for, and the end mark."""
         if not self._head.include_usage:
             return DONE
+        usages = self._head.told_usages(usages)
         distinct = set(self._fingerprints)
         fingerprint = distinct.pop() if len(distinct) == 1 else b""
         return (
@@ -146,6 +154,8 @@ class SseFormat:
         of_prompt = b""
         if self._head.returns_token_ids:
             of_prompt = b',"prompt_token_ids":' + encode(self._head.prompt(choice).token_ids)
+        if (prompt := self._prompts.pop(choice, None)) is not None:
+            of_prompt += b',"prompt_logprobs":' + encode(prompt.by_token)
         return self._choice_prefix(choice) + _ROLE + of_prompt + self._suffix(choice)
 
     def _text(self, choice: int, row: TextRow) -> str:
@@ -161,11 +171,12 @@ class SseFormat:
             return b',"usage":null}\n\n' if self._head.include_usage else b"}\n\n"
         num_prompt, num_output = self._num_prompt_tokens[choice], 0
         if row is not None:
-            num_output = row.token_offset + len(row.token_ids)
+            num_output = 0 if self._head.without_output else row.token_offset + len(row.token_ids)
         counts = (num_prompt, num_output, num_prompt + num_output)
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
 
     def _full(self, choice: int, row: TextRow) -> bytes:
+        row = self._head.told_row(row)
         rest = self._rest(choice, row, None)
         if not self._chat:
             return self._before_text[choice] + encode(self._text(choice, row)) + rest
@@ -175,21 +186,17 @@ class SseFormat:
     def _rest(self, choice: int, row: TextRow, told: ToldChoice | None) -> bytes:
         """The event of a row after what it adds to the text."""
         end = finish_fields(row) if told is None else told.finish_fields(row)
-        fields: dict[str, Any] = {"logprobs": self._logprobs(row), **end}
+        prompt = None if self._chat else self._prompts.pop(choice, None)
+        of_prompt = prompt if self._head.echoes_logprobs else None
+        fields: dict[str, Any] = {"logprobs": self._head.logprobs(choice, row, of_prompt), **end}
+        if prompt is not None and self._head.wants_prompt_logprobs:
+            fields["prompt_logprobs"] = prompt.by_token
         if self._head.returns_token_ids:
             fields["token_ids"] = row.token_ids
             if not self._chat and not self._has_opened[choice]:
                 fields["prompt_token_ids"] = self._head.prompt(choice).token_ids
         # Without the braces: they are those of the choice.
         return b"," + encode(fields)[1:-1] + b"}]" + self._suffix(choice, row)
-
-    def _logprobs(self, row: TextRow) -> dict[str, Any] | None:
-        if not self._head.wants_logprobs or not row.logprobs:
-            return None
-        as_ids = self._head.tokens_as_ids
-        if self._chat:
-            return chat_logprobs(row.logprobs, as_ids=as_ids)
-        return completion_logprobs(row.logprobs, as_ids=as_ids)
 
 
 def _fingerprint(model_digest: bytes) -> bytes:

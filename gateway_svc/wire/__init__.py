@@ -9,6 +9,7 @@ from gateway_svc.wire.operations import (
     takes_priorities,
     told_facts,
 )
+from gateway_svc.wire.prompt_logprobs import decode_prompt_logprobs, prompt_events
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
 from gateway_svc.wire.text import (
@@ -23,8 +24,10 @@ from gateway_svc.wire.vocabulary import (
     detokenize_question,
     prepare_question,
     read_prepared,
+    read_spelled,
     read_text,
     read_tokenized,
+    spell_question,
     tokenize_question,
     tokenizers_error,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "decode_finished_timeline",
     "decode_generate",
     "decode_offsets",
+    "decode_prompt_logprobs",
     "decode_reply_form",
     "decode_text",
     "decode_worker",
@@ -54,9 +58,12 @@ __all__ = [
     "pipeline_status",
     "pool_load",
     "prepare_question",
+    "prompt_events",
     "read_prepared",
+    "read_spelled",
     "read_text",
     "read_tokenized",
+    "spell_question",
     "takes_priorities",
     "tokenize_question",
     "tokenizers_error",

@@ -24,7 +24,8 @@ from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
 
 _U64 = 2**64
-_DELTA_TOKENS = 2048  # with 20 alternatives each
+_DELTA_LOGPROBS = 2048 * 21  # of tokens and their alternatives
+_DELTA_TOKENS = 2048
 _DELTA_CHARS = 2**18
 _ENDS = {int(each): each for each in (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)}
 
@@ -153,7 +154,8 @@ def accepted_event(form: ReplyForm) -> inference_pb2.GenerateEvent:
 
 def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:
     """A choice's row as events: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
-    parts = split(row, _DELTA_TOKENS, _DELTA_CHARS)
+    num_each = 1 + max((len(each.top) for each in row.logprobs), default=0)
+    parts = split(row, min(_DELTA_TOKENS, _DELTA_LOGPROBS // num_each), _DELTA_CHARS)
     events = [inference_pb2.GenerateEvent(delta=encode_delta(part, choice)) for part in parts]
     events[-1].delta.chain_after = chain.extend(row.chain, row.token_ids)
     return events

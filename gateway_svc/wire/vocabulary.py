@@ -1,6 +1,7 @@
 """Calls of a tokenizer's control service."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,18 @@ def prepare_question(request: Request) -> Question:
 def read_prepared(reply: tokenizer_pb2.PrepareReply) -> Prepared:
     """The answer to `prepare_question`."""
     return Prepared(_token_ids(reply.token_ids), reply.prompt.max_tokens)
+
+
+def spell_question(token_ids: TokenIds) -> Question:
+    """The question for the bytes of tokens; its answer is for `read_spelled`."""
+    call = tokenizer_pb2.SpellCall(token_ids=token_ids.astype("<u4", copy=False).tobytes())
+    return lambda channel, timeout_s, metadata: _stub(channel).Spell(call, timeout=timeout_s, metadata=metadata)
+
+
+def read_spelled(reply: tokenizer_pb2.SpellReply) -> list[bytes]:
+    """The answer to `spell_question`."""
+    ends = np.cumsum(np.frombuffer(reply.byte_counts, "<u4")).tolist()
+    return [reply.token_bytes[start:end] for start, end in pairwise((0, *ends))]
 
 
 def tokenizers_error(error: aio.AioRpcError) -> PenstockError | None:

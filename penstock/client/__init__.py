@@ -3,6 +3,6 @@
 from penstock.client.asynchronous import AsyncClient
 from penstock.client.synchronous import Client
 from penstock.client.tls import ClientTls
-from penstock.client.wire import Accepted, Delta, Generation, ServedModel
+from penstock.client.wire import Accepted, Delta, Generation, PromptPart, ServedModel
 
-__all__ = ["Accepted", "AsyncClient", "Client", "ClientTls", "Delta", "Generation", "ServedModel"]
+__all__ = ["Accepted", "AsyncClient", "Client", "ClientTls", "Delta", "Generation", "PromptPart", "ServedModel"]

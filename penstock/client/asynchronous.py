@@ -17,7 +17,7 @@ from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
     Chat,
-    Delta,
+    Event,
     Generation,
     ParamsLike,
     ServedModel,
@@ -77,7 +77,7 @@ class AsyncClient:
         cache_salt: str | None = None,
         stream_interval: int = 0,
         return_prompt_token_ids: bool = False,
-    ) -> AsyncGenerator[Accepted | Delta, None]:
+    ) -> AsyncGenerator[Event, None]:
         """As `Client.generate`; `aclose` before its end, or a cancelled task, cancels the request."""
         call = encode_call(
             prompt,
@@ -155,7 +155,7 @@ class AsyncClient:
 
     async def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None
-    ) -> AsyncGenerator[Accepted | Delta, None]:
+    ) -> AsyncGenerator[Event, None]:
         resumption = Resumption(message, time.monotonic())
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

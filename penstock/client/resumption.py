@@ -6,7 +6,7 @@ from contract.domain.chain import CHAIN_START
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
 from contract.v1 import common_pb2, inference_pb2
-from penstock.client.wire import Accepted, Delta, decode_event
+from penstock.client.wire import Accepted, Delta, Event, PromptPart, decode_event
 
 PATIENCE_S = 30.0  # without anything new, then the last error counts
 CANCEL_S = 2.0  # for telling the pipeline that nobody wants a request any more
@@ -32,6 +32,7 @@ class Resumption:
         self._offsets = [inference_pb2.SampleOffset(chain=CHAIN_START) for _ in range(num_samples)]
         self._news_s = now_s
         self._pause_s = _FIRST_PAUSE_S
+        self._num_prompt_tokens = 1  # whose logprobs have come; the first has none
         self.request_id = ""  # once it was accepted
 
     @property
@@ -46,7 +47,7 @@ class Resumption:
         """Return whether all samples have."""
         return all(sample.finish for sample in self._samples)
 
-    def take(self, event: inference_pb2.GenerateEvent, now_s: float) -> Accepted | Delta | None:
+    def take(self, event: inference_pb2.GenerateEvent, now_s: float) -> Event | None:
         """The part of an event that is new; None: nothing.
 
         Raises:
@@ -58,6 +59,8 @@ class Resumption:
             return decoded if is_first else None
         if decoded is None or not self._call.resumable:
             return decoded
+        if isinstance(decoded, PromptPart):
+            return self._take_prompt(decoded)
         return self._take_delta(decoded, event.delta, now_s)
 
     def pause_s(self, error: PenstockError, now_s: float) -> float | None:
@@ -71,6 +74,15 @@ class Resumption:
             return None
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
         return pause_s
+
+    def _take_prompt(self, part: PromptPart) -> PromptPart | None:
+        """Told from its start again where the stream broke before a sample's first token."""
+        known = self._num_prompt_tokens - part.position
+        if known < 0:
+            raise PenstockError(ErrorCode.INTERNAL, "the stream of events left something out")
+        new = PromptPart(part.position + known, part.logprobs[known:])
+        self._num_prompt_tokens += len(new.logprobs)
+        return new if new.logprobs else None
 
     def _take_delta(self, delta: Delta, told: inference_pb2.Delta, now_s: float) -> Delta | None:
         sample = self._samples[delta.sequence]

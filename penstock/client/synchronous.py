@@ -15,7 +15,7 @@ from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
     Chat,
-    Delta,
+    Event,
     Generation,
     ParamsLike,
     ServedModel,
@@ -91,7 +91,7 @@ class Client:
         cache_salt: str | None = None,
         stream_interval: int = 0,
         return_prompt_token_ids: bool = False,
-    ) -> Generator[Accepted | Delta, None, None]:
+    ) -> Generator[Event, None, None]:
         """Generates for one prompt: first `Accepted`, then a `Delta` for each step of each sample.
 
         Closing the iterator before its end cancels the request.
@@ -189,9 +189,7 @@ class Client:
         except grpc.RpcError as error:
             raise decode_error(error) from None
 
-    def _events(
-        self, message: inference_pb2.GenerateCall, timeout_s: float | None
-    ) -> Generator[Accepted | Delta, None, None]:
+    def _events(self, message: inference_pb2.GenerateCall, timeout_s: float | None) -> Generator[Event, None, None]:
         resumption = Resumption(message, time.monotonic())
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

@@ -20,7 +20,8 @@ from contract.wire import errors
 from contract.wire.errors import ERROR_TRAILER
 from contract.wire.generation_defaults import clear_unsaid
 from contract.wire.requests import encode_message, encode_params
-from penstock.outputs import CompletionOutput, new_samples
+from contract.wire.tokens import decode_prompt_logprobs
+from penstock.outputs import CompletionOutput, Logprob, new_samples, prompt_entries
 
 _TOO_LARGE = "message larger than max"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -74,6 +75,17 @@ class Delta:
     system_fingerprint: str = ""  # of the model; told with the first and the last event of a sample
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """The logprobs of a part of the prompt, if they were asked for; all parts come before the first `Delta`."""
+
+    position: int  # index in the prompt of the first token
+    logprobs: tuple[dict[int, Logprob], ...]  # of each token, by id: its own and those of the most likely there
+
+
+Event: TypeAlias = Accepted | PromptPart | Delta
+
+
 @dataclass(slots=True)
 class Generation:
     """A whole generation: what its events add up to."""
@@ -82,14 +94,19 @@ class Generation:
     outputs: list[CompletionOutput] = field(default_factory=list)  # one for each sample
     usage: Usage | None = None  # once all samples have ended
     system_fingerprint: str = ""  # of the model that answers, as OpenAI calls it; once it is known
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # if asked for, as `RequestOutput` has them
 
     @property
     def text(self) -> str:
         """Text of the first sample."""
         return self.outputs[0].text
 
-    def extend(self, delta: Delta) -> None:
-        """Adds what one step brought."""
+    def extend(self, delta: PromptPart | Delta) -> None:
+        """Adds what one event brought."""
+        if isinstance(delta, PromptPart):
+            if self.prompt_logprobs is not None:
+                self.prompt_logprobs += delta.logprobs
+            return
         self.outputs[delta.sequence].extend(delta)
         self.usage = delta.usage or self.usage
         self.system_fingerprint = delta.system_fingerprint or self.system_fingerprint
@@ -97,7 +114,10 @@ class Generation:
     @classmethod
     def begin(cls, accepted: Accepted, params: SamplingParams) -> "Generation":
         """A generation that was accepted and has no tokens."""
-        return cls(accepted, new_samples(params))
+        generation = cls(accepted, new_samples(params))
+        if params.prompt_logprobs is not None:
+            generation.prompt_logprobs = [None]
+        return generation
 
     @staticmethod
     def ended(generation: "Generation | None") -> "Generation":
@@ -201,7 +221,7 @@ def encode_call(
     )
 
 
-def decode_event(event: inference_pb2.GenerateEvent) -> Accepted | Delta | None:
+def decode_event(event: inference_pb2.GenerateEvent) -> Event | None:
     """One event of the stream; None for one that this version does not know."""
     match event.WhichOneof("event"):
         case "accepted":
@@ -210,6 +230,8 @@ def decode_event(event: inference_pb2.GenerateEvent) -> Accepted | Delta | None:
             return Accepted(accepted.request_id, accepted.model, accepted.seed, token_ids)
         case "delta":
             return _decode_delta(event.delta)
+        case "prompt_logprobs":
+            return _decode_prompt_part(event.prompt_logprobs)
     return None
 
 
@@ -243,6 +265,17 @@ def _encode_message(message: Message | Mapping[str, Any]) -> requests_pb2.ChatMe
             )
         message = Message(role, tuple(content) if isinstance(content, list | tuple) else content, given or None)
     return encode_message(message)
+
+
+def _decode_prompt_part(event: inference_pb2.PromptLogprobsEvent) -> PromptPart:
+    part = event.part
+    ids = np.frombuffer(part.spelled_ids, "<u4").tolist()
+    ends = np.cumsum(np.frombuffer(part.byte_counts, "<u4")).tolist()
+    spelled = {
+        token_id: part.token_bytes[start:end] for token_id, start, end in zip(ids, [0, *ends[:-1]], ends, strict=True)
+    }
+    entries = prompt_entries(decode_prompt_logprobs(part), lambda token_id: spelled.get(token_id, b""))
+    return PromptPart(event.position, tuple(entries))
 
 
 def _decode_delta(delta: inference_pb2.Delta) -> Delta:

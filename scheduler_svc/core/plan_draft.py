@@ -37,6 +37,7 @@ class PlanDraft:
                 stop_token_ids=request.stop_token_ids,
                 request_id=request.request_id,
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
+                prompt_logprobs=sequence.gives_prompt_logprobs,
             )
         )
 

@@ -11,8 +11,11 @@ _MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has m
 def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -> Reused:
     """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
 
-    The last known token is always computed, since its logits give the next one.
+    The last known token is always computed, since its logits give the next one; and all of them where the prompt's
+    logprobs are asked for.
     """
+    if sequence.computes_prompt_logprobs:
+        return Reused([], 0)
     size = worker.limits.block_size
     found: list[int] = []
     if has_cache:

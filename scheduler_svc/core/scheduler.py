@@ -190,6 +190,9 @@ class Scheduler:
             return NO_ROWS
         ends = [failed(worker.sequence_in(slot), why) for slot, why in worker.failures(result, valid)]
         rows, slots = token_rows(worker, result, valid)
+        for row in rows.starts:
+            if (sequence := worker.sequence_in(int(slots[row]))).gives_prompt_logprobs:
+                sequence.request.needs_prompt_logprobs = False
         self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
         self._counters.num_generated_tokens += len(rows.token_ids)
         self._counters.num_discarded_tokens += len(result.token_ids) - len(rows.token_ids)

@@ -66,6 +66,8 @@ class ScheduledRequest:
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n
         self.num_preemptions = 0
+        # Whoever takes a request over cannot know it, so they are computed again; the first that were kept stay.
+        self.needs_prompt_logprobs = queued.sampling.num_prompt_logprobs is not None
         self.num_strikes = queued.num_strikes
         self.struck_at = queued.struck_at
         # Of the model that generates it, from its first slot on; without a token and a slot any may begin again.
@@ -99,6 +101,7 @@ class SequenceState:
         "block_hashes",
         "blocks",
         "chain",
+        "gives_prompt_logprobs",
         "hash_block_size",
         "index",
         "num_deferrals",
@@ -129,7 +132,15 @@ class SequenceState:
         self.prompt_issued = False  # a plan that was issued before has computed the whole prompt in `blocks`
         self.block_hashes: list[bytes] = []  # of the full blocks so far, for `hash_block_size`
         self.hash_block_size = 0
+        self.gives_prompt_logprobs = False  # its first row since it got its slot says that they are kept
         self.num_deferrals = 0  # times it was left to a worker that has more of its prefix
+
+    @property
+    def computes_prompt_logprobs(self) -> bool:
+        """Return whether it is to compute its prompt's logprobs, and so the whole prompt: the first that lives does."""
+        if not self.request.needs_prompt_logprobs:
+            return False
+        return next(each for each in self.request.sequences if each.status is not Status.ENDED) is self
 
     @property
     def num_tokens(self) -> int:

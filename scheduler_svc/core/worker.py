@@ -167,6 +167,7 @@ class WorkerState:
         blocks = reused.blocks + self.blocks.allocate(self._num_blocks(sequence) - len(reused.blocks))
         slot = self.free_slots.pop()
         request = sequence.request
+        sequence.gives_prompt_logprobs = sequence.computes_prompt_logprobs
         sequence.status, sequence.started = Status.RUNNING, True
         sequence.worker_id, sequence.slot, sequence.blocks = self.worker_id, slot, blocks
         self.sequences[slot] = sequence

@@ -129,6 +129,17 @@ class Commands:
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), replies.loaded)
         self._add(c.Commit, self._commit, bool)
         add(
+            c.KeepPromptLogprobs,
+            "keep_prompt_logprobs",
+            lambda q: (q.request_id, k.prompt_logprobs(q.model_digest), q.logprobs),
+            bool,
+        )
+        self._add(
+            c.ReadPromptLogprobs,
+            lambda q: (b"HGET", self._keys.request(q.request_id), k.prompt_logprobs(q.model_digest)),
+            lambda reply: reply,
+        )
+        add(
             c.Retire,
             "retire",
             lambda q: (q.sid.hex(), q.shard, q.ttl_ms, q.route, ",".join(map(str, q.tokens)), *_retired(q)),

@@ -48,10 +48,24 @@ class Asked:
     def max_tokens(self) -> int:
         return self.request.params.max_tokens or 0
 
+    @property
+    def scores_prompt(self) -> bool:
+        return self.request.params.prompt_logprobs is not None
 
-def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool) -> Asked:
+
+def prompt_logprobs(model_digest: bytes) -> bytes:
+    """What stands for the logprobs of a prompt by a model."""
+    return b"by " + model_digest
+
+
+def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool, scores_prompt: bool = False) -> Asked:
     """One request."""
-    params = SamplingParams(n=num_samples, max_tokens=max_tokens, stop=(STOP_STRING,) if has_stop else ())
+    params = SamplingParams(
+        n=num_samples,
+        max_tokens=max_tokens,
+        stop=(STOP_STRING,) if has_stop else (),
+        prompt_logprobs=0 if scores_prompt else None,
+    )
     header = Header(b"request        %d" % index, TENANT, 0, 0, 0, "", 0)
     request = Request(header, "model", Prompt(token_ids=(5, 6)), params)
     meta = encode_tokenized(TokenizedPrompt(_PROMPT, tuple(EOS_IDS), params.stopping))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from clients import Client
+from clients import Client, prompt_logprobs
 from edges import next_entry
 from explored_pool import ExploredPool, Fields
 from generation import LIMITS, SHARD, Epoch, Samples, SchedulerProcess, SchedulerState, model_of
@@ -32,6 +32,7 @@ from servicekit.bus.calls import (
     Append,
     Commit,
     Entry,
+    KeepPromptLogprobs,
     Leave,
     ListSessions,
     ListWorkers,
@@ -57,6 +58,7 @@ class WorkerState(NamedTuple):
     step: int = 0
     is_over: bool = False  # the epoch ended badly: another incarnation must be drawn
     plan: tuple[int, bytes, int, tuple[int, ...]] | None = None  # step, request, sample, tokens before
+    scores_prompt: bool = False  # the plan's, whose logprobs are still to be kept
 
 
 class WorkerProcess(Process):
@@ -103,7 +105,7 @@ class WorkerProcess(Process):
             registered = me._replace(position=position) if position else self.fenced(me)
             yield Move(f"{self.name}: registers", registered, changed)
         elif me.plan is not None:
-            yield from self._publish(me, pool, me.plan)
+            yield from self._finish(me, pool, me.plan)
         elif entry := next_entry(self.pool, pool, keys.steps(NAME), me.position):
             yield Move(f"{self.name}: reads a plan", self._planned(me, entry), pool)
 
@@ -122,7 +124,20 @@ class WorkerProcess(Process):
         (admission,) = plan.admissions
         before = tuple(admission.token_ids[admission.num_prompt_tokens :].tolist())
         todo = (plan.step, admission.request_id, admission.slot, before)
-        return me._replace(session=received.session, step=plan.step, plan=todo)
+        wants = admission.prompt_logprobs
+        return me._replace(session=received.session, step=plan.step, plan=todo, scores_prompt=wants)
+
+    def _finish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
+        """The logprobs of the prompt, and then the result."""
+        if me.scores_prompt:
+            yield self._keep(me, pool, plan[1])
+        else:
+            yield from self._publish(me, pool, plan)
+
+    def _keep(self, me: WorkerState, pool: int, request_id: bytes) -> Move:
+        kept = KeepPromptLogprobs(request_id, self.model_digest, prompt_logprobs(self.model_digest))
+        _, changed = self.pool.call(pool, kept)
+        return Move(f"{self.name}: keeps the logprobs of a prompt", me._replace(scores_prompt=False), changed)
 
     def _publish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
         sid = self.sid(me)
@@ -232,7 +247,17 @@ class PlanningScheduler(SchedulerProcess):
     def _step_plan(self, step: int, request_id: bytes, samples: Samples, sequence: int) -> StepPlan:
         token_ids = np.array((*_PROMPT, *samples[sequence].token_ids), np.uint32)
         one = np.ones(1, np.uint32)
-        admission = Admission(sequence, token_ids, len(_PROMPT), 0, one, Sampling(), 0, request_id=request_id)
+        admission = Admission(
+            sequence,
+            token_ids,
+            len(_PROMPT),
+            0,
+            one,
+            Sampling(num_prompt_logprobs=0),
+            0,
+            request_id=request_id,
+            prompt_logprobs=self.asked[request_id].scores_prompt and not any(each.token_ids for each in samples),
+        )
         return StepPlan(step, admissions=(admission,), slots=one * sequence, num_tokens=one * len(token_ids))
 
     def _received(self, me: SchedulerState, epoch: Epoch, entry: Entry) -> SchedulerState:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from clients import TENANT, Asked, Client, Phase, is_whole, receive, stream_of
+from clients import TENANT, Asked, Client, Phase, is_whole, prompt_logprobs, receive, stream_of
 from explored_pool import ExploredPool, Fields
 from processes import Hold, Move, Process, Stage
 from samplers import Samplers
@@ -23,6 +23,7 @@ from servicekit.bus.calls import (
     Metered,
     Read,
     ReadGroup,
+    ReadPromptLogprobs,
     Reclaim,
     SessionKind,
     Submit,
@@ -177,6 +178,7 @@ class Gateway(Process):
             client = client._replace(phase=Phase.REFUSED, why="unknown")
         elif answer.result is not None:
             client, wrong, _ = self._take(clients, decode_finished(asked.request_id, answer.result), asked)
+            wrong = wrong or self._lacks_prompt(pool, asked, client)
             if client.phase is Phase.OPEN:
                 client = client._replace(phase=Phase.REFUSED, why="diverged")
         name = f"{self.name}: attaches {asked.index}, {answer.state.name if answer.state else 'unknown'}"
@@ -212,11 +214,21 @@ class Gateway(Process):
             if self._serves(clients[asked.index]):
                 mine = [row for row in rows if row.request_id == asked.request_id]
                 client, wrong_here, is_behind = self._take(clients, mine, asked)
+                wrong = wrong or self._lacks_prompt(pool, asked, client)
                 clients, wrong = with_client(clients, asked.index, client), wrong or wrong_here
                 if is_behind:
                     me = me._replace(wanted=me.wanted | {asked.index})
         name = f"{self.name}: reads text" + (", nothing new" if clients == before else "")
         return Move(name, me, pool, clients, wrong=wrong, is_reading=True)
+
+    def _lacks_prompt(self, pool: int, asked: Asked, client: Client) -> str:
+        """Whoever has tokens finds the logprobs of the prompt, by the model that sampled these."""
+        models = {each for got in client.got for each in got.models} if asked.scores_prompt else set()
+        for model_digest in models:
+            found, _ = self.pool.call(pool, ReadPromptLogprobs(asked.request_id, model_digest))
+            if found != prompt_logprobs(model_digest):
+                return "a client has tokens, and its prompt has no logprobs"
+        return ""
 
     def _take(self, clients: tuple[Client, ...], rows: list[TextRow], asked: Asked) -> tuple[Client, str, bool]:
         client, wrong, is_behind = clients[asked.index], "", False

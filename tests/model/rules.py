@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from clients import TWO_MODELS, Asked, Client
-from computing import PlanningScheduler
+from computing import PlanningScheduler, WorkerProcess, WorkerState
 from edges import Gateway, GatewayState
 from explored_pool import Fields
 from generation import SHARD, Epoch, Samples, SchedulerProcess, SchedulerState
@@ -97,6 +97,18 @@ def _accepts_without_hash(self: ClientStream, row: TextRow) -> TextRow | Refusal
 
 
 # In the services' loops.
+
+
+class _KeepsAfterwards(WorkerProcess):
+    """The result goes before the logprobs of the prompt."""
+
+    def _finish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
+        if me.scores_prompt:
+            for move in self._publish(me, pool, plan):
+                yield move._replace(me=me._replace(scores_prompt=False))
+        else:
+            kept = self._keep(me, pool, plan[1])
+            yield kept._replace(me=me._replace(plan=None))
 
 
 class _NoWitness(Gateway):
@@ -252,6 +264,12 @@ RULES = [
     ),
     Rule("gateways are witnesses", replace(_RESTART, max_tokens=1), processes={SessionKind.GATEWAY: _NoWitness}),
     Rule("a restarted pool settles", replace(_RESTART, max_tokens=1), Cut("if not earliest then", "if true then")),
+    Rule(
+        "logprobs of a prompt are kept before the result",
+        Space("scored", workers=1, scores_prompts=True, max_tokens=1, is_warm=True),
+        processes={SessionKind.WORKER: _KeepsAfterwards},
+        reason="its prompt has no logprobs",
+    ),
     Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
     Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),
     Rule(

@@ -50,6 +50,7 @@ class Space:
     mortal: frozenset[str] = frozenset()  # names of the processes that may die
     pausing: frozenset[str] = frozenset()
     keeps_nothing: bool = False  # a restart comes soon and brings the first state back
+    scores_prompts: bool = False  # the requests ask for logprobs of their prompts, which workers keep
     has_two_models: bool = False  # the first worker has one, the second another
     # The first scheduler has claimed what there is, the first detokenizer has the shard, and of two models the first
     # worker is paired.
@@ -84,7 +85,13 @@ class Penstock:
         self.pool = ExploredPool(library)
         self.samplers = Samplers()
         self.asked = tuple(
-            ask(index, num_samples=space.samples, max_tokens=space.max_tokens, has_stop=Kind.STOP in space.kinds)
+            ask(
+                index,
+                num_samples=space.samples,
+                max_tokens=space.max_tokens,
+                has_stop=Kind.STOP in space.kinds,
+                scores_prompt=space.scores_prompts,
+            )
             for index in range(space.requests)
         )
         self._values = Interned()

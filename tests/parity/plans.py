@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contract.domain.params import Sampling
-from contract.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.plan import Admission, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.interface import PendingStep, Runner
 
 
@@ -25,6 +25,7 @@ class Drive:
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
+    prompt: PromptLogprobs | None = None  # if asked for, once complete
 
 
 @dataclass
@@ -68,6 +69,8 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
                     min_output_tokens=sequence.min_output_tokens,
                     stop_token_ids=sequence.stop_token_ids,
                     eos_token_ids=sequence.eos_token_ids,
+                    request_id=slot.to_bytes(16, "big"),
+                    prompt_logprobs=sequence.sampling.num_prompt_logprobs is not None,
                 )
             )
             room[slot] = limits.block_size
@@ -111,6 +114,11 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
 
 def collect(result: StepResult, sequences: list[Drive]) -> None:
     """Hand a result's tokens to their sequences."""
+    for request_id, prompt in result.prompts.items():
+        sequence = sequences[int.from_bytes(request_id, "big")]
+        assert sequence.prompt is None
+        assert not sequence.output
+        sequence.prompt = prompt
     token, top = 0, 0
     for slot, count in zip(result.slots.tolist(), result.counts.tolist(), strict=True):
         sequence = sequences[slot]

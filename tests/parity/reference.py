@@ -25,6 +25,10 @@ MIN_GREEDY_GAP = 1e-3
 MIN_TOP_GAP = 1e-4
 LOGPROB_TOLERANCE = 1e-4
 
+# Every other prompt asks for its own logprobs too: the others find what such ones leave in the prefix cache.
+PROMPT_PARAMS = SamplingParams(
+    temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=NUM_TOP, prompt_logprobs=NUM_TOP
+)
 PARAMS = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=NUM_TOP)
 
 
@@ -36,6 +40,7 @@ class Answer:
     token_ids: list[int]  # greedy
     top_ids: list[list[int]]  # per token, the most likely first
     top_logprobs: list[list[float]]
+    prompt_logprobs: torch.Tensor  # f32[prompt tokens but the first, vocab_size]
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,11 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
     top_ids: list[list[int]] = []
     top_logprobs: list[list[float]] = []
     fed, cache = torch.tensor([prompt]), None
+    of_prompt = torch.empty(0)
     for _ in range(MAX_TOKENS):
         output = model(fed, past_key_values=cache, use_cache=True)
+        if cache is None:
+            of_prompt = output.logits[0, :-1].float().log_softmax(-1)
         cache = output.past_key_values
         values, ids = output.logits[0, -1].float().log_softmax(-1).topk(NUM_TOP + 1)
         gaps = values[:-1] - values[1:]
@@ -93,7 +101,32 @@ def _answer(model: PreTrainedModel, prompt: list[int]) -> Answer | None:
         top_ids.append(ids[:NUM_TOP].tolist())
         top_logprobs.append(values[:NUM_TOP].tolist())
         fed = ids[:1].unsqueeze(0)
-    return Answer(prompt, token_ids, top_ids, top_logprobs)
+    return Answer(prompt, token_ids, top_ids, top_logprobs, of_prompt)
+
+
+def params_of(index: int) -> SamplingParams:
+    """The parameters of the prompt with this index."""
+    return PROMPT_PARAMS if index % 2 else PARAMS
+
+
+def assert_prompt_equal(index: int, answer: Answer, told: Sequence[dict[int, Logprob] | None] | None) -> None:
+    """The prompt's logprobs within `LOGPROB_TOLERANCE`, if it asked for them; ranks up to near-ties."""
+    if not index % 2:
+        assert told is None
+        return
+    assert told is not None
+    assert told[0] is None
+    for token_id, entry, expected in zip(answer.prompt[1:], told[1:], answer.prompt_logprobs, strict=True):
+        assert entry is not None
+        assert next(iter(entry)) == token_id
+        assert len(entry) in (NUM_TOP, NUM_TOP + 1)
+        for token, each in entry.items():
+            assert each.logprob == pytest.approx(float(expected[token]), abs=LOGPROB_TOLERANCE)
+            above, below = expected > expected[token] + MIN_TOP_GAP, expected > expected[token] - MIN_TOP_GAP
+            assert each.rank is not None
+            assert int(above.sum()) < each.rank <= int(below.sum())
+        best = expected.topk(NUM_TOP).values.tolist()
+        assert [value for _, value in likeliest(entry, NUM_TOP)] == pytest.approx(best, abs=LOGPROB_TOLERANCE)
 
 
 def likeliest(told: dict[int, Logprob], count: int) -> list[tuple[int, float]]:

@@ -10,6 +10,14 @@ from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 
 
+def prompt_values(sequence: Drive) -> list[list[float]]:
+    """The logprobs of a prompt, its ranks, and what was likeliest."""
+    assert sequence.prompt is not None
+    logprobs = sequence.prompt.logprobs
+    columns = (logprobs.sampled, logprobs.ranks, logprobs.top_logprobs)
+    return [column.tolist() for column in columns]
+
+
 def run_rank(rank: int, options: dict[str, Any], sequences: list[Drive], queue: Any) -> None:
     """Drive `sequences` and put (rank, blocks, outputs, logprobs) into `queue`."""
     torch.set_num_threads(1)
@@ -17,6 +25,6 @@ def run_rank(rank: int, options: dict[str, Any], sequences: list[Drive], queue: 
     kv_bytes = options.pop("kv_bytes")[rank]
     loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
     drive(loaded.runner, sequences, chunk=40, stagger=1)
-    outputs = [(sequence.output, sequence.logprobs) for sequence in sequences]
+    outputs = [(sequence.output, sequence.logprobs, prompt_values(sequence)) for sequence in sequences]
     queue.put((rank, loaded.runner.limits.num_blocks, outputs))
     loaded.close()

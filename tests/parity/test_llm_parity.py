@@ -1,12 +1,22 @@
 """`LLM` against transformers: 32 prompts at once equal 32 prompts one by one, whatever is switched on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on
 from checkpoints import VARIANTS
 from recorder import Recorder
-from reference import NUM_PROMPTS, PARAMS, Reference, assert_equal
+from reference import (
+    BUNDLED,
+    LOGPROB_TOLERANCE,
+    NUM_PROMPTS,
+    PARAMS,
+    Reference,
+    assert_equal,
+    assert_prompt_equal,
+    params_of,
+)
 
 from penstock import LLM
 
@@ -29,13 +39,43 @@ def check(reference: Reference, case: Case) -> None:
         plans_in_flight=case.window,
     )
     recorder = llm.llm_engine.runner = Recorder(llm.llm_engine.runner)
-    outputs = llm.generate([answer.prompt for answer in reference.answers], PARAMS, use_tqdm=False)
-    for answer, output in zip(reference.answers, outputs, strict=True):
+    params = [params_of(index) for index in range(NUM_PROMPTS)]
+    outputs = llm.generate([answer.prompt for answer in reference.answers], params, use_tqdm=False)
+    for index, (answer, output) in enumerate(zip(reference.answers, outputs, strict=True)):
+        assert_prompt_equal(index, answer, output.prompt_logprobs)
         assert_equal(answer, output.outputs[0].token_ids, output.outputs[0].logprobs or [])
     counters = llm.llm_engine.stats().counters
     assert recorder.most_in_flight == case.window
     assert_switched_on(case, recorder, counters)
     assert sum(output.num_cached_tokens for output in outputs) == counters.num_cached_tokens
+
+
+def test_logprobs_of_chosen_tokens_are_those_of_transformers_beside_others(
+    reference: Callable[[str], Reference],
+) -> None:
+    found = reference(BUNDLED)
+    answers = found.answers[:12]
+    llm = LLM(str(found.directory), dtype="float32", max_num_seqs=8)
+    params = [
+        PARAMS if index % 3 == 0 else replace(PARAMS, logprobs=0, logprob_token_ids=answer.top_ids[0][: index % 4 + 1])
+        for index, answer in enumerate(answers)
+    ]
+    outputs = llm.generate([answer.prompt for answer in answers], params, use_tqdm=False)
+    for answer, asked, output in zip(answers, params, outputs, strict=True):
+        told = output.outputs[0].logprobs
+        assert told is not None
+        if not asked.logprob_token_ids:
+            assert_equal(answer, output.outputs[0].token_ids, told)
+            continue
+        assert output.outputs[0].token_ids == answer.token_ids
+        wanted = dict(zip(answer.top_ids[0], answer.top_logprobs[0], strict=True))
+        assert told[0].keys() == {answer.token_ids[0], *asked.logprob_token_ids}
+        assert {each: told[0][each].logprob for each in told[0]} == pytest.approx(
+            {each: wanted[each] for each in told[0]}, abs=LOGPROB_TOLERANCE
+        )
+        for token_id, entry in zip(answer.token_ids, told, strict=True):
+            assert list(entry) == list(dict.fromkeys((token_id, *sorted(asked.logprob_token_ids))))
+            assert [each.rank for each in entry.values()] == [1, *[None] * (len(entry) - 1)]
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=str)

@@ -8,9 +8,9 @@ import pytest
 from cases import BLOCK_SIZE, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, pairwise
 from in_memory import Pipeline, wait_until
 from recorder import Recorder
-from reference import NUM_PROMPTS, PARAMS, Reference, assert_equal
+from reference import NUM_PROMPTS, Reference, assert_equal, assert_prompt_equal, params_of
 
-from penstock.client import Accepted, Delta, Generation
+from penstock.client import Accepted, Generation
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.settings import WorkerSettings
 
@@ -52,20 +52,23 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
     )
     with pipeline:
         # One after the other, so that they are served in this order; the worker begins when all are there.
-        streams = [pipeline.client.generate(answer.prompt, PARAMS) for answer in expected.answers]
+        params = [params_of(index) for index in range(NUM_PROMPTS)]
+        prompts = [answer.prompt for answer in expected.answers]
+        streams = [pipeline.client.generate(*each) for each in zip(prompts, params, strict=True)]
         accepted = [next(stream) for stream in streams]
         wait_until(lambda: pipeline.scheduler.stats().num_requests == NUM_PROMPTS)
         # As many plans as the window allows were sent, and the first is not carried out.
         wait_until(lambda: plans_in_flight(pipeline) == case.window)
         gate.set()
         generations = []
-        for stream, first in zip(streams, accepted, strict=True):
+        for stream, first, asked in zip(streams, accepted, params, strict=True):
             assert isinstance(first, Accepted)
-            generations.append(Generation.begin(first, PARAMS))
+            generations.append(Generation.begin(first, asked))
             for event in stream:
-                assert isinstance(event, Delta)
+                assert not isinstance(event, Accepted)
                 generations[-1].extend(event)
         counters = pipeline.scheduler.stats().counters
-    for answer, generation in zip(expected.answers, generations, strict=True):
+    for index, (answer, generation) in enumerate(zip(expected.answers, generations, strict=True)):
+        assert_prompt_equal(index, answer, generation.prompt_logprobs)
         assert_equal(answer, generation.outputs[0].token_ids, generation.outputs[0].logprobs or [])
     assert_switched_on(case, recorders[0], counters)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 from plans import Drive, drive
-from tensor_parallel_rank import run_rank
+from tensor_parallel_rank import prompt_values, run_rank
 
 from contract.domain.errors import PenstockError
 from contract.domain.params import Sampling
@@ -26,7 +26,10 @@ BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 def sequences() -> list[Drive]:
     rng = np.random.default_rng(2)
-    asked = [Sampling(temperature=0.0, num_logprobs=0), Sampling(temperature=0.8, top_p=0.9, num_logprobs=0)]
+    asked = [
+        Sampling(temperature=0.0, num_logprobs=0, num_prompt_logprobs=3),
+        Sampling(temperature=0.8, top_p=0.9, num_logprobs=0, num_prompt_logprobs=0),
+    ]
     lengths = (1, 17, 90, 130)
     return [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
 
@@ -58,7 +61,8 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
     kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
     head_dim = BY_NAME[name].options.get("head_dim", 16)
     assert num_blocks == 1_000_000 // (2 * 3 * 16 * kv_heads_each * head_dim * 4)
-    for sequence, (output, logprobs) in zip(expected, outputs, strict=True):
+    for sequence, (output, logprobs, of_prompt) in zip(expected, outputs, strict=True):
+        assert of_prompt == [pytest.approx(column, abs=1e-4) for column in prompt_values(sequence)]
         assert output == sequence.output
         assert logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
 

@@ -1,8 +1,9 @@
 """A request's prompt becomes token ids, and every limit that a vocabulary and a context set is checked."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from contract.domain.parameter import Biases, TokenIds
 from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
+from contract.texts.choice import Decoders
 from tokenizer_svc.core.grammars import GrammarCompiler
 from tokenizer_svc.core.vocabulary import Vocabulary
 
@@ -167,6 +169,15 @@ class PromptTokenizer:
         """Each of a text's tokens as the vocabulary spells it."""
         spelled = map(self.vocabulary.tokenizer.id_to_token, token_ids.tolist())
         return ["" if token is None else token for token in spelled]
+
+    def token_bytes(self, token_ids: Iterable[int]) -> list[bytes]:
+        """The bytes that tokens stand for, each alone, as detokenizers have them; none for one that is not known."""
+        return list(map(self._texts.token_bytes, token_ids))
+
+    @cached_property
+    def _texts(self) -> Decoders:
+        """Found when somebody asks."""
+        return Decoders(self.vocabulary.tokenizer)
 
     def _check_ids(self, token_ids: tuple[int, ...], param: str = "prompt") -> U32:
         size = self.vocabulary.vocab_size

@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
@@ -21,10 +21,16 @@ from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kv_cache import KVCache
-from worker_svc.core.sampler import Extras, Sampled, sample
+from worker_svc.core.prompt_logits import compute_prompt_logprobs
+from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
+from worker_svc.core.result_logprobs import pack_logprobs
+from worker_svc.core.sampler import Extras, Sampled, SamplerInput, chosen_logprobs, sample
+from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import I64, HostSlots
 from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
+
+_PROMPT_COLUMNS = 4  # see `compute_prompt_logprobs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,24 @@ class _Sampling:
     counts: U32
     num_logprobs: I64
     failures: Mapping[int, str]  # as in `StepResult`
+    chosen: Mapping[int, I64]  # by row, as `SlotSampling.chosen` says: their values are the column after the others
+    prompts: PromptRows | None = None  # whose values are the last columns
 
     @classmethod
-    def of(cls, slots: I64, num_logprobs: I64, failures: Mapping[int, str]) -> "_Sampling":
-        return cls(slots.astype(np.uint32), np.ones(len(slots), np.uint32), num_logprobs, failures)
+    def of(
+        cls, slots: I64, asked: SlotSampling, failures: Mapping[int, str], prompts: PromptRows | None
+    ) -> "_Sampling":
+        counts, num_logprobs = np.ones(len(slots), np.uint32), asked.num_logprobs(slots)
+        return cls(slots.astype(np.uint32), counts, num_logprobs, failures, asked.chosen(slots), prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The end of a batch's layers."""
+
+    hidden: Tensor  # [at least samples, hidden_size]
+    slots: Tensor  # i64[samples]
+    positions: Tensor  # i64[samples], of the tokens to be sampled
 
 
 class PendingModelStep:
@@ -57,15 +77,19 @@ class PendingModelStep:
         except RuntimeError as error:
             raise DeviceError(self._step, error) from error
         sampling, columns = self._sampling, self._download.take()
+        prompts: Mapping[bytes, PromptLogprobs] = {}
+        if sampling.prompts is not None:
+            prompts, columns = sampling.prompts.complete(*columns[-_PROMPT_COLUMNS:]), columns[:-_PROMPT_COLUMNS]
         return StepResult(
             step=self._step,
             slots=sampling.slots,
             counts=sampling.counts,
             token_ids=columns[0].astype(np.uint32) if columns else NO_TOKENS,
-            logprobs=_pack_logprobs(sampling.num_logprobs, *columns[1:]) if len(columns) > 1 else None,
+            logprobs=pack_logprobs(sampling.num_logprobs, sampling.chosen, columns[1:]) if len(columns) > 1 else None,
             step_ns=step_ns,
             idle_ns=idle_ns,
             failures=sampling.failures,
+            prompts=prompts,
         )
 
 
@@ -101,6 +125,7 @@ class ModelRunner:
         self._host = HostSlots(limits)
         self._slots = DeviceSlots(self._host, self._device)
         self._grammars = DeviceGrammars(SlotGrammars(None, limits.vocab_size), self._device)
+        self._prompts = SlotPrompts(limits.vocab_size)
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
         self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
@@ -163,14 +188,15 @@ class ModelRunner:
         batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
         slots, positions, asked = batch.slots[batch.samples], batch.sample_positions, self._slots.sampling
         extras = asked.extras(slots, positions, self._device) if self._decoder is not None else None
-        outputs = self._outputs(batch, extras)
+        prompts = self._prompts.take(batch)
+        outputs = self._outputs(batch, extras, prompts)
         failures = self._grammars.follow(slots, outputs[0]) if outputs else {}
         advance(batch, self._host)
-        sampling = _Sampling.of(slots, asked.num_logprobs(slots), failures)
+        sampling = _Sampling.of(slots, asked, failures, prompts)
         has_grammars = self._grammars.holds(slots)
         if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes and not has_grammars:
             going_on = Continuation(plan, batch, self._host, asked.num_alike(slots, positions))
-            self._going_on = going_on, sampling, extras
+            self._going_on = going_on, replace(sampling, prompts=None), extras
         return outputs, sampling
 
     def _update_slots(self, plan: StepPlan) -> None:
@@ -178,12 +204,15 @@ class ModelRunner:
         if plan.step == 1:
             host.clear()
             self._grammars.clear()
+            self._prompts.clear()
         host.release(plan.released_slots)
         self._grammars.release(plan.released_slots)
+        self._prompts.release(plan.released_slots)
         # Most plans have none of these.
         if plan.admissions:
             for admission in plan.admissions:
                 host.admit(admission)
+                self._prompts.admit(admission)
             slots.admit(plan.admissions)
             self._grammars.admit(plan.admissions)
         if len(plan.append_slots):
@@ -193,10 +222,14 @@ class ModelRunner:
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
 
-    def _outputs(self, batch: Batch, extras: Extras | None) -> list[Tensor]:
-        """The sampled tokens and, where asked for, their logprobs, on the device; the tokens are in the histories."""
+    def _outputs(self, batch: Batch, extras: Extras | None, prompts: PromptRows | None) -> list[Tensor]:
+        """The sampled tokens and, where asked for, their logprobs and those of prompts, on the device; the tokens are
+        in the histories.
+        """
         if batch.num_tokens == 0:
             return []
+        if prompts is not None:
+            return self._with_prompts(batch, extras, prompts)
         decoder, output = self._decoder, None
         if decoder is not None and not batch.only_decodes:
             output = decoder.compute(batch)
@@ -205,16 +238,38 @@ class ModelRunner:
         if decoder is not None and batch.only_decodes:
             output = decoder.decode(batch.slots)
         if output is None:
-            output = self._compute(batch)
-        if output is None or len(batch.samples) == 0:
+            output = self._logits(batch, self._compute(batch))
+        return [] if output is None else self._choose(batch, output, extras)
+
+    def _with_prompts(self, batch: Batch, extras: Extras | None, prompts: PromptRows) -> list[Tensor]:
+        """As `_outputs`, of a batch with prompts whose logprobs are asked for: operation by operation, since graphs
+        keep no hidden states but those of the last tokens.
+        """
+        self._slots.enter()
+        rows, token_ids = upload(self._device, prompts.rows, prompts.token_ids)
+        computed = self._compute(batch, rows)
+        output = self._logits(batch, computed)
+        if output is None:
+            chosen = [torch.empty(0, dtype=torch.int64, device=self._device)]
+        else:
+            chosen = self._choose(batch, output, extras)
+        hidden = computed.hidden[len(batch.samples) :]
+        return [*chosen, *compute_prompt_logprobs(self._model, hidden, token_ids, prompts.num_top)]
+
+    def _choose(self, batch: Batch, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
+        """The tokens of the sequences that sample."""
+        if len(batch.samples) == 0:
             return []
+        decoder = self._decoder
         masks = self._grammars.masks(batch.slots[batch.samples])
         if decoder is None:
             return self._sample(batch, output, masks)
         return _chosen(decoder, output, extras.masked(masks) if extras is not None else None)
 
-    def _compute(self, batch: Batch) -> DecodeOutput | None:
-        """Operation by operation; nobody has chosen tokens then. None: there are none to choose."""
+    def _compute(self, batch: Batch, rows: Tensor | None = None) -> _Computed:
+        """Operation by operation; nobody has chosen tokens then. Hidden states are those of the sequences that sample,
+        and after them those of further `rows` i64[n] of the batch.
+        """
         tokens = tokens_of(batch, self._host)
         token_slots, positions, slot_mapping, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
             self._device,
@@ -229,11 +284,17 @@ class ModelRunner:
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
         attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
-        hidden = self._model.forward(token_ids, attention, last_tokens)
+        wanted = last_tokens if rows is None else torch.cat((last_tokens, rows))
+        hidden = self._model.forward(token_ids, attention, wanted)
         self._slots.advance(slots, contexts)
+        return _Computed(hidden, sample_slots, sample_positions)
+
+    def _logits(self, batch: Batch, computed: _Computed) -> DecodeOutput | None:
+        """The logits of the sequences that sample; None: there are none."""
         if len(batch.samples) == 0:
             return None
-        return DecodeOutput(self._model.logits(hidden), None, sample_slots, sample_positions)
+        logits = self._model.logits(computed.hidden[: len(batch.samples)])
+        return DecodeOutput(logits, None, computed.slots, computed.positions)
 
     def _sample(self, batch: Batch, output: DecodeOutput, masks: TokenMasks | None) -> list[Tensor]:
         """Without a decoder."""
@@ -241,7 +302,7 @@ class ModelRunner:
         asked = self._slots.sampling.sampler_input(slots, batch.sample_positions, self._slots.tokens)
         sampled = sample(output.logits.float(), asked.masked(masks))
         self._slots.write_tokens(output.slots, output.positions, sampled.token_ids)
-        return _columns(sampled)
+        return _columns(sampled) + _chosen_columns(output.logits, asked)
 
 
 def _chosen(decoder: DeviceDecoder, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
@@ -250,23 +311,15 @@ def _chosen(decoder: DeviceDecoder, output: DecodeOutput, extras: Extras | None)
     """
     if extras is None and output.token_ids is not None:
         return [output.token_ids]
-    return _columns(decoder.sample(output.logits, output.slots, output.positions, extras))
+    of_chosen = _chosen_columns(output.logits, extras)
+    return _columns(decoder.sample(output.logits, output.slots, output.positions, extras)) + of_chosen
+
+
+def _chosen_columns(logits: Tensor, asked: Extras | SamplerInput | None) -> list[Tensor]:
+    """What rows ask of chosen tokens: before anything changes the logits."""
+    return [] if asked is None or asked.chosen is None else [chosen_logprobs(logits, asked.chosen)]
 
 
 def _columns(sampled: Sampled) -> list[Tensor]:
     columns = (sampled.token_ids, sampled.logprobs, sampled.ranks, sampled.top_ids, sampled.top_logprobs)
     return [column for column in columns if column is not None]
-
-
-def _pack_logprobs(
-    num_logprobs: I64, own: np.ndarray, own_ranks: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray
-) -> Logprobs:
-    """Rows that asked stand in `own` and `own_ranks` [l] and the tops [l, most]; `num_logprobs` i64[rows] is -1 for the
-    others.
-    """
-    asked = num_logprobs >= 0
-    sampled, ranks = np.full(len(num_logprobs), np.nan, np.float32), np.zeros(len(num_logprobs), np.uint32)
-    sampled[asked], ranks[asked] = own, own_ranks
-    counts = np.maximum(num_logprobs, 0)
-    kept = np.arange(top_ids.shape[1]) < counts[asked][:, None]
-    return Logprobs(sampled, ranks, counts.astype(np.uint32), top_ids[kept].astype(np.uint32), top_logprobs[kept])

@@ -50,6 +50,14 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenIds:
+    """Rows whose logprobs of some tokens are asked for, instead of the most likely ones'."""
+
+    rows: Tensor  # i64[c]
+    token_ids: Tensor  # i64[c, most]; where a row has fewer, anything of the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
 class SamplerInput:
     """All that the rows of one step ask for; None: no row does."""
 
@@ -58,6 +66,7 @@ class SamplerInput:
     changes: Changes | None = None
     logprob_rows: Tensor | None = None  # i64[l]
     num_top_logprobs: int = 0  # the most that a row asks for
+    chosen: ChosenIds | None = None
 
     def masked(self, masks: TokenMasks | None) -> "SamplerInput":
         """Ask for the same, of the tokens that `masks` leave."""
@@ -73,6 +82,7 @@ class Extras:
     changes: Changes | None = None
     logprob_rows: Tensor | None = None  # as in `SamplerInput`
     num_top_logprobs: int = 0
+    chosen: ChosenIds | None = None
 
     def masked(self, masks: TokenMasks | None) -> "Extras":
         """Ask for the same, of the tokens that `masks` leave."""
@@ -108,6 +118,12 @@ def sample(logits: Tensor, asked: SamplerInput) -> Sampled:
     ranks = (raw > raw.gather(1, chosen)).sum(dim=-1).add_(1)
     top_logprobs, top_ids = logprobs.topk(asked.num_top_logprobs, dim=-1)
     return Sampled(token_ids, own, ranks, top_ids, top_logprobs)
+
+
+def chosen_logprobs(logits: Tensor, chosen: ChosenIds) -> Tensor:
+    """f32[c, most]: the logprobs of chosen tokens by raw logits [rows, vocab_size]."""
+    raw = logits.index_select(0, chosen.rows).float()
+    return raw.gather(1, chosen.token_ids) - raw.logsumexp(dim=-1, keepdim=True)
 
 
 def _adjust(logits: Tensor, asked: SamplerInput) -> Tensor:

@@ -4,7 +4,7 @@ wrong, shared or too early freed block changes the output.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,14 @@ from llguidance import LLTokenizer
 
 from contract.domain import chain
 from contract.domain.params import Sampling
-from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import WORD_BITS, SlotGrammars, allowed_ids
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
+from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
 from worker_svc.core.script import Script, scripted
-from worker_svc.core.slots import I64, HostSlots
+from worker_svc.core.slots import F32, I64, HostSlots
 
 U64 = npt.NDArray[np.uint64]
 _MASK = 2**64 - 1
@@ -79,6 +80,7 @@ class SimulatedRunner:
         self._tokens = np.zeros((limits.max_num_seqs, self._slots.max_tokens), np.uint32)
         self._salts = np.zeros(limits.max_num_seqs, np.uint64)
         self._num_logprobs = np.full(limits.max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._chosen: dict[int, U32] = {}  # by slot: tokens whose logprobs are wanted instead
         self._min_tokens = np.zeros(limits.max_num_seqs, np.int64)  # stop ids are forbidden below this position
         self._stop_ids: dict[int, tuple[int, ...]] = {}
         self._grammars = SlotGrammars(grammar_tokens, limits.vocab_size)
@@ -86,6 +88,8 @@ class SimulatedRunner:
         self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size)
+        self._prompts = SlotPrompts(limits.vocab_size)
+        self._prompt_rows: PromptRows | None = None  # of the step
 
     @property
     def limits(self) -> Limits:
@@ -106,10 +110,11 @@ class SimulatedRunner:
             slots=slots.astype(np.uint32),
             counts=counts.astype(np.uint32),
             token_ids=token_ids,
-            logprobs=_logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size),
+            logprobs=self._logprobs(slots, counts, token_ids),
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
             failures=self._failures,
+            prompts=_prompts(self._prompt_rows, self._limits.vocab_size),
         )
         return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
 
@@ -117,14 +122,27 @@ class SimulatedRunner:
         """Implement `Runner.close`."""
         del self._cache, self._tokens
 
+    def _logprobs(self, slots: I64, counts: I64, token_ids: U32) -> Logprobs | None:
+        told = _logprobs(self._num_logprobs[slots], counts, token_ids, self._limits.vocab_size)
+        if told is None or not self._chosen:
+            return told
+        ends = np.cumsum(told.top_counts)
+        for token, slot in enumerate(np.repeat(slots, counts).tolist()):
+            if (chosen := self._chosen.get(slot)) is not None:
+                place = slice(int(ends[token]) - len(chosen), int(ends[token]))
+                told.top_ids[place], told.top_logprobs[place] = chosen, chosen_logprobs(chosen)
+        return told
+
     def _update_slots(self, plan: StepPlan) -> None:
         state = self._slots
         if plan.step == 1:
             state.clear()
             self._grammars.clear()
+            self._prompts.clear()
             self._cache.poison_all()
         state.release(plan.released_slots)
         self._grammars.release(plan.released_slots)
+        self._prompts.release(plan.released_slots)
         for admission in plan.admissions:
             self._admit(admission)
         self._cache.poison(state.append(plan).blocks)
@@ -134,10 +152,15 @@ class SimulatedRunner:
     def _admit(self, admission: Admission) -> None:
         self._slots.admit(admission)
         self._grammars.remember(admission)
+        self._prompts.admit(admission)
         slot, sampling = admission.slot, admission.sampling
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
         self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
         self._num_logprobs[slot] = _NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
+        self._chosen.pop(slot, None)
+        if sampling.logprob_token_ids:
+            self._chosen[slot] = np.array(sampling.logprob_token_ids, np.uint32)
+            self._num_logprobs[slot] = len(sampling.logprob_token_ids)
         self._stop_ids[slot] = admission.stop_token_ids
         self._min_tokens[slot] = admission.num_prompt_tokens + admission.min_output_tokens
         self._answers.pop(slot, None)
@@ -158,6 +181,7 @@ class SimulatedRunner:
         planned, slots = plan.num_tokens.astype(np.int64), plan.slots.astype(np.int64)
         behind = state.num_tokens[slots] - state.num_computed[slots]
         batch = build_batch(slots, np.minimum(planned, behind), state)
+        self._prompt_rows = self._prompts.take(batch)
         self._write(batch)
         sampling = batch.slots[batch.samples]
         if self._config.min_tokens_per_step == self._config.max_tokens_per_step == 1:
@@ -288,6 +312,27 @@ def _allowed(token_id: int, forbidden: tuple[int, ...], vocab_size: int) -> int:
     while token_id in forbidden:
         token_id = (token_id + 1) % vocab_size
     return token_id
+
+
+def _prompts(rows: PromptRows | None, vocab_size: int) -> Mapping[bytes, PromptLogprobs]:
+    if rows is None:
+        return {}
+    return rows.complete(*prompt_logprobs(rows.token_ids, rows.num_top, vocab_size))
+
+
+def chosen_logprobs(token_ids: U32) -> F32:
+    """The logprobs that chosen tokens have here, f32[n]: a function of the token alone."""
+    return (-1.0 - token_ids % 7).astype(np.float32)
+
+
+def prompt_logprobs(token_ids: I64, num_top: int, vocab_size: int) -> tuple[F32, I64, I64, F32]:
+    """The logprobs that tokens of a prompt, i64[n], have here, as `PromptRows.complete` takes them: a function of the
+    token alone, which is the second most likely.
+    """
+    own = -np.log(token_ids % 7 + 3)
+    tops = (token_ids[:, None] + 1 - np.arange(num_top)) % vocab_size
+    logprobs = own[:, None] + 0.5 - 0.5 * np.arange(num_top)
+    return own.astype(np.float32), np.full(len(token_ids), 2), tops, logprobs.astype(np.float32)
 
 
 def _logprobs(wanted: I64, num_tokens: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:

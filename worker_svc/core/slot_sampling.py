@@ -23,7 +23,7 @@ from worker_svc.core.kernels.state.tables import (
     TOP_K,
     TOP_P,
 )
-from worker_svc.core.sampler import Draw, Extras, Penalties, SamplerInput, Truncation
+from worker_svc.core.sampler import ChosenIds, Draw, Extras, Penalties, SamplerInput, Truncation
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload, upload_floats
 
@@ -42,6 +42,7 @@ class SlotSampling:
         self.floats = np.zeros((max_num_seqs, NUM_FLOATS), np.float32)
         self.integers = np.zeros((max_num_seqs, NUM_INTEGERS), np.int64)
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._chosen: dict[int, I64] = {}  # by slot: the tokens that it wants instead of the most likely
         self._has_penalties = np.zeros(max_num_seqs, np.bool_)
         self._has_cuts = np.zeros(max_num_seqs, np.bool_)  # it draws by top-k, top-p or min-p
         self._is_plain = np.ones(max_num_seqs, np.bool_)  # it asks for none of that, and no changes
@@ -55,6 +56,9 @@ class SlotSampling:
         self.integers[slot] = (*(getattr(sampling, name) for name in INTEGERS), seed, admission.num_prompt_tokens)
         self.integers[slot, TOP_K] = min(sampling.top_k, self._vocab_size)
         wanted = _NO_LOGPROBS if sampling.num_logprobs is None else min(sampling.num_logprobs, self._vocab_size)
+        self._chosen.pop(slot, None)
+        if wanted != _NO_LOGPROBS and sampling.logprob_token_ids:
+            self._chosen[slot], wanted = np.array(sampling.logprob_token_ids, np.int64), 0
         self._num_logprobs[slot] = wanted
         self._has_penalties[slot] = has_penalties = (
             sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
@@ -68,6 +72,11 @@ class SlotSampling:
         """The number of alternatives each slot wants beside its token's logprob; -1: not even that."""
         return self._num_logprobs[slots]
 
+    def chosen(self, slots: I64) -> dict[int, I64]:
+        """By row: the tokens i64[n] whose logprobs it wants instead of the most likely ones'."""
+        rows = enumerate(slots.tolist()) if self._chosen else ()
+        return {row: self._chosen[slot] for row, slot in rows if slot in self._chosen}
+
     def extras(self, slots: I64, positions: I64, device: torch.device) -> Extras | None:
         """All that the tokens at `positions` of `slots` need besides temperatures; None: nothing."""
         if (self._is_plain[slots] & ~self._changes.are_early(slots, positions)).all():
@@ -78,6 +87,7 @@ class SlotSampling:
             changes=self._changes.changes(slots, positions, device),
             logprob_rows=self._logprob_rows(slots, device),
             num_top_logprobs=self._num_top_logprobs(slots),
+            chosen=self._chosen_ids(slots, device),
         )
 
     def num_alike(self, slots: I64, positions: I64) -> int:
@@ -95,6 +105,7 @@ class SlotSampling:
             changes=self._changes.changes(slots, positions, device, histories),
             logprob_rows=self._logprob_rows(slots, device),
             num_top_logprobs=self._num_top_logprobs(slots),
+            chosen=self._chosen_ids(slots, device),
         )
 
     def _draw(self, slots: I64, positions: I64, device: torch.device) -> Draw | None:
@@ -142,6 +153,15 @@ class SlotSampling:
     def _logprob_rows(self, slots: I64, device: torch.device) -> Tensor | None:
         rows = np.flatnonzero(self._num_logprobs[slots] != _NO_LOGPROBS)
         return upload(device, rows)[0] if len(rows) else None
+
+    def _chosen_ids(self, slots: I64, device: torch.device) -> ChosenIds | None:
+        chosen = self.chosen(slots)
+        if not chosen:
+            return None
+        most = max(map(len, chosen.values()))
+        padded = np.stack([np.pad(each, (0, most - len(each))) for each in chosen.values()])
+        rows, token_ids = upload(device, np.array(list(chosen), np.int64), padded.ravel())
+        return ChosenIds(rows, token_ids.view(len(chosen), most))
 
     def _num_top_logprobs(self, slots: I64) -> int:
         return max(0, int(self._num_logprobs[slots].max(initial=0)))

@@ -37,6 +37,8 @@ def _chat_body(recipe: Recipe) -> dict[str, Any]:
         "ignore_eos": params.ignore_eos,
         "stop": list(params.stop or ()) or None,
         "logprobs": params.logprobs,
+        "logprob_token_ids": list(params.logprob_token_ids or ()) or None,
+        "prompt_logprobs": params.prompt_logprobs,
         "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
         "stream_options": {"include_usage": True},
     }
@@ -67,9 +69,15 @@ def _take_chunk(story: Story, chunk: dict[str, Any], take: Callable[[Story, Samp
         take(story, sample, choice)
         sample.token_ids += choice.get("token_ids") or ()
         story.prompt_ids = story.prompt_ids or tuple(choice.get("prompt_token_ids") or ())
+        if told := choice.get("prompt_logprobs"):
+            story.prompt_logprobs = [
+                {int(token): (each["logprob"], each["rank"]) for token, each in one.items()} for one in told[1:]
+            ]
         sample.finish = choice["finish_reason"] or sample.finish
         if choice.get("logprobs"):
-            sample.logprobs += choice["logprobs"]["token_logprobs"]
+            columns = choice["logprobs"]
+            several = zip(columns["token_logprobs"], columns["top_logprobs"], strict=True)
+            sample.logprobs += [value for own, top in several for value in (own, *top.values())]
 
 
 def _take_completion(_story: Story, sample: Sample, choice: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from bench.rig.chaos.recipes import Recipe
 from bench.rig.chaos.stories import End, Sample, Story
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
-from penstock.client import Accepted, AsyncClient, Delta
+from penstock.client import Accepted, AsyncClient, Delta, PromptPart
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
@@ -131,6 +131,9 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                     story.request_id = event.request_id
                     story.prompt_ids = story.prompt_ids or event.prompt_token_ids
                     continue
+                if isinstance(event, PromptPart):
+                    _take_prompt(story, event)
+                    continue
                 _take_delta(story, event)
                 if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
                     story.end = End.LEFT
@@ -150,13 +153,20 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
     return False
 
 
+def _take_prompt(story: Story, part: PromptPart) -> None:
+    story.num_gaps += part.position != 1 + len(story.prompt_logprobs)
+    story.prompt_logprobs += [
+        {token: (each.logprob, each.rank) for token, each in one.items()} for one in part.logprobs
+    ]
+
+
 def _take_delta(story: Story, delta: Delta) -> None:
     sample = story.samples[delta.sequence]
     story.num_repeats += delta.token_offset < len(sample.token_ids)
     story.num_gaps += delta.token_offset > len(sample.token_ids)
     sample.token_ids += delta.token_ids
     sample.text += delta.text
-    sample.logprobs += [each.logprob for each in delta.logprobs]
+    sample.logprobs += [value for each in delta.logprobs for value in (each.logprob, *(top for _, top in each.top))]
     if delta.finish is not FinishReason.UNSPECIFIED:
         sample.finish, sample.stop_reason = delta.finish.name.lower(), delta.stop_reason
     if delta.usage is not None:

@@ -7,6 +7,8 @@ from enum import Enum
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make_tokenizer
 from contract.domain import chain
 from contract.domain.params import SamplingParams
@@ -14,7 +16,7 @@ from contract.domain.structured_outputs import StructuredOutputsParams
 from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.grammars import grammar_of
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.simulated import expected_tokens, prompt_logprobs
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
 _TOKENIZER = make_tokenizer()
@@ -29,6 +31,7 @@ _SHARES = {  # of each kind
     "samples": 2,
     "long": 2,
     "logprobs": 2,
+    "prompt_logprobs": 2,
     "leaving": 2,
     "structured": 2,
     "told": 2,
@@ -67,6 +70,16 @@ class Recipe:
         """Return whether the reply tells its prompt and the ids of tokens, and comes in groups of these."""
         return self.kind == "told"
 
+    @property
+    def expected_prompt_logprobs(self) -> list[dict[int, float]]:
+        """The logprobs of the prompt, of each token but the first; none: they are not asked for."""
+        if (num_top := self.params.prompt_logprobs) is None:
+            return []
+        token_ids = np.array(self.prompt_ids[1:], np.int64)
+        own, _, tops, logprobs = prompt_logprobs(token_ids, num_top, VOCAB_SIZE)
+        rows = zip(token_ids.tolist(), own.tolist(), tops.tolist(), logprobs.tolist(), strict=True)
+        return [{token: each} | dict(zip(ids, values, strict=True)) for token, each, ids, values in rows]
+
     def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
         seed = chain.sequence_seed(self.params.seed or 0, sequence)
@@ -94,7 +107,7 @@ def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -
 def _make(rng: random.Random, kind: str) -> Recipe:
     if kind in _CALLING:
         return _calls(rng, kind)
-    low, high = _LONG_PROMPT if kind == "long" else (1, 60)
+    low, high = _LONG_PROMPT if kind in ("long", "prompt_logprobs") else (1, 60)
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
     is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
     params = SamplingParams(
@@ -104,6 +117,8 @@ def _make(rng: random.Random, kind: str) -> Recipe:
         max_tokens=ENDLESS_TOKENS if kind == "leaving" else rng.randint(20, MAX_TOKENS),
         ignore_eos=kind == "leaving" or (kind != "structured" and rng.random() < 0.3),
         logprobs=rng.choice((0, 2)) if kind == "logprobs" else None,
+        logprob_token_ids=(3, 5) if kind == "logprobs" and rng.random() < 0.5 else (),
+        prompt_logprobs=rng.choice((0, 2)) if kind == "prompt_logprobs" else None,
         structured_outputs=_form(rng) if kind == "structured" else None,
     )
     recipe = Recipe(kind, rng.random() < 0.5, prompt_ids, params, rng.randint(1, 200) if kind == "leaving" else 0)

@@ -29,7 +29,7 @@ class Sample:
     calls: str = ""  # of a chat: for each its index, its id if that is not the derived one, its name and arguments
     finish: str = ""
     stop_reason: int | str | None = None
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of each token, and after it its alternatives'
     events: list[dict[str, Any]] = field(default_factory=list)  # of APIs that tell it part by part
 
 
@@ -55,6 +55,8 @@ class Story:
     refused_s: float = 0.0  # when it was last told to come again later
     prompt_ids: tuple[int, ...] = ()  # as they were told
     fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
+    # Of each token of the prompt but the first, by token: logprob and rank.
+    prompt_logprobs: list[dict[int, tuple[float, int | None]]] = field(default_factory=list)
 
     @property
     def heard_s(self) -> float:

@@ -12,6 +12,7 @@ from bench.rig.chaos.stories import End, Sample, Story
 
 BROKEN_WITHIN_S = 2.0  # of its gateway's death a stream must have noticed
 DEADLY = ("killed", "slow")  # blows that leave a gateway no time to end its streams
+_ROUNDING = 1e-5  # of a logprob as JSON has it
 AFTERWARDS_S = 0.5  # how long what was on its way may hide a blow
 
 
@@ -70,6 +71,8 @@ def check_reference(story: Story, model_seed: int = 0) -> str:
         return f"{story.end.value} {story.error}"
     if story.recipe.is_told and story.prompt_ids != story.recipe.prompt_ids:
         return "the prompt was told otherwise"
+    if why := _prompt_difference(story, is_whole=True):
+        return why
     for index, sample in enumerate(story.samples):
         if not _is_computed(story, index, sample, model_seed):
             return f"sample {index} has other tokens"
@@ -111,11 +114,25 @@ def _is_computed(story: Story, index: int, sample: Sample, model_seed: int) -> b
     return tokens == [token for token, _ in zip(story.recipe.expected(index, model_seed), tokens, strict=False)]
 
 
+def _prompt_difference(story: Story, *, is_whole: bool) -> str:
+    """The reason why the prompt's logprobs are not what the runner computes; empty: they are, as far as they came."""
+    expected = story.recipe.expected_prompt_logprobs
+    told = [{token: logprob for token, (logprob, _) in each.items()} for each in story.prompt_logprobs]
+    if len(told) != len(expected) and (is_whole or told):
+        return f"logprobs of {len(told)} tokens of the prompt, not of {len(expected)}"
+    wrong = [each for each, wanted in zip(told, expected, strict=False) if not _is_near(each, wanted)]
+    return f"the prompt has other logprobs: {wrong[0]}" if wrong else ""
+
+
+def _is_near(told: Mapping[int, float], wanted: Mapping[int, float]) -> bool:
+    return told.keys() == wanted.keys() and all(abs(told[token] - wanted[token]) < _ROUNDING for token in wanted)
+
+
 def _change(story: Story, model: Model) -> str:
     reference = model.references[story.recipe]
+    is_whole = story.end is End.DONE
     if story.samples[0].token_ids and story.prompt_ids != reference.prompt_ids:
         return "the prompt was told otherwise"
-    is_whole = story.end is End.DONE
     for index, (sample, wanted) in enumerate(zip(story.samples, reference.samples, strict=True)):
         if why := _difference(sample, wanted, is_whole=is_whole):
             return f"sample {index} {why}"
@@ -126,7 +143,7 @@ def _change(story: Story, model: Model) -> str:
         return f"usage is {story.usage}, not {reference.usage}"
     if story.fingerprints - reference.fingerprints and reference.fingerprints:
         return f"fingerprints are {sorted(story.fingerprints)}, not {sorted(reference.fingerprints)}"
-    return f"{story.num_gaps} gaps" if story.num_gaps else ""
+    return f"{story.num_gaps} gaps" if story.num_gaps else _prompt_difference(story, is_whole=is_whole)
 
 
 def _difference(sample: Sample, wanted: Sample, *, is_whole: bool) -> str:

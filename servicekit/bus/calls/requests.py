@@ -125,6 +125,27 @@ class Reject(Call[bool]):
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPromptLogprobs(Call[bool]):
+    """Keeps the logprobs of a prompt with its request, for as long as that and its result are kept.
+
+    The first that are told of a model stay. False: nothing was kept, as these are there or the request is not (any
+    more).
+    """
+
+    request_id: bytes
+    model_digest: bytes  # of the model that computed them
+    logprobs: bytes  # penstock.v1.PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPromptLogprobs(Call[bytes | None]):
+    """Reads what `KeepPromptLogprobs` kept of a model; None: nothing is there (any more)."""
+
+    request_id: bytes
+    model_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Retire(Call[bool]):
     """RUNNING → ENDED, once, by the session that leases the shard. False: not the lease holder, or ended already.
 

@@ -382,6 +382,17 @@ local function commit(keys, args)
   return 1
 end
 
+-- Beside the log, in the request's hash: they go with it. A request that is gone, or has ended, is nobody's any more.
+local function keep_prompt_logprobs(keys, args)
+  local key = request_key(keys[1], args[1])
+  local state = redis.call('HGET', key, 'state')
+  if not state or state == 'ENDED' or redis.call('HEXISTS', key, args[2]) == 1 then
+    return 0
+  end
+  redis.call('HSET', key, args[2], args[3])
+  return 1
+end
+
 local function leases_shard(prefix, sid, shard)
   return redis.call('HGET', prefix .. '@shards@', shard) == sid and is_active(prefix, sid)
 end

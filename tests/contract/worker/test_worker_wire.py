@@ -60,17 +60,20 @@ def test_an_admission_is_read_with_its_sampling() -> None:
         seed=2**64 - 1,
         min_output_tokens=4,
         stop_token_ids=column(0, 2),
+        prompt_logprobs=True,
     )
     sampling = admission.sampling
     sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p = 0.0, 7, 0.5, 0.25
     sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty = 1.5, -0.5, 0.75
     sampling.logit_bias_ids, sampling.logit_bias_values = column(8, 9), np.array([1.5, -2], "<f4").tobytes()
     sampling.num_logprobs = 0
+    sampling.num_prompt_logprobs = 3
     (read,) = wire.decode_plan(sent.SerializeToString()).plan.admissions
     assert read.token_ids.tolist() == [5, 6, 7]
     assert (read.slot, read.num_prompt_tokens, read.num_computed_tokens, read.seed) == (3, 2, 1, 2**64 - 1)
     assert (read.block_ids.tolist(), read.min_output_tokens, read.stop_token_ids) == ([11], 4, (0, 2))
-    assert read.sampling == Sampling(0.0, 7, 0.5, 0.25, 1.5, -0.5, 0.75, ((8, 1.5), (9, -2.0)), 0)
+    assert read.sampling == Sampling(0.0, 7, 0.5, 0.25, 1.5, -0.5, 0.75, ((8, 1.5), (9, -2.0)), 0, 3)
+    assert read.prompt_logprobs
 
 
 def test_absent_sampling_fields_have_their_defaults() -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from contract.domain.finish import FinishReason
 from contract.domain.params import TextOptions
-from detokenizer_svc.core.choice import choose_decoder, decode_all
+from contract.texts.choice import choose_decoder, decode_all
 from detokenizer_svc.core.detokenizer import Detokenizer
 
 _FAMILIES = st.sampled_from(["llama2", "gemma"])

@@ -7,7 +7,7 @@ import tokenizers_under_test as under_test
 from detokenizer_log import opened
 
 from contract.domain.finish import FinishReason
-from detokenizer_svc.core.choice import choose_decoder
+from contract.texts.choice import choose_decoder
 from detokenizer_svc.core.sequence import Arrival, Sequence
 
 TOKENIZER = under_test.byte_level()

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_under_test import FAMILIES
 
-from detokenizer_svc.core.choice import choose_decoder, decode_all
-from detokenizer_svc.core.decoder import ByteLevelDecoder, TokenwiseDecoder, WindowDecoder
+from contract.texts.choice import choose_decoder, decode_all
+from contract.texts.decoder import ByteLevelDecoder, TokenwiseDecoder, WindowDecoder
 
 _TEXTS = [
     "The miller's cat.",
@@ -46,7 +46,7 @@ def test_invalid_utf8_gives_the_text_of_a_full_decode(data: bytes) -> None:
 
 
 def _alphabet() -> dict[str, int]:
-    from detokenizer_svc.core.decoder import _BYTE_OF
+    from contract.texts.decoder import _BYTE_OF
 
     return _BYTE_OF
 

@@ -22,7 +22,17 @@ from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import ClientStream, DeliveredSequence
 from gateway_svc.witness import REMEMBERED_S, Witness
 from servicekit.bus import keys as k
-from servicekit.bus.calls import Append, Attach, Cancel, Fetch, RequestState, Revalidate, StoredRequest, Submit
+from servicekit.bus.calls import (
+    Append,
+    Attach,
+    Cancel,
+    Fetch,
+    KeepPromptLogprobs,
+    RequestState,
+    Revalidate,
+    StoredRequest,
+    Submit,
+)
 
 BODY = {"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 4096}
 ID = b"r" * 16
@@ -260,6 +270,19 @@ def test_a_restarted_server_is_told_the_tokens_of_now_and_the_route_of_now() -> 
     assert isinstance(submit, Submit)
     assert submit.model_digest == b"model---"
     assert (submit.witness, submit.route, submit.digest) == ((packed(5, 6, 7),), b"new", b"digest")
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_restarted_server_is_told_the_logprobs_of_a_prompt_after_its_request(has_ended: bool) -> None:
+    witness, stream = Witness(time.monotonic), ClientStream(1)
+    (served,) = call_of(stream).served
+    stream.accept(row([5], [], FinishReason.STOP if has_ended else FinishReason.UNSPECIFIED))
+    if has_ended:
+        witness.end(served)
+    served.prompt_logprobs = kept = KeepPromptLogprobs(ID, b"model---", b"logprobs")  # read a moment after the end
+    submit, told = witness.restart_calls([] if has_ended else [served], b"new")
+    assert isinstance(submit, Submit)
+    assert told is kept
 
 
 def test_what_is_not_submitted_yet_or_was_submitted_elsewhere_is_no_part_of_it() -> None:

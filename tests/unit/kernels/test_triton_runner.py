@@ -1,6 +1,7 @@
 """A runner on Triton's kernels against one on plain torch: the same plans, the same tokens."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,47 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
         assert len(fused.tops) == len(reference.tops)
         for found, expected in zip(fused.tops, reference.tops, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_logprobs_of_chosen_tokens_are_those_of_the_reference_beside_others() -> None:
+    asked = [
+        replace(
+            each, num_logprobs=(None, 0, 4)[index % 3], logprob_token_ids=(3, 17, 90)[: index % 3 * (index // 3) + 1]
+        )
+        for index, each in enumerate(PLAIN)
+    ]
+    reference, fused = sequences(asked), sequences(asked)
+    drive(make_runner(CONFIG, TorchCompute("")), reference, chunk=24, window=2, stagger=2)
+    drive(make_runner(CONFIG, TritonCompute("", DEVICE, LINES)), fused, chunk=24, window=2, stagger=2)
+    for found, expected in zip(fused, reference, strict=True):
+        assert found.output == expected.output
+        wanted = found.sampling.logprob_token_ids if found.sampling.num_logprobs is not None else ()
+        for top, expected_top in zip(found.tops, expected.tops, strict=True):
+            assert tuple(top) == wanted
+            assert top == pytest.approx(expected_top, abs=1e-4)
+
+
+def test_logprobs_of_prompts_are_those_of_the_reference_and_change_nothing_for_others() -> None:
+    asked = [replace(each, num_prompt_logprobs=3) if index % 2 else each for index, each in enumerate(PLAIN)]
+    runs = []
+    for compute, samplings in (
+        (TorchCompute(""), asked),
+        (TritonCompute("", DEVICE, LINES), asked),
+        (TritonCompute("", DEVICE, LINES), PLAIN),
+    ):
+        drives = sequences(samplings)
+        assert drive(make_runner(CONFIG, compute), drives, chunk=24, window=2, stagger=2).num_mixed > 0
+        runs.append(drives)
+    for reference, fused, unasked in zip(*runs, strict=True):
+        assert fused.output == reference.output == unasked.output
+        assert (fused.prompt is None) == (fused.sampling.num_prompt_logprobs is None)
+        if fused.prompt is None or reference.prompt is None:
+            continue
+        assert fused.prompt.token_ids.tolist() == fused.token_ids[1:]
+        found, expected = fused.prompt.logprobs, reference.prompt.logprobs
+        assert found.sampled == pytest.approx(expected.sampled, abs=1e-4)
+        assert found.ranks == pytest.approx(expected.ranks, abs=1)
+        assert found.top_logprobs == pytest.approx(expected.top_logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("samplings", [PLAIN, CUT], ids=["plain", "cut"])

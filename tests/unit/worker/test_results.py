@@ -9,7 +9,7 @@ from memory_bus import MemoryBus
 from memory_connections import MemoryConnection
 
 from servicekit.bus import BusFull, BusUnavailable
-from servicekit.bus.calls import Call, Read
+from servicekit.bus.calls import Call, Read, ReadPromptLogprobs, Submit
 from servicekit.bus.keys import PAYLOAD
 from worker_svc import results
 from worker_svc.results import ResultStream
@@ -64,7 +64,7 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> FlakyBus:
 
 
 def test_results_arrive_in_order(bus: FlakyBus) -> None:
-    stream = ResultStream(bus, "w", threading.Event())
+    stream = ResultStream(bus, "w", b"m" * 8, threading.Event())
     for number in range(5):
         stream.append(b"%d" % number)
     stream.settle()
@@ -74,7 +74,7 @@ def test_results_arrive_in_order(bus: FlakyBus) -> None:
 @pytest.mark.parametrize("trouble", ["send", "answer", "full"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_result_that_was_not_answered_is_sent_again_before_the_next(bus: FlakyBus, trouble: str, which: int) -> None:
-    stream = ResultStream(bus, "w", threading.Event())
+    stream = ResultStream(bus, "w", b"m" * 8, threading.Event())
     bus.troubles = [""] * which + [trouble]
     for number in range(3):
         stream.append(b"%d" % number)
@@ -88,7 +88,7 @@ def test_a_result_that_was_not_answered_is_sent_again_before_the_next(bus: Flaky
 def test_once_stopped_what_cannot_be_appended_is_given_up(bus: FlakyBus) -> None:
     stop = threading.Event()
     stop.set()
-    stream = ResultStream(bus, "w", stop)
+    stream = ResultStream(bus, "w", b"m" * 8, stop)
     bus.troubles = ["send"]
     stream.append(b"0")
     stream.settle()
@@ -97,4 +97,19 @@ def test_once_stopped_what_cannot_be_appended_is_given_up(bus: FlakyBus) -> None
 
 def test_nothing_to_settle_needs_no_bus(bus: FlakyBus) -> None:
     bus.stop()
-    ResultStream(bus, "w", threading.Event()).settle()
+    ResultStream(bus, "w", b"m" * 8, threading.Event()).settle()
+
+
+@pytest.mark.parametrize("trouble", ["send", "answer", "full"])
+def test_logprobs_of_a_prompt_are_there_before_the_result_that_follows(bus: FlakyBus, trouble: str) -> None:
+    submit = Submit(b"r" * 16, "", b"h", b"b", b"d", b"g" * 16, 0)
+    MemoryConnection(bus).call(submit)
+    stream = ResultStream(bus, "w", b"m" * 8, threading.Event())
+    stream.append(b"0")
+    bus.troubles = [trouble]
+    stream.keep(b"r" * 16, b"logprobs")
+    assert appended(bus) == [b"0"]
+    assert MemoryConnection(bus).call(ReadPromptLogprobs(b"r" * 16, b"m" * 8)) == b"logprobs"
+    stream.append(b"1")
+    stream.settle()
+    assert list(dict.fromkeys(appended(bus))) == [b"0", b"1"]  # one may be there twice

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import Drive, drive
 
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, chosen_logprobs, expected_tokens
 
 LIMITS = Limits(
     num_blocks=60,
@@ -246,3 +247,13 @@ def test_steps_follow_each_other_without_a_bubble_when_launched_ahead() -> None:
 def test_simulating_does_not_import_torch() -> None:
     code = "import sys, worker_svc.core.simulated; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_chosen_tokens_have_their_logprobs_beside_the_likeliest_of_others() -> None:
+    asked = [replace(GREEDY, num_logprobs=0, logprob_token_ids=(3, 9)), replace(GREEDY, num_logprobs=1)]
+    drives = [Drive([5, 6, 7], 3, sampling) for sampling in asked]
+    drive(make_runner(), drives)
+    for top in drives[0].tops:
+        assert top == dict(zip((3, 9), chosen_logprobs(np.array([3, 9], np.uint32)).tolist(), strict=True))
+    assert [len(top) for top in drives[1].tops] == [1, 1, 1]
+    assert [next(iter(top)) for top in drives[1].tops] == drives[1].output

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from detokenizer_svc.core.decoder import (
+from contract.texts.decoder import (
     ByteLevelDecoder,
     TextDecoder,
     TokenTexts,

@@ -1,0 +1,1 @@
+"""Texts of tokens: what detokenizers make streams of, and tokenizers spell."""
