@@ -3,10 +3,10 @@
     penstock bench structured [--model DIR] [--schemas 500] [--regexes 200]
 
 Random JSON schemas and regular expressions (`bench/rig/schemas.py`) are asked of a model in one process, all at once,
-at a temperature of 1 and with a frequency penalty, since a small model that may go on in a text likes to.
-What is refused is counted by its reason; what is finished is checked by jsonschema-rs and by
-Python's `re`. The exit status is 1 if one is wrong. Formats (`date-time`, `hostname` …) are looked at apart: JSON
-Schema has them as remarks, and grammars follow them nearly.
+at a temperature of 1 and with a frequency penalty, since a small model that may go on in a text likes to. What is
+refused is counted by its reason; what is finished is checked by jsonschema-rs and by Python's `re`. The exit status is
+1 if one is wrong. Formats (`date-time`, `hostname` …) are looked at apart: JSON Schema has them as remarks, and
+grammars follow them nearly.
 """
 
 import argparse

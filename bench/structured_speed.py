@@ -6,22 +6,26 @@
 `LLM` in one process, 128 tokens in, 256 out. The form is a JSON schema: a list of objects with a text, a number, one
 of some words and a list, so long that no output ends before its 256th token. Shapes of a published model, random
 weights and a vocabulary in which every id has a text. Shares take turns; of the rounds of each the fastest counts.
+Where vLLM can be imported (--peer-path), it does the same before, in a process of its own.
 """
 
 import argparse
 import random
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.rig.children import ask
-from bench.rig.engines import MAX_MODEL_LEN, MEMORY_SHARE
+from bench.rig.engines import MAX_MODEL_LEN, MEMORY_SHARE, peer_environ
 from bench.rig.machine import describe_machine
 from bench.rig.qwen3 import SIZES, write_qwen3
 from penstock import LLM, SamplingParams, StructuredOutputsParams
 
+_Run: TypeAlias = Callable[[int, float, int], float]  # requests at once, share with a form, tokens: seconds
 NUM_INPUT, NUM_OUTPUT = 128, 256  # tokens
 SHARES = (0.0, 0.2, 1.0)
 SCHEMA = {
@@ -48,6 +52,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the model is written, and found if it is there")
     parser.add_argument("--batches", default="1,32,256", help="requests at once")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-path", default="", help="folder of vLLM's packages; none: it is not measured")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="for vLLM")
     parser.add_argument("--simulated-ms", type=float, default=0.0, help="no GPU: a runner with steps of that long")
     options = parser.parse_args()
     print(describe_machine(), flush=True)
@@ -57,9 +63,36 @@ def main() -> None:
         write_qwen3(folder, options.model)
         if not options.simulated_ms and not list(folder.glob("*.safetensors")):
             ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
+        batches = [int(word) for word in options.batches.split(",")]
+        if options.peer_path:
+            _show_peer(folder, batches, options)
         llm = _engine(folder, options.simulated_ms)
-        for batch in map(int, options.batches.split(",")):
-            print(_row(llm, batch, options.rounds), flush=True)
+        for batch in batches:
+            print("Penstock " + _row(partial(_run, llm), batch, options.rounds), flush=True)
+
+
+def _show_peer(folder: Path, batches: list[int], options: argparse.Namespace) -> None:
+    """Prints vLLM's rows: what they need is told to it at once, in the order in which rows are made."""
+    asked: list[dict[str, Any]] = []
+
+    def note(batch: int, share: float, num_tokens: int) -> float:
+        asked.append({"prompts": _prompts(batch), "has_form": _have_forms(batch, share), "num_tokens": num_tokens})
+        return 1.0
+
+    for batch in batches:
+        _row(note, batch, options.rounds)
+    work = {"model": str(folder), "schema": SCHEMA, "batches": asked}
+    script = [sys.executable, str(Path(__file__).parent / "rig" / "vllm_structured.py")]
+    version, *answers = ask(script, work, options.limit_s, peer_environ(options.peer_path))
+    short = sum(
+        answer["num_tokens"] < each["num_tokens"] * len(each["prompts"])
+        for answer, each in zip(answers, asked, strict=True)
+    )
+    # Outputs that end early count as whole: too fast, if at all.
+    seconds = iter([answer["seconds"] for answer in answers])
+    print(f"vLLM {version['version']}; batches in which an output ended early: {short} of {len(asked)}", flush=True)
+    for batch in batches:
+        print("vLLM     " + _row(lambda *_: next(seconds), batch, options.rounds), flush=True)
 
 
 def _engine(folder: Path, simulated_ms: float) -> LLM:
@@ -73,14 +106,14 @@ def _engine(folder: Path, simulated_ms: float) -> LLM:
     )
 
 
-def _row(llm: LLM, batch: int, rounds: int) -> str:
+def _row(run: _Run, batch: int, rounds: int) -> str:
     shares = [share for share in SHARES if share in (0.0, 1.0) or batch > 1]
     seconds: dict[float, list[float]] = {share: [] for share in shares}
     for share in shares:
-        _run(llm, batch, share, 16)  # compiles grammars, allocates
+        run(batch, share, 16)  # compiles grammars, allocates
     for _ in range(rounds):
         for share in shares:
-            seconds[share].append(_run(llm, batch, share, NUM_OUTPUT))
+            seconds[share].append(run(batch, share, NUM_OUTPUT))
     without = min(seconds[0.0])
     told = [
         f"{share:.0%}: {batch * NUM_OUTPUT / min(each):,.0f} tok/s ({without / min(each):.3f})"
@@ -89,17 +122,30 @@ def _row(llm: LLM, batch: int, rounds: int) -> str:
     return f"{batch:4} at once  " + "  ".join(told)
 
 
-def _run(llm: LLM, batch: int, share: float, num_tokens: int) -> float:
-    """Seconds of a batch; requests with the form are spread over it."""
+def _prompts(batch: int) -> list[list[int]]:
     draw = random.Random(0)
-    inputs = [{"prompt_token_ids": [draw.randint(0, 10000) for _ in range(NUM_INPUT)]} for _ in range(batch)]
-    form = StructuredOutputsParams(json=SCHEMA)
+    return [[draw.randint(0, 10000) for _ in range(NUM_INPUT)] for _ in range(batch)]
+
+
+def _have_forms(batch: int, share: float) -> list[bool]:
+    """Which requests have the form: they are spread over the batch."""
     num_forms = round(batch * share)
+    return [number * num_forms // batch != (number + 1) * num_forms // batch for number in range(batch)]
+
+
+def _run(llm: LLM, batch: int, share: float, num_tokens: int) -> float:
+    """Seconds of a batch."""
+    inputs = [{"prompt_token_ids": prompt} for prompt in _prompts(batch)]
+    form = StructuredOutputsParams(json=SCHEMA)
     params = [
-        SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=number, structured_outputs=form)
-        if number * num_forms // batch != (number + 1) * num_forms // batch
-        else SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=number, ignore_eos=True)
-        for number in range(batch)
+        SamplingParams(
+            max_tokens=num_tokens,
+            temperature=0.8,
+            seed=number,
+            structured_outputs=form if has_form else None,
+            ignore_eos=not has_form,
+        )
+        for number, has_form in enumerate(_have_forms(batch, share))
     ]
     began_s = time.perf_counter()
     outputs = llm.generate(inputs, params, use_tqdm=False)

@@ -182,9 +182,13 @@ def _measured(
     return measured
 
 
+def peer_environ(path: str) -> dict[str, str]:
+    """The environment of vLLM's processes; `path`: of its packages, empty where they are installed."""
+    return _PEER_ENVIRON | ({"PYTHONPATH": path} if path else {})
+
+
 def _peer_environ(options: Options) -> dict[str, str]:
-    path = {"PYTHONPATH": options.peer_path} if options.peer_path else {}
-    return _PEER_ENVIRON | path
+    return peer_environ(options.peer_path)
 
 
 def _has_peer(options: Options) -> bool:
