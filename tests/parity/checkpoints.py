@@ -162,7 +162,9 @@ def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
         **variant.options,
     }
     torch.manual_seed(seed)
-    model = model_class(config_class(**options)).eval()
+    config = config_class(**options)
+    config._attn_implementation = "eager"  # others leave out what they have no word for, such as a cap of scores
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms stay near one and biases away from zero: a part that is left out must show.

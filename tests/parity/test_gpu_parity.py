@@ -41,8 +41,8 @@ VARIANTS = (
     Variant("granite", "granite", {**MULTIPLIERS, "head_dim": 64, "attention_multiplier": 0.1, "logits_scaling": 1.5}),
     Variant("olmo2", "olmo2", {"head_dim": 64}),
     Variant("phi3", "phi3", {"head_dim": 64, "sliding_window": None}),
-    Variant("gemma2", "gemma2", {**GEMMA2, "head_dim": 64, "sliding_window": 70}),
-    Variant("gemma3", "gemma3", {**GEMMA3, "head_dim": 128, "sliding_window": 70}),
+    Variant("gemma2", "gemma2", {**GEMMA2, "head_dim": 64, "sliding_window": 70, "query_pre_attn_scalar": 64}),
+    Variant("gemma3", "gemma3", {**GEMMA3, "head_dim": 128, "sliding_window": 70, "query_pre_attn_scalar": 128}),
     Variant("cohere2", "cohere2", {**WINDOWS, "head_dim": 64, "hidden_size": 256, "sliding_window": 70}),
     Variant("glm4", "glm4", {"head_dim": 64}),
 )
