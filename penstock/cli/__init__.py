@@ -22,6 +22,7 @@ _COMMANDS = {
     "status": "show what the pipeline does",
     "trace": "draw the way of one request",
     "run-batch": "carry out a file of requests on an OpenAI server",
+    "models": "list the models that workers load",
     "keys": "make API keys",
     "tune": "measure a model's products on this GPU, for its workers",
     "bench": "measure a server or a model; benchmarks of the repository",
