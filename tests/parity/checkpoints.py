@@ -98,6 +98,7 @@ PHI4 = {
     },
 }
 
+SHARED = {"shared_expert_intermediate_size": 80}
 OF_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 GLM4_MOE = {
     **{name: value for name, value in OF_EXPERTS.items() if name != "num_experts"},
@@ -156,13 +157,13 @@ VARIANTS = (
     Variant("phi3_partial_longrope", "phi3", PHI4),
     Variant("qwen2_yarn", "qwen2", {"rope_parameters": YARN}),
     Variant("mixtral_window", "mixtral", {"num_local_experts": 4, "sliding_window": 20}),
-    Variant("qwen2_moe_shared", "qwen2_moe", {**OF_EXPERTS, "shared_expert_intermediate_size": 80}),
+    Variant("qwen2_moe_shared", "qwen2_moe", {**OF_EXPERTS, **SHARED}),
     Variant(
         "qwen2_moe_renormalised_windows",
         "qwen2_moe",
         {
             **OF_EXPERTS,
-            "shared_expert_intermediate_size": 80,
+            **SHARED,
             "norm_topk_prob": True,
             "use_sliding_window": True,
             "sliding_window": 20,

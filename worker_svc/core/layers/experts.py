@@ -9,7 +9,7 @@ from worker_svc.core.layers.fusion import Normed, activate
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.stacked import StackedLinear, require_dense
+from worker_svc.core.layers.stacked import StackedLinear, want_dense
 from worker_svc.core.models.spec import ExpertsSpec, RouterSpec
 
 _CUT = 16  # kernels multiply so many inputs at once
@@ -19,11 +19,10 @@ class Router:
     """Implement `RouterLayer`; whole on every rank."""
 
     def __init__(self, placement: Placement, spec: RouterSpec, count: int, hidden_size: int) -> None:
-        require_dense(placement, spec.name)
         self.spec = spec
         self.weight = placement.empty(count, hidden_size)
         self.correction: Tensor | None = None
-        placement.want(f"{spec.name}.weight", self.weight, (count, hidden_size))
+        want_dense(placement, f"{spec.name}.weight", self.weight)
         if spec.correction is not None:
             self.correction = placement.empty(count, dtype=torch.float32)
             placement.want(spec.correction, self.correction, (count,))
@@ -51,9 +50,8 @@ class Experts:
             self._shared.output.is_partial = False  # the sum over ranks is taken of all experts together
         self._shared_gate: Tensor | None = None
         if spec.shared_gate is not None:
-            require_dense(placement, spec.shared_gate)
             self._shared_gate = placement.empty(hidden_size)
-            placement.want(f"{spec.shared_gate}.weight", self._shared_gate.unsqueeze(0), (1, hidden_size))
+            want_dense(placement, f"{spec.shared_gate}.weight", self._shared_gate.unsqueeze(0))
 
     def prepare(self) -> None:
         """Bring the weights into the form in which they are multiplied; once, when they are there."""

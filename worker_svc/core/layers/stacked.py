@@ -1,7 +1,6 @@
 """Linear layers of experts: as many weights of one shape as there are experts, of which a row meets some."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -10,8 +9,6 @@ from worker_svc.core.formats.dense import DenseFormat
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import ExpertsSpec
-
-_Stored: TypeAlias = tuple[str, Tensor, tuple[int, ...], tuple[slice, ...]]  # of an expert: suffix, here, shape, part
 
 
 class StackedLinear:
@@ -31,21 +28,14 @@ class StackedLinear:
         self.bias = placement.empty(count, sum(sizes)) if spec.each.has_bias else None
         self._adds_bias = columns is None or placement.group.rank == 0
         start = 0
+        want = _want_stacked if spec.is_stacked else _want_singly
         for each, size in zip(projections, sizes, strict=True):
             here, rows = slice(start, start + size), each.stored
-            require_dense(placement, rows.name)
             stored = slice(rows.first + each.mine.start, rows.first + each.mine.stop)
             of = rows.of or each.size
-            parts: list[_Stored] = [("weight", self.weight[:, here], (of, num_inputs), (stored, inputs))]
+            want(placement, f"{rows.name}.weight", self.weight[:, here], (of, num_inputs), stored, inputs)
             if self.bias is not None:
-                parts.append(("bias", self.bias[:, here], (of,), (stored,)))
-            for suffix, destination, shape, index in parts:
-                name = f"{rows.name}.{suffix}"
-                if spec.is_stacked:
-                    placement.want(name, destination, (count, *shape), slice(None), *index)
-                    continue
-                for expert in range(count):
-                    placement.want(name.format(expert=expert), destination[expert], shape, *index)
+                want(placement, f"{rows.name}.bias", self.bias[:, here], (of,), stored)
             start += size
 
     def prepare(self) -> None:
@@ -61,11 +51,26 @@ class StackedLinear:
                 self.bias.mul_(factor)
 
 
-def require_dense(placement: Placement, name: str) -> None:
-    """Refuse a layer of experts that is stored otherwise, by its name.
+def want_dense(
+    placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...] | None = None, *index: slice
+) -> None:
+    """Ask for a tensor of a layer that is to be stored as floats; without a shape, for one like `destination`.
 
     Raises:
-        PenstockError: UNIMPLEMENTED.
+        PenstockError: UNIMPLEMENTED, naming the layer: it is not.
     """
-    if not isinstance(placement.format_of(name), DenseFormat):
-        raise unimplemented(f"quantization of experts and their routers ({name})")
+    layer = name.rpartition(".")[0]
+    if not isinstance(placement.format_of(layer), DenseFormat):
+        raise unimplemented(f"quantization of experts and their routers ({layer})")
+    placement.want(name, destination, tuple(destination.shape) if shape is None else shape, *index)
+
+
+def _want_stacked(placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...], *index: slice) -> None:
+    """One tensor of all experts, each of `shape`."""
+    want_dense(placement, name, destination, (len(destination), *shape), slice(None), *index)
+
+
+def _want_singly(placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...], *index: slice) -> None:
+    """A tensor of each expert."""
+    for expert, here in enumerate(destination):
+        want_dense(placement, name.format(expert=expert), here, shape, *index)

@@ -45,8 +45,8 @@ def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
 
 @triton.jit
 def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of a tile, how many pairs it has (0 or less after the last tile), these, and [1, BLOCK_M] whether a place
-    has one.
+    """The expert of a tile, how many pairs are left to it (none after the last tile), these, and [1, BLOCK_M] which are
+    there.
     """
     PADDED: tl.constexpr = triton.next_power_of_2(EXPERTS)
     experts = tl.arange(0, PADDED)
