@@ -96,7 +96,12 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     if options.load_format == "dummy":
         fill_randomly(placement.wanted)
     else:
-        num_bytes = load_weights(checkpoint.directory, placement.wanted, unused=config.decoder.unused_tensors)
+        num_bytes = load_weights(
+            checkpoint.directory,
+            placement.wanted,
+            unused=config.decoder.unused_tensors,
+            unused_prefixes=config.decoder.unused_prefixes,
+        )
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
     model.prepare()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})

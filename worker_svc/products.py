@@ -24,7 +24,9 @@ def model_products(config: ModelConfig, placement: Placement) -> tuple[Product, 
 
 
 def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
-    """Of each layer: queries, keys and values; what attention and the feed-forward block add; gates and ups."""
+    """Of each layer: queries, keys and values; what attention and dense feed-forward blocks add; gates and ups. Experts
+    have kernels of their own, of which tables say nothing.
+    """
     attention, hidden = config.attention, config.decoder.hidden_size
     heads, kv_heads = (
         part.stop - part.start
@@ -33,14 +35,14 @@ def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product,
             placement.kv_heads(attention.num_kv_heads),
         )
     )
-    columns = gated_columns(placement, config.decoder.mlp)
-    attended, size = heads * attention.head_dim, columns.stop - columns.start
-    dtype = _name(placement)
+    columns = [gated_columns(placement, each) for each in config.decoder.mlps]
+    sizes = dict.fromkeys(each.stop - each.start for each in columns)
+    attended, dtype = heads * attention.head_dim, _name(placement)
     return (
         Product("plain", attended + 2 * kv_heads * attention.head_dim, hidden, dtype),
         Product("added", hidden, attended, dtype),
-        Product("added", hidden, size, dtype),
-        Product("gated", 2 * size, hidden, dtype),
+        *(Product("added", hidden, size, dtype) for size in sizes),
+        *(Product("gated", 2 * size, hidden, dtype) for size in sizes),
     )
 
 

@@ -20,11 +20,18 @@ _COMPARED_BYTES = 1 << 24  # at once
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
-def load_weights(directory: Path, wanted: Sequence[WantedTensor], *, unused: Collection[str] = ()) -> int:
+def load_weights(
+    directory: Path,
+    wanted: Sequence[WantedTensor],
+    *,
+    unused: Collection[str] = (),
+    unused_prefixes: tuple[str, ...] = (),
+) -> int:
     """Fill all that is wanted from the checkpoint in `directory`, converting to the destinations' dtypes; the bytes
     that were read. Nothing is copied before all tensors are known to be there and to fit.
 
-    unused: tensors that are left out if they are there, as a head that shares the embedding's weight (`has_own_head`).
+    unused: tensors that are left out if they are there, as a head that shares the embedding's weight (`has_own_head`);
+        with `unused_prefixes` all whose names begin so.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault), naming the file and the tensor: a file is missing or corrupt, a
@@ -37,7 +44,7 @@ def load_weights(directory: Path, wanted: Sequence[WantedTensor], *, unused: Col
     loads = []
     for path in weight_files(directory):
         for name, stored in read_header(path).items():
-            if name.endswith(_DERIVED) or name in unused:
+            if name.endswith(_DERIVED) or name in unused or name.startswith(unused_prefixes):
                 continue
             parts = remaining.pop(name, None)
             if parts is None:

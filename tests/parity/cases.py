@@ -23,6 +23,8 @@ CHECKPOINTS = (
     "gemma2_caps_and_windows",
     "cohere2_some_not_rotated",
     "glm4_sandwich",
+    "qwen2_moe_shared",
+    "glm4_moe_groups_and_correction",
     BUNDLED,
 )
 WINDOWS = (1, 2, 4)

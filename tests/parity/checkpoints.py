@@ -20,15 +20,21 @@ _FAMILIES = {
     "gemma3": "Gemma3",
     "glm": "Glm",
     "glm4": "Glm4",
+    "glm4_moe": "Glm4Moe",
     "granite": "Granite",
+    "granite_moe": "GraniteMoe",
     "llama": "Llama",
     "ministral": "Ministral",
     "mistral": "Mistral",
+    "mixtral": "Mixtral",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
+    "olmoe": "Olmoe",
     "phi3": "Phi3",
     "qwen2": "Qwen2",
+    "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
     "seed_oss": "SeedOss",
     "smollm3": "SmolLM3",
 }
@@ -92,6 +98,17 @@ PHI4 = {
     },
 }
 
+SHARED = {"shared_expert_intermediate_size": 80}
+OF_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+GLM4_MOE = {
+    **{name: value for name, value in OF_EXPERTS.items() if name != "num_experts"},
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "head_dim": 16,
+}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -139,6 +156,27 @@ VARIANTS = (
     Variant("olmo3_stretched_global_layers", "olmo3", OLMO3),
     Variant("phi3_partial_longrope", "phi3", PHI4),
     Variant("qwen2_yarn", "qwen2", {"rope_parameters": YARN}),
+    Variant("mixtral_window", "mixtral", {"num_local_experts": 4, "sliding_window": 20}),
+    Variant("qwen2_moe_shared", "qwen2_moe", {**OF_EXPERTS, **SHARED}),
+    Variant(
+        "qwen2_moe_renormalised_windows",
+        "qwen2_moe",
+        {
+            **OF_EXPERTS,
+            **SHARED,
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 2,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    Variant("qwen3_moe_one_dense_layer", "qwen3_moe", {**OF_EXPERTS, "head_dim": 16, "mlp_only_layers": [1]}),
+    Variant("qwen3_moe_renormalised", "qwen3_moe", {**OF_EXPERTS, "norm_topk_prob": True, "attention_bias": True}),
+    Variant("olmoe", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    Variant("glm4_moe_groups_and_correction", "glm4_moe", {**GLM4_MOE, "attention_bias": True, "use_qk_norm": True}),
+    Variant("glm4_moe_plain_weights", "glm4_moe", {**GLM4_MOE, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    Variant("granite_moe_stacked", "granite_moe", {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}),
     Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}}),
 )
 
@@ -169,6 +207,9 @@ def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             # Norms stay near one and biases away from zero: a part that is left out must show.
             parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

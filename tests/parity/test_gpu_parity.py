@@ -15,9 +15,12 @@ import torch
 from checkpoints import (
     GEMMA2,
     GEMMA3,
+    GLM4_MOE,
     LLAMA3_ROPE,
     MAX_POSITIONS,
     MULTIPLIERS,
+    OF_EXPERTS,
+    SHARED,
     VOCAB_SIZE,
     WINDOWS,
     Variant,
@@ -34,6 +37,7 @@ from worker_svc.runner_options import RunnerOptions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+ALL = {"num_experts_per_tok": 8}
 VARIANTS = (
     Variant("qwen3", "qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
     Variant("qwen2", "qwen2", {"head_dim": 64}),
@@ -45,6 +49,12 @@ VARIANTS = (
     Variant("gemma3", "gemma3", {**GEMMA3, "head_dim": 128, "sliding_window": 70, "query_pre_attn_scalar": 128}),
     Variant("cohere2", "cohere2", {**WINDOWS, "head_dim": 64, "hidden_size": 256, "sliding_window": 70}),
     Variant("glm4", "glm4", {"head_dim": 64}),
+    # All experts are chosen: of two that are almost as good, rounding would choose the other.
+    Variant("qwen3_moe", "qwen3_moe", {**OF_EXPERTS, **ALL, "head_dim": 64, "norm_topk_prob": True}),
+    Variant(
+        "qwen2_moe", "qwen2_moe", {**OF_EXPERTS, **ALL, **SHARED, "num_attention_heads": 1, "num_key_value_heads": 1}
+    ),
+    Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, "n_group": 1, "topk_group": 1, "head_dim": 128}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

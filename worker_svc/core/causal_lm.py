@@ -12,7 +12,7 @@ from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.layers.sublayer import Sublayer
-from worker_svc.core.models.spec import AttentionSpec, DecoderSpec
+from worker_svc.core.models.spec import AttentionSpec, DecoderSpec, SublayerSpec
 
 
 class CausalLM:
@@ -38,9 +38,10 @@ class CausalLM:
             self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size)
 
     def outline(self) -> Self:
-        """The same weights, of the first and the last layer alone: what they launch is all that any layer does."""
+        """The same weights, of the last layer and the first of each kind: what they launch is all that any does."""
         outline = copy.copy(self)
-        first_of_kinds = {kind: number for number, kind in reversed(list(enumerate(self.attentions)))}
+        kinds = list(zip(self.attentions, map(_mixers_of, self.spec.layers), strict=True))
+        first_of_kinds = {kind: number for number, kind in reversed(list(enumerate(kinds)))}
         numbers = sorted({*first_of_kinds.values(), len(self._layers) - 1})
         outline._layers = [self._layers[number] for number in numbers]
         return outline
@@ -84,6 +85,10 @@ class CausalLM:
         """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""
         logits, softcap = self._head.logits(self._norm(hidden)), self.spec.logits_softcap
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
+    return tuple(type(mixer) for sublayer in layer for mixer in sublayer.mixers)
 
 
 def _kind_of(attention: AttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:

@@ -43,6 +43,26 @@ MULTIPLIERS = {
 }
 
 
+QWEN2_MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 64,
+    "mlp_only_layers": [0],
+}
+GLM4_MOE = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 0,
+}
+
+
 def changed(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
@@ -160,6 +180,8 @@ TWOFOLD = [
         (changed(**MULTIPLIERS), PLAIN),
         (changed(architectures=["Olmo2ForCausalLM"]), PLAIN),
         (changed(architectures=["Phi3ForCausalLM"]), PLAIN),
+        (changed(**QWEN2_MOE), PLAIN),
+        (changed(**GLM4_MOE), PLAIN),
     ],
     ids=[
         "qwen3-plain",
@@ -173,6 +195,8 @@ TWOFOLD = [
         "granite-plain",
         "olmo2-plain",
         "phi3-plain",
+        "qwen2_moe-plain",
+        "glm4_moe-plain",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:

@@ -77,7 +77,7 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
@@ -133,6 +133,7 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
 
 
 _CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text"}
+_OPTIONS = {"Glm4MoeForCausalLM": {"head_dim": 128}}  # as published: what it has by default are heads that do not turn
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -141,7 +142,7 @@ def test_a_configuration_as_transformers_writes_it_is_read_whole(architecture: s
     config_class = getattr(
         transformers, f"{_CONFIGS.get(architecture, architecture.removesuffix('ForCausalLM'))}Config"
     )
-    theirs = config_class(num_hidden_layers=3)
+    theirs = config_class(num_hidden_layers=3, **_OPTIONS.get(architecture, {}))
     fields = {**json.loads(theirs.to_json_string(use_diff=False)), "architectures": [architecture]}
     config = parse_config(fields, "config.json")
     assert len(config.decoder.layers) == 3

@@ -65,6 +65,10 @@ class Attention:
             if norm is not None:
                 norm.prepare(of_head if norm.is_of_head else order)
 
+    def scale_outputs(self, factor: float) -> None:
+        """Multiply what comes out by `factor`, once, when the weights are there."""
+        self.output.scale_outputs(factor)
+
     def __call__(self, x: Tensor | Normed, attention: StepAttention, rows: Tensor | None = None) -> Product:
         """x [tokens, hidden_size] -> like x, or of `rows` i64[n] alone; keys and values are all written."""
         q, k, v = self.input(x)

@@ -15,7 +15,7 @@ class GatedMLP:
     """down(activation(gate) * up); gate and up are one product."""
 
     def __init__(self, placement: Placement, spec: GatedMLPSpec, hidden_size: int) -> None:
-        self._activation = spec.activation
+        self.activation = spec.activation
         part = gated_columns(placement, spec)
         projections = [Projection(spec.gate, spec.size, part), Projection(spec.up, spec.size, part)]
         self.input = Linear(placement, projections, hidden_size, has_bias=spec.has_bias)
@@ -25,10 +25,14 @@ class GatedMLP:
     def __call__(self, x: Tensor | Normed) -> Product:
         """x [tokens, hidden_size] -> like x."""
         gate, up = self.input(x)
-        return self.output(activate(gate, self._activation) * up)
+        return self.output(activate(gate, self.activation) * up)
 
     def prepare(self) -> None:
         """Nothing is to be done once the weights are there."""
+
+    def scale_outputs(self, factor: float) -> None:
+        """Multiply what comes out by `factor`, once, when the weights are there."""
+        self.output.scale_outputs(factor)
 
 
 def gated_columns(placement: Placement, spec: GatedMLPSpec) -> slice:

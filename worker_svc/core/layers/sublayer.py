@@ -4,12 +4,13 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import StepAttention
 from worker_svc.core.layers.attention import Attention
-from worker_svc.core.layers.fusion import Normed
+from worker_svc.core.layers.experts import Experts, Mixture
+from worker_svc.core.layers.fusion import Normed, Product
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.norm import RMSNorm, make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.models.spec import AttentionSpec, GatedMLPSpec, SublayerSpec
+from worker_svc.core.models.spec import AttentionSpec, ExpertsSpec, Mixer, SublayerSpec
 
 
 class Sublayer:
@@ -19,14 +20,18 @@ class Sublayer:
         self, placement: Placement, spec: SublayerSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding
     ) -> None:
         assert spec.after is None or len(spec.mixers) == 1, "what several blocks give is not normalised"
+        has_experts = any(isinstance(mixer, ExpertsSpec) for mixer in spec.mixers)
+        assert spec.before is not None or not has_experts, "experts add to what they do not read"
         self._operations = placement.operations
         self._scale = spec.scale
         self._before = make_norm(placement, spec.before, hidden_size) if spec.before is not None else None
         self._after = RMSNorm(placement, spec.after, hidden_size) if spec.after is not None else None
 
-        def make_mixer(mixer: AttentionSpec | GatedMLPSpec) -> Attention | GatedMLP:
+        def make_mixer(mixer: Mixer) -> Attention | GatedMLP | Experts:
             if isinstance(mixer, AttentionSpec):
                 return Attention(placement, mixer, hidden_size, layer, rotary)
+            if isinstance(mixer, ExpertsSpec):
+                return Experts(placement, mixer, hidden_size)
             return GatedMLP(placement, mixer, hidden_size)
 
         self._mixers = [make_mixer(mixer) for mixer in spec.mixers]
@@ -38,9 +43,11 @@ class Sublayer:
                 norm.prepare()
         for mixer in self._mixers:
             mixer.prepare()
-            mixer.output.scale_outputs(self._scale)
-        if isinstance(self._before, RMSNorm) and len(self._mixers) == 1:
-            self._operations.fold_norm(self._before, self._mixers[0].input)
+            mixer.scale_outputs(self._scale)
+        [*others, mixer] = self._mixers
+        # Experts' inputs are read by several products: by a router, too.
+        if isinstance(self._before, RMSNorm) and not others and not isinstance(mixer, Experts):
+            self._operations.fold_norm(self._before, mixer.input)
 
     def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
         """hidden [tokens, hidden_size] -> like hidden; if it attends, of `rows` i64[n] alone where these are given."""
@@ -52,8 +59,14 @@ class Sublayer:
             hidden = hidden[rows]
         for mixer in self._mixers:
             if isinstance(mixer, Attention):
-                mixed = mixer(x, attention, rows)
+                mixed: Product | Mixture = mixer(x, attention, rows)
             else:
                 mixed = mixer(x[rows] if rows is not None and attends and isinstance(x, Tensor) else x)
-            hidden = hidden + (self._after(mixed) if self._after is not None else mixed)
+            hidden = hidden + self._normed(mixed)
         return hidden
+
+    def _normed(self, mixed: Product | Mixture) -> Product | Mixture:
+        if self._after is None:
+            return mixed
+        assert isinstance(mixed, Product), "a sum of experts is not normalised"
+        return self._after(mixed)

@@ -7,13 +7,19 @@ from worker_svc.core.models.config_fields import ConfigFields
 from worker_svc.core.models.exaone4 import exaone4
 from worker_svc.core.models.gemma import gemma, gemma2, gemma3
 from worker_svc.core.models.glm import glm, glm4
+from worker_svc.core.models.glm4_moe import glm4_moe
 from worker_svc.core.models.granite import granite
+from worker_svc.core.models.granite_moe import granite_moe
 from worker_svc.core.models.llama import llama
 from worker_svc.core.models.mistral import mistral
+from worker_svc.core.models.mixtral import mixtral
 from worker_svc.core.models.olmo2 import olmo2, olmo3
+from worker_svc.core.models.olmoe import olmoe
 from worker_svc.core.models.phi3 import phi3
 from worker_svc.core.models.qwen2 import qwen2
+from worker_svc.core.models.qwen2_moe import qwen2_moe
 from worker_svc.core.models.qwen3 import qwen3
+from worker_svc.core.models.qwen3_moe import qwen3_moe
 from worker_svc.core.models.seed_oss import seed_oss
 from worker_svc.core.models.smollm3 import smollm3
 from worker_svc.core.models.spec import DecoderSpec
@@ -26,16 +32,22 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
     "Glm4ForCausalLM": glm4,
+    "Glm4MoeForCausalLM": glm4_moe,
     "GlmForCausalLM": glm,
     "GraniteForCausalLM": granite,
+    "GraniteMoeForCausalLM": granite_moe,
     "LlamaForCausalLM": llama,
     "MinistralForCausalLM": mistral,
     "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
+    "OlmoeForCausalLM": olmoe,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
     "SeedOssForCausalLM": seed_oss,
     "SmolLM3ForCausalLM": smollm3,
 }

@@ -8,8 +8,10 @@ from worker_svc.core.models.config_fields import ConfigFields
 from worker_svc.core.models.spec import (
     AttentionSpec,
     DecoderSpec,
+    ExpertsSpec,
     GatedMLPSpec,
     NormSpec,
+    RouterSpec,
     StoredRows,
     SublayerSpec,
 )
@@ -40,16 +42,55 @@ def head_norms(fields: ConfigFields, layer: int, **changes: Any) -> dict[str, No
     return {f"{of}_norm": norm(fields, f"{name}.{of[0]}_norm", **changes) for of in ("query", "key")}
 
 
-def gated_mlp(fields: ConfigFields, layer: int, **changes: Any) -> GatedMLPSpec:
-    """Of a layer, as Llama's but for `changes`."""
+def gated_mlp(fields: ConfigFields, layer: int, *, at: str = "mlp", **changes: Any) -> GatedMLPSpec:
+    """Of a layer, where its name has `at`; as Llama's but for `changes`."""
     if "activation" not in changes:
         fields.must_be("hidden_act", "activation function", "silu")
-    gate, up, down = (StoredRows(f"model.layers.{layer}.mlp.{each}_proj") for each in ("gate", "up", "down"))
-    return replace(GatedMLPSpec(fields.count("intermediate_size"), gate, up, down), **changes)
+    gate, up, down = (StoredRows(f"model.layers.{layer}.{at}.{each}_proj") for each in ("gate", "up", "down"))
+    size = changes.pop("size", None) or fields.count("intermediate_size")
+    return replace(GatedMLPSpec(size, gate, up, down), **changes)
+
+
+def experts(
+    fields: ConfigFields, layer: int, *, count: int, size: int, router: dict[str, Any], **changes: Any
+) -> ExpertsSpec:
+    """Of a layer, as Qwen's but for `changes`: so many experts of that size, and how the router differs from one whose
+    weights are a softmax over all.
+    """
+    name = f"model.layers.{layer}.mlp"
+    top_k = fields.count("num_experts_per_tok")
+    if top_k > count:
+        raise fields.wrong("num_experts_per_tok", f"is more than there are experts ({count})")
+    each = gated_mlp(fields, layer, at="mlp.experts.{expert}", size=size)
+    return replace(ExpertsSpec(count, replace(RouterSpec(f"{name}.gate", top_k), **router), each), **changes)
+
+
+def expert_groups(fields: ConfigFields, num_experts: int) -> dict[str, int]:
+    """Changes of a router that looks for experts in the best groups alone, as DeepSeek's."""
+    num_groups, num_chosen = fields.count("n_group", 1), fields.count("topk_group", 1)
+    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups):
+        raise fields.wrong("n_group", f"does not part {num_experts} experts into groups of two and more")
+    if num_chosen > num_groups or fields.count("num_experts_per_tok") > num_chosen * (num_experts // num_groups):
+        raise fields.wrong("topk_group", f"({num_chosen} of {num_groups}) does not leave enough experts to choose from")
+    return {"num_groups": num_groups, "num_chosen_groups": num_chosen}
+
+
+def has_experts(fields: ConfigFields, layer: int) -> bool:
+    """Return whether a layer's feed-forward block is a mixture, as Qwen's configurations say it."""
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(each, int) for each in dense):
+        raise fields.wrong("mlp_only_layers", f"must be a list of layers, got {dense!r}")
+    return (layer + 1) % fields.count("decoder_sparse_step", 1) == 0 and layer not in dense
 
 
 def pre_norm(
-    fields: ConfigFields, layer: int, attend: AttentionSpec, mlp: GatedMLPSpec, *, scale: float = 1.0, **of_norms: Any
+    fields: ConfigFields,
+    layer: int,
+    attend: AttentionSpec,
+    mlp: GatedMLPSpec | ExpertsSpec,
+    *,
+    scale: float = 1.0,
+    **of_norms: Any,
 ) -> tuple[SublayerSpec, ...]:
     """A layer whose two blocks read normalised hidden states; norms are as Llama's but for `of_norms`."""
     name = f"model.layers.{layer}"
@@ -67,7 +108,7 @@ def sandwich(
     return SublayerSpec((attend,), norms[0], norms[1]), SublayerSpec((mlp,), norms[2], norms[3])
 
 
-def packed_gate_up(fields: ConfigFields, layer: int) -> dict[str, StoredRows]:
+def packed_gate_up(fields: ConfigFields, layer: int) -> dict[str, Any]:
     """Changes of a feed-forward block whose gate and up are one stored tensor."""
     name, size = f"model.layers.{layer}.mlp.gate_up_proj", fields.count("intermediate_size")
     return {"gate": StoredRows(name, 0, 2 * size), "up": StoredRows(name, size, 2 * size)}

@@ -4,7 +4,7 @@ From a `DecoderSpec` follow the weights that are read, what each rank has of the
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +98,50 @@ class GatedMLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """The choice of experts for a token, and the weights of what they give (Shazeer et al., 2017)."""
+
+    name: str  # of a linear layer, without `.weight`
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"  # of each expert, out of its logit
+    renormalizes: bool = False  # weights of the chosen sum to one
+    scale: float = 1.0  # of the weights
+    correction: str | None = None  # a tensor that is added to the scores for the choice alone (Wang et al., 2024)
+    num_groups: int = 1  # of experts, one after the other: only those of the best groups can be chosen
+    num_chosen_groups: int = 1  # by the two best scores in each
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Mixture of experts (Shazeer et al., 2017): the weighted sum of what some of many feed-forward blocks give, and of
+    what a shared one does (DeepSeekMoE; Dai et al., 2024).
+    """
+
+    count: int
+    router: RouterSpec
+    each: GatedMLPSpec  # names have `{expert}`, or are those of stacked tensors
+    is_stacked: bool = False  # stored as [experts, outputs, inputs]
+    shared: GatedMLPSpec | None = None
+    shared_gate: str | None = None  # a linear layer of one output, whose sigmoid is the weight of the shared block
+
+    @property
+    def num_weights(self) -> int:
+        """As `AttentionSpec.num_weights`: those of the chosen experts."""
+        shared = self.shared.num_weights if self.shared is not None else 0
+        return self.count + self.router.top_k * self.each.num_weights + shared
+
+
+Mixer: TypeAlias = AttentionSpec | GatedMLPSpec | ExpertsSpec
+
+
+@dataclass(frozen=True, slots=True)
 class SublayerSpec:
     """hidden + scale * after(mixer(before(hidden))), without the norms that are None.
 
     Of several mixers, which read the same norm, the sum is added.
     """
 
-    mixers: tuple[AttentionSpec | GatedMLPSpec, ...]
+    mixers: tuple[Mixer, ...]
     before: NormSpec | None
     after: NormSpec | None = None  # only of one mixer
     scale: float = 1.0
@@ -124,6 +161,7 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
     logits_softcap: float | None = None  # logits are softcap * tanh(logit / softcap), after their scale
+    unused_prefixes: tuple[str, ...] = ()  # of tensors that a checkpoint may have and that the model does not
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -131,13 +169,14 @@ class DecoderSpec:
         return tuple(mixer for mixer in self._mixers if isinstance(mixer, AttentionSpec))
 
     @property
-    def mlp(self) -> GatedMLPSpec:
-        """The feed-forward block of the first layer."""
-        return next(mixer for mixer in self._mixers if isinstance(mixer, GatedMLPSpec))
+    def mlps(self) -> tuple[GatedMLPSpec, ...]:
+        """The feed-forward blocks that every token goes through, shared ones included, in order."""
+        blocks = (mixer.shared if isinstance(mixer, ExpertsSpec) else mixer for mixer in self._mixers)
+        return tuple(block for block in blocks if isinstance(block, GatedMLPSpec))
 
     @property
     def unused_tensors(self) -> frozenset[str]:
-        """Those that a checkpoint may have and that the model does not."""
+        """As `unused_prefixes`, by name."""
         return frozenset({f"{self.head}.weight"}) if self.is_tied else frozenset()
 
     @property
@@ -146,5 +185,5 @@ class DecoderSpec:
         return self.hidden_size * sum(mixer.num_weights for mixer in self._mixers)
 
     @property
-    def _mixers(self) -> tuple[AttentionSpec | GatedMLPSpec, ...]:
+    def _mixers(self) -> tuple[Mixer, ...]:
         return tuple(mixer for layer in self.layers for sublayer in layer for mixer in sublayer.mixers)

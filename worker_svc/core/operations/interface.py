@@ -6,6 +6,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.interface import Packed
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.models.spec import RouterSpec
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh"]
 
@@ -42,6 +43,39 @@ class LinearLayer(Protocol):
         """x [tokens, inputs] -> [tokens, outputs], summed if it is partial: by torch."""
 
 
+class RouterLayer(Protocol):
+    """Scores experts: whole on every rank."""
+
+    spec: RouterSpec
+    weight: Tensor  # [experts, hidden_size]
+    correction: Tensor | None  # f32[experts]
+
+
+class StackedLayer(Protocol):
+    """A linear layer of each expert, this rank's part of it."""
+
+    weight: Tensor  # [experts, outputs, inputs]
+    bias: Tensor | None  # [experts, outputs]
+
+
+class ExpertsLayer(Protocol):
+    """A mixture of gated blocks, this rank's part of each."""
+
+    activation: Activation
+
+    @property
+    def router(self) -> RouterLayer:
+        """The choice of experts for each row."""
+
+    @property
+    def input(self) -> StackedLayer:
+        """Of each expert, gates, then ups."""
+
+    @property
+    def output(self) -> StackedLayer:
+        """Of each expert, from what is gated to hidden states."""
+
+
 class Operations(Protocol):
     """Chosen once from device and dtype. Hidden states and residuals are [tokens, hidden_size]; a norm that is None
     changes nothing.
@@ -68,3 +102,11 @@ class Operations(Protocol):
         self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
     ) -> Tensor:
         """activation(gate) * up -> [tokens, outputs / 2]; outputs of `gate_up(norm(hidden))` are gates, then ups."""
+
+    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+        """residual + what the experts give that are chosen for each row of x, like `residual`, which may be overwritten
+        by it; of several ranks, this one's part of the sum.
+        """
+
+    def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """gated * sigmoid(x @ gate), like `gated` [tokens, size], which may be overwritten; gate [hidden_size]."""

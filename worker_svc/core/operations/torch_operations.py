@@ -1,10 +1,11 @@
 """The reference: plain torch, runs on any device in any dtype."""
 
-import torch.nn.functional as F  # noqa: N812
+import torch
 from torch import Tensor
 
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.operations.interface import Activation, LinearLayer, Norm
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
+from worker_svc.core.operations.torch_experts import activated, add_experts
 
 
 class TorchOperations:
@@ -37,4 +38,12 @@ class TorchOperations:
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
         gate, up = self.norm_linear(hidden, norm, gate_up).chunk(2, dim=-1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+        return activated(gate, activation) * up
+
+    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+        """Implement `Operations.experts_add`."""
+        return add_experts(x, experts, residual)
+
+    def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """Implement `Operations.sigmoid_scaled`."""
+        return gated * torch.sigmoid(x @ gate).unsqueeze(-1)

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
 from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
-from worker_svc.core.operations.interface import Activation, LinearLayer, Norm
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
+from worker_svc.core.operations.triton_experts import add_experts
 
 
 class TritonOperations:
@@ -69,6 +71,15 @@ class TritonOperations:
             return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=True)
         gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias)
         return gated if gated is not None else silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
+
+    def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+        """Implement `Operations.experts_add`."""
+        return add_experts(x, experts, residual)
+
+    def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """Implement `Operations.sigmoid_scaled`."""
+        scale_by_sigmoid(gated, x, gate)
+        return gated
 
     def _sum(self, x: Tensor, linear: LinearLayer) -> Tensor:
         return linear.multiply(x) if linear.is_partial else self.norm_linear(x, None, linear)

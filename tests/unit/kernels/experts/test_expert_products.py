@@ -1,0 +1,174 @@
+"""Products with experts' weights against double precision, however rows are routed; that they compile for a Hopper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from hopper import compile_for_hopper, on_hopper
+from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from worker_svc.core.kernels.compiling import compile_launches
+from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
+from worker_svc.core.kernels.experts.few_rows import add_pairs, gate_pairs
+from worker_svc.core.kernels.experts.many_rows import add_tiles, gate_tiles, most_tiles, tile_for
+from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.models.spec import RouterSpec
+from worker_svc.core.operations.interface import Activation
+from worker_svc.core.operations.triton_experts import add_experts
+
+GLM = RouterSpec("router", 4, "sigmoid", renormalizes=True, correction="it", num_groups=2, num_chosen_groups=2)
+TOP_K, EXPERTS = 3, 6
+KERNELS = "worker_svc.core.kernels.experts"
+
+
+def routed(rows: int, routing: str) -> Routed:
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(rows)])
+    if routing == "same":  # all rows have the same experts, some experts have none
+        ids = torch.tensor([[4, 0, 5]]).expand(rows, -1)
+    if routing == "one":  # so may idle rows
+        ids = torch.full((rows, TOP_K), 2)
+    return Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
+
+
+def expected_gates(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routed, *, is_gelu: bool) -> Tensor:
+    ids = routing.ids.flatten().long()
+    rows = x.double().repeat_interleave(TOP_K, 0)
+    product = torch.einsum("pk,pnk->pn", rows, weight.double()[ids])
+    gate, up = (product if bias is None else product + bias.double()[ids]).chunk(2, 1)
+    return (gelu(gate, approximate="tanh") if is_gelu else silu(gate)) * up
+
+
+def expected_sums(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routed, residual: Tensor) -> Tensor:
+    ids = routing.ids.flatten().long()
+    product = torch.einsum("pk,pnk->pn", x.double(), weight.double()[ids])
+    product = product if bias is None else product + bias.double()[ids]
+    return residual.double() + (product * routing.weights.double().reshape(-1, 1)).unflatten(0, (-1, TOP_K)).sum(1)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40, 150])
+@pytest.mark.parametrize("routing", ["any", "same", "one"])
+@pytest.mark.parametrize(("size", "hidden", "bias"), [(48, 200, False), (64, 64, True)])
+def test_both_ways_give_the_sum_over_the_chosen_experts(
+    rows: int, routing: str, size: int, hidden: int, *, bias: bool
+) -> None:
+    to, x, residual = routed(rows, routing), randn(rows, hidden, seed=1), randn(rows, hidden, seed=2)
+    up, down = (
+        randn(EXPERTS, outputs, inputs, seed=inputs, scale=inputs**-0.5)
+        for outputs, inputs in ((2 * size, hidden), (hidden, size))
+    )
+    up_bias, down_bias = (randn(EXPERTS, each.shape[1], seed=5) if bias else None for each in (up, down))
+    is_gelu = rows == 5
+    expected = expected_gates(x, up, up_bias, to, is_gelu=is_gelu)
+    pairs = sort_pairs(to.ids, EXPERTS)
+    if rows <= 40:
+        few = gate_pairs(x, up, up_bias, to, is_gelu=is_gelu)
+        assert_near(few, expected)
+    many = gate_tiles(x, up, up_bias, to, pairs, is_gelu=is_gelu)
+    assert_near(many, expected)
+    expected = expected_sums(many, down, down_bias, to, residual)
+    by_tiles = residual.clone()
+    add_tiles(many, down, down_bias, to, pairs, by_tiles)
+    assert_near(by_tiles, expected)
+    if rows <= 40:
+        by_pairs = residual.clone()
+        add_pairs(many, down, down_bias, to, by_pairs)
+        assert_near(by_pairs, expected)
+
+
+@pytest.mark.parametrize("num_pairs", [1, 5, 6, 100, 1000])
+def test_there_are_tiles_for_the_worst_routing(num_pairs: int) -> None:
+    tile, used = tile_for(num_pairs, EXPERTS), min(num_pairs, EXPERTS)
+    most = 0
+    for full in range(num_pairs // tile.pairs + 1):  # tiles of the first expert beside one pair, if all others have one
+        rest = num_pairs - used - full * tile.pairs
+        if rest >= 0:
+            counts = [1 + full * tile.pairs, *[1] * (used - 1)]
+            counts[-1] += rest
+            most = max(most, sum(-(-count // tile.pairs) for count in counts))
+    assert most == most_tiles(num_pairs, EXPERTS, tile)
+
+
+def test_a_shared_expert_s_rows_are_scaled_by_their_own_sigmoid() -> None:
+    values, x, gate = randn(5, 1100, seed=1), randn(5, 1300, seed=2), randn(1300, seed=3, scale=0.05)
+    expected = values.double() * torch.sigmoid(x.double() @ gate.double()).unsqueeze(1)
+    scale_by_sigmoid(values, x, gate)
+    assert_near(values, expected)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+def test_a_graph_gives_what_it_gives_launched_one_by_one() -> None:
+    x, up, down = randn(40, 64, seed=1), randn(EXPERTS, 96, 64, seed=2), randn(EXPERTS, 64, 48, seed=3)
+    to = routed(40, "any")
+
+    def compute() -> Tensor:
+        total = torch.zeros(40, 64, dtype=DTYPE, device=DEVICE)
+        pairs = sort_pairs(to.ids, EXPERTS)
+        add_tiles(gate_tiles(x, up, None, to, pairs, is_gelu=False), down, None, to, pairs, total)
+        return total
+
+    assert_replays_alike(compute, times=3)
+
+
+def sample(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Routed]:
+    """x, gates and ups, downs, total: of Qwen3-30B-A3B, with fewer experts."""
+    x, total = (torch.zeros(rows, 2048, dtype=torch.bfloat16) for _ in range(2))
+    up, down = torch.zeros(8, 1536, 2048, dtype=torch.bfloat16), torch.zeros(8, 2048, 768, dtype=torch.bfloat16)
+    return x, up, down, total, Routed(torch.zeros(rows, 8, dtype=torch.int32), torch.zeros(rows, 8))
+
+
+def launch_gates() -> None:
+    for rows in (16, 32, 64, 256):  # of an expert
+        x, up, _, _, to = sample(rows)
+        pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
+        gate_tiles(x, up, None, to, pairs, is_gelu=False)
+
+
+def compile_all() -> None:
+    compiled: list[str] = []
+
+    def observe(**event: Any) -> None:
+        compiled.append(event["src"].name)
+
+    def launch() -> None:
+        for rows in (2, 32, 64, 256):
+            x, up, down, total, _ = sample(rows)
+            add_experts(x, Mixture(up, down), total)
+            scale_by_sigmoid(x, total, total[0])
+
+    triton.knobs.compilation.listener = observe
+    compile_launches(launch, 2)
+    assert set(compiled) == {
+        *("_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
+        *("_gate_pairs", "_add_pairs", "_gate_tiles", "_multiply_tiles", "_add_up"),
+    }
+
+
+@dataclass(frozen=True)
+class Layer:
+    weight: Tensor
+    bias: Tensor | None = None
+    correction: Tensor | None = None
+    spec: RouterSpec = GLM
+
+
+class Mixture:
+    activation: Activation = "silu"
+
+    def __init__(self, up: Tensor, down: Tensor) -> None:
+        self.input, self.output = Layer(up), Layer(down)
+        self.router = Layer(up[:, 0], correction=torch.zeros(8))
+
+
+def test_products_of_many_rows_use_a_hopper_s_own_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_for_hopper(monkeypatch, f"{KERNELS}.many_rows._gate_tiles", "wgmma", launch_gates)
+
+
+def test_all_that_a_mixture_launches_compiles_for_a_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    on_hopper(monkeypatch, compile_all)

@@ -1,0 +1,74 @@
+"""The choice of experts against torch, with ties and with rows that are no numbers; the order of pairs."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, assert_near, randn
+from torch import Tensor
+
+from worker_svc.core.kernels.experts.routing import choose_experts, score_experts, sort_pairs
+from worker_svc.core.models.spec import RouterSpec
+from worker_svc.core.operations.torch_experts import choose_experts as expected_experts
+from worker_svc.core.operations.triton_experts import choosing_of
+
+
+@dataclass(frozen=True)
+class Router:
+    spec: RouterSpec
+    weight: Tensor
+    correction: Tensor | None = None
+
+
+SPEC = RouterSpec("router", top_k=3)
+GROUPS = RouterSpec(
+    "router", 5, "sigmoid", renormalizes=True, scale=2.5, correction="it", num_groups=4, num_chosen_groups=2
+)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 37])
+@pytest.mark.parametrize("experts", [4, 60, 128])
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, replace(SPEC, renormalizes=True, scale=1.5), replace(SPEC, score="sigmoid", correction="it"), GROUPS],
+    ids=["softmax", "renormalised", "corrected", "groups"],
+)
+def test_the_best_experts_and_their_weights_are_those_of_torch(rows: int, experts: int, spec: RouterSpec) -> None:
+    if spec.num_groups > 1 and experts < 16:
+        experts = 16
+    correction = None if spec.correction is None else randn(experts, seed=3, dtype=torch.float32)
+    router = Router(spec, randn(experts, 200, seed=1, scale=0.2), correction)
+    x = randn(rows, 200, seed=2)
+    logits = score_experts(x, router.weight)
+    assert_near(logits, x.double() @ router.weight.double().t(), 1e-5)
+    routed = choose_experts(logits, correction, choosing_of(spec))
+    ids, weights = expected_experts(x, router)
+    assert routed.ids.long().equal(ids)
+    assert_near(routed.weights, weights, 1e-4)
+
+
+def test_of_experts_that_are_as_good_the_first_are_chosen_whatever_rows_stand_beside() -> None:
+    logits = torch.zeros(3, 8, device=DEVICE)
+    logits[1, 5] = 1.0
+    assert choose_experts(logits, None, choosing_of(SPEC)).ids.tolist() == [[0, 1, 2], [5, 0, 1], [0, 1, 2]]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the interpreter
+@pytest.mark.parametrize("spec", [SPEC, GROUPS], ids=["softmax", "groups"])
+def test_rows_that_are_no_numbers_still_name_experts(spec: RouterSpec) -> None:
+    logits = torch.full((2, 12), torch.nan, device=DEVICE)
+    correction = torch.zeros(12, device=DEVICE) if spec.correction is not None else None
+    ids = choose_experts(logits, correction, choosing_of(spec)).ids
+    assert bool(((ids >= 0) & (ids < 12)).all())
+
+
+@pytest.mark.parametrize("pairs", [(1, 2), (700, 3)])
+def test_pairs_are_sorted_by_expert_and_keep_their_order(pairs: tuple[int, int]) -> None:
+    ids = torch.randint(0, 9, pairs, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.int32)
+    ids[ids == 4] = 7  # nobody's
+    found = sort_pairs(ids, 10)
+    flat = ids.flatten().long()
+    assert found.order.long().equal(flat.argsort(stable=True))
+    counts = flat.bincount(minlength=10)
+    assert found.counts.long().equal(counts)
+    assert found.firsts.long().equal(counts.cumsum(0) - counts)

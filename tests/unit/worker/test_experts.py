@@ -1,0 +1,155 @@
+"""Mixtures of experts as values and as weights: what counts for what, what ranks have, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from contract.domain.errors import ErrorCode, PenstockError
+from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.config import ModelConfig, parse_config
+from worker_svc.core.distributed import Group
+from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.layers.linear import Projection
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.stacked import StackedLinear
+from worker_svc.core.models.quantization import Fp8ChannelSpec, QuantizationSpec
+from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
+from worker_svc.products import model_products
+from worker_svc.weights import load_weights
+
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "num_experts": 10,
+    "num_experts_per_tok": 3,
+    "mlp_only_layers": [1],
+}
+GLM: dict[str, Any] = {
+    **{name: value for name, value in QWEN.items() if name not in ("num_experts", "mlp_only_layers")},
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 8,
+    "num_nextn_predict_layers": 1,
+}
+del GLM["shared_expert_intermediate_size"]
+
+
+def parse(fields: dict[str, Any], **changes: Any) -> ModelConfig:
+    return parse_config({**fields, **changes}, "config.json")
+
+
+def test_a_token_is_multiplied_with_the_chosen_experts_and_all_are_read() -> None:
+    config = parse(QWEN)
+    attention = 2 * 2 * (4 + 2) * 8 * 32  # of two layers
+    assert config.decoder.num_layer_weights == attention + (10 + 3 * 3 * 48 + 3 * 80 + 3 * 96) * 32
+    placement = Placement(torch.device("meta"), torch.bfloat16)
+    CausalLM(config.decoder, placement, max_model_len=16)
+    experts = sum(each.destination.numel() for each in placement.wanted if ".mlp.experts." in each.name)
+    assert experts == 10 * 3 * 48 * 32
+
+
+def test_products_of_tables_are_those_of_blocks_that_all_tokens_go_through() -> None:
+    products = model_products(parse(QWEN), Placement(torch.device("meta"), torch.bfloat16))
+    assert {each.outputs for each in products if each.kind == "gated"} == {2 * 80, 2 * 96}
+    assert Product("added", 32, 80) in products
+    assert all(each.inputs != 48 for each in products)
+
+
+def test_layers_of_each_kind_are_compiled() -> None:
+    config = parse(QWEN, num_hidden_layers=4)
+    model = CausalLM(config.decoder, Placement(torch.device("meta"), torch.float32), max_model_len=16)
+    assert len(model.outline()._layers) == 3  # of experts, dense, and the last
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "field"),
+    [
+        (QWEN, {"num_experts_per_tok": 11}, "num_experts_per_tok"),
+        (QWEN, {"mlp_only_layers": 1}, "mlp_only_layers"),
+        (QWEN, {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        (QWEN, {"num_experts": None}, "num_experts"),
+        (GLM, {"n_group": 3}, "n_group"),
+        (GLM, {"n_group": 8}, "n_group"),
+        (GLM, {"n_group": 2, "topk_group": 3}, "topk_group"),
+        (GLM, {"n_group": 4, "topk_group": 1}, "topk_group"),
+    ],
+)
+def test_a_broken_file_names_the_field(fields: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(PenstockError, match=rf"config\.json: {field}") as caught:
+        parse(fields, **changes)
+    assert caught.value.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "named"),
+    [
+        (QWEN, {"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv"),
+        (QWEN, {"hidden_act": "gelu"}, "gelu"),
+        (GLM, {"topk_method": "greedy"}, "topk_method"),
+    ],
+)
+def test_what_a_mixture_does_not_have_is_refused_by_name(
+    fields: dict[str, Any], changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(PenstockError, match=named) as caught:
+        parse(fields, **changes)
+    assert caught.value.code is ErrorCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("ignored", "name"), [("re:.*experts.*", "gate"), (r"re:.*(gate|experts\.[0-7].*)$", r"experts\.8\.gate_proj")]
+)
+def test_quantized_experts_and_routers_are_refused_by_name(ignored: str, name: str) -> None:
+    quantization = QuantizationSpec(Fp8ChannelSpec(rounds_inputs=True), (ignored,))
+    placement = Placement(torch.device("meta"), torch.bfloat16, quantization=quantization)
+    with pytest.raises(PenstockError, match=rf"experts and their routers \(model\.layers\.0\.mlp\.{name}\)"):
+        CausalLM(parse(QWEN).decoder, placement, max_model_len=16)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    spec = parse(GLM).decoder
+    assert spec.unused_prefixes == ("model.layers.2.",)
+    tensors = {"model.layers.2.eh_proj.weight": torch.ones(1), "model.layers.1.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    placement = Placement(torch.device("cpu"), torch.float32)
+    placement.want("model.layers.1.weight", destination := torch.zeros(2), (2,))
+    load_weights(tmp_path, placement.wanted, unused_prefixes=spec.unused_prefixes)
+    assert destination.tolist() == [1, 1]
+    with pytest.raises(PenstockError, match="eh_proj"):
+        load_weights(tmp_path, placement.wanted)
+
+
+def stored_singly(weights: Tensor, biases: Tensor) -> dict[str, Tensor]:
+    of_kinds = {"weight": weights, "bias": biases}
+    return {f"e.{number}.{name}": each[number] for name, each in of_kinds.items() for number in range(len(each))}
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: Path, *, is_stacked: bool) -> None:
+    weights, biases = torch.randn(3, 8, 40), torch.randn(3, 8)
+    name = "e" if is_stacked else "e.{expert}"
+    tensors = {"e.weight": weights, "e.bias": biases} if is_stacked else stored_singly(weights, biases)
+    save_file({key: value.clone() for key, value in tensors.items()}, tmp_path / "model.safetensors")
+    rows = StoredRows(name)
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(40, rows, rows, rows, has_bias=True), is_stacked=is_stacked)
+    found = []
+    for rank in range(2):
+        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2))
+        part = placement.columns(40, 16)
+        found.append(StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 40, part))
+        load_weights(tmp_path, placement.wanted)
+        found[-1].prepare()
+    assert torch.cat([each.weight for each in found], 2).equal(weights)
+    assert found[0].weight.shape[2] == 32
+    assert sum(each.bias for each in found if each.bias is not None).equal(biases)

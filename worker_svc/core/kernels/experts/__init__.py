@@ -1,0 +1,1 @@
+"""Mixtures of experts: which rows go to which experts, and products with the weights of those."""

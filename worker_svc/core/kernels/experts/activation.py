@@ -1,0 +1,62 @@
+"""What stands between the products of an expert, and around those of a shared one."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+_GELU_SCALE, _GELU_CUBE = tl.constexpr(1.5957691216057308), tl.constexpr(0.044715)  # 2 sqrt(2 / pi)
+_BLOCK = 1024
+
+
+@triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """activation(gate) * up in fp32: silu, or GELU by tanh."""
+    x = gate
+    if GELU:
+        # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
+        x = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
+    return gate * tl.sigmoid(x) * up
+
+
+@triton.jit
+def _scale_by_sigmoid(
+    gated_ptr,  # [rows, SIZE]
+    x_ptr,  # [rows, K]
+    gate_ptr,  # [K]
+    SIZE: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, BLOCK)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, K, BLOCK):
+        is_input = start + places < K
+        x = tl.load(x_ptr + row * K + start + places, mask=is_input, other=0.0).to(tl.float32)
+        acc += x * tl.load(gate_ptr + start + places, mask=is_input, other=0.0).to(tl.float32)
+    scale = tl.sigmoid(tl.sum(acc, 0))
+    for start in range(0, SIZE, BLOCK):
+        values = gated_ptr + row * SIZE + start + places
+        is_value = start + places < SIZE
+        value = tl.load(values, mask=is_value, other=0.0).to(tl.float32) * scale
+        tl.store(values, value.to(gated_ptr.dtype.element_ty), mask=is_value)
+
+
+def scale_by_sigmoid(values: Tensor, x: Tensor, gate: Tensor) -> None:
+    """Multiply values [rows, size] by sigmoid(x @ gate), in place: x [rows, inputs], gate [inputs]."""
+    dependent = has_dependent_launch(x.device)
+    _scale_by_sigmoid[(len(values),)](
+        values,
+        x,
+        gate,
+        SIZE=values.shape[1],
+        K=x.shape[1],
+        BLOCK=_BLOCK,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )

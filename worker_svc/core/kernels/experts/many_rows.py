@@ -1,0 +1,258 @@
+"""Products of many rows with the weights of their experts, grouped by expert: a program has a tile of the pairs of one,
+wherever their rows are. There are as many programs as the worst routing needs; those without a tile leave at once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.experts.activation import gated
+from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+_MOST_INPUTS = 64  # of a step of the loop
+_COLUMNS = 1024  # of a program that adds up
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of a program."""
+
+    pairs: int
+    outputs: int
+    warps: int
+    stages: int
+
+
+# By the pairs that an expert has in the mean.
+_TILES = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 64, 4, 3)}
+_LARGEST = Tile(128, 128, 8, 3)
+
+
+def tile_for(num_pairs: int, num_experts: int) -> Tile:
+    """The tile whose pairs are filled about, if all experts have as many."""
+    return next((tile for most, tile in _TILES.items() if num_pairs <= most * num_experts), _LARGEST)
+
+
+def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
+    """As many as any routing needs: each expert that has pairs may have a tile that is not full."""
+    used = min(num_pairs, num_experts)
+    return (num_pairs - used) // tile.pairs + used
+
+
+@triton.jit
+def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile, how many pairs are left to it (none after the last tile), these, and [1, BLOCK_M] which are
+    there.
+    """
+    PADDED: tl.constexpr = triton.next_power_of_2(EXPERTS)
+    experts = tl.arange(0, PADDED)
+    counts = tl.load(counts_ptr + experts, mask=experts < EXPERTS, other=0)
+    tiles = (counts + BLOCK_M - 1) // BLOCK_M
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    is_own = experts == expert
+    skipped = (tile - tl.sum(tl.where(is_own, ends - tiles, 0), 0)) * BLOCK_M
+    first = tl.load(firsts_ptr + tl.minimum(expert, EXPERTS - 1)) + skipped
+    count = tl.sum(tl.where(is_own, counts, 0), 0) - skipped
+    places = tl.arange(0, BLOCK_M)
+    pairs = tl.load(order_ptr + first + places, mask=places < count, other=0).to(tl.int64)
+    return expert.to(tl.int64), count, pairs, (places < count)[None, :]
+
+
+@triton.jit
+def _load(pointers, is_inside, is_input, EVEN: tl.constexpr):
+    """EVEN: no inputs are missing."""
+    if EVEN:
+        return tl.load(pointers, mask=is_inside, other=0.0)
+    return tl.load(pointers, mask=is_inside & is_input, other=0.0)
+
+
+@triton.jit
+def _gate_tiles(
+    x_ptr,  # [rows, K]
+    weight_ptr,  # [EXPERTS, 2 N, K], gates then ups
+    bias_ptr,  # [EXPERTS, 2 N]
+    order_ptr,
+    counts_ptr,
+    firsts_ptr,
+    out_ptr,  # [pairs, N]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    GELU: tl.constexpr,
+    BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The weight is the tall operand of the products, so that pairs need not be padded to its height."""
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    tile = tl.program_id(1)
+    expert, count, pairs, is_pair = _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS, BLOCK_M)
+    if count > 0:
+        outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_output = (outputs < N)[:, None]
+        inputs = tl.arange(0, BLOCK_K)
+        xs = x_ptr + (pairs // TOP_K)[None, :] * K + inputs[:, None]
+        gates = weight_ptr + expert * 2 * N * K + outputs[:, None] * K + inputs[None, :]
+        EVEN: tl.constexpr = K % BLOCK_K == 0
+        gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            is_input = inputs + k < K
+            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
+            gate = tl.dot(_load(gates + k, is_output, is_input[None, :], EVEN), x, gate)
+            up = tl.dot(_load(gates + N * K + k, is_output, is_input[None, :], EVEN), x, up)
+        if BIAS:
+            biases = bias_ptr + expert * 2 * N + outputs[:, None]
+            gate += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)
+            up += tl.load(biases + N, mask=is_output, other=0.0).to(tl.float32)
+        out = gated(gate, up, GELU).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
+
+
+@triton.jit
+def _multiply_tiles(
+    x_ptr,  # [pairs, K]
+    weight_ptr,  # [EXPERTS, N, K]
+    bias_ptr,  # [EXPERTS, N]
+    order_ptr,
+    counts_ptr,
+    firsts_ptr,
+    weights_ptr,  # f32[pairs]
+    out_ptr,  # [pairs, N]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """See `_gate_tiles`."""
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    tile = tl.program_id(1)
+    expert, count, pairs, is_pair = _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS, BLOCK_M)
+    if count > 0:
+        outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_output = (outputs < N)[:, None]
+        inputs = tl.arange(0, BLOCK_K)
+        xs = x_ptr + pairs[None, :] * K + inputs[:, None]
+        weights = weight_ptr + expert * N * K + outputs[:, None] * K + inputs[None, :]
+        EVEN: tl.constexpr = K % BLOCK_K == 0
+        product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            is_input = inputs + k < K
+            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
+            product = tl.dot(_load(weights + k, is_output, is_input[None, :], EVEN), x, product)
+        if BIAS:
+            bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
+            product += bias.to(tl.float32)
+        product *= tl.load(weights_ptr + pairs)[None, :]
+        out = product.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
+
+
+@triton.jit
+def _add_up(
+    parts_ptr,  # [rows, TOP_K, N]
+    residual_ptr,  # [rows, N]: added to, in place
+    N: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Always in the same order."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < N
+    residuals = residual_ptr + row * N + columns
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    total = tl.load(residuals, mask=is_column, other=0.0).to(tl.float32)
+    for place in tl.static_range(TOP_K):
+        parts = parts_ptr + (row * TOP_K + place) * N + columns
+        total += tl.load(parts, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(residuals, total.to(residual_ptr.dtype.element_ty), mask=is_column)
+
+
+def gate_tiles(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, *, is_gelu: bool
+) -> Tensor:
+    """See `few_rows.gate_pairs`."""
+    num_pairs, outputs = routed.ids.numel(), weight.shape[1] // 2
+    out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
+    tile = tile_for(num_pairs, len(weight))
+    dependent = has_dependent_launch(x.device)
+    _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        pairs.order,
+        pairs.counts,
+        pairs.firsts,
+        out,
+        N=outputs,
+        K=x.shape[1],
+        EXPERTS=len(weight),
+        TOP_K=routed.ids.shape[1],
+        BLOCK_M=tile.pairs,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=_MOST_INPUTS,
+        STAGES=tile.stages,
+        GELU=is_gelu,
+        BIAS=bias is not None,
+        DEPENDENT=dependent,
+        **options(warps=tile.warps, dependent=dependent),
+    )
+    return out
+
+
+def add_tiles(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, residual: Tensor
+) -> None:
+    """See `few_rows.add_pairs`."""
+    (rows, outputs), num_pairs = residual.shape, len(x)
+    parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
+    tile = tile_for(num_pairs, len(weight))
+    dependent = has_dependent_launch(x.device)
+    _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+        x,
+        weight,
+        weight if bias is None else bias,
+        pairs.order,
+        pairs.counts,
+        pairs.firsts,
+        routed.weights,
+        parts,
+        N=outputs,
+        K=x.shape[1],
+        EXPERTS=len(weight),
+        BLOCK_M=tile.pairs,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=_MOST_INPUTS,
+        STAGES=tile.stages,
+        BIAS=bias is not None,
+        DEPENDENT=dependent,
+        **options(warps=tile.warps, dependent=dependent),
+    )
+    _add_up[(rows, triton.cdiv(outputs, _COLUMNS))](
+        parts,
+        residual,
+        N=outputs,
+        TOP_K=routed.ids.shape[1],
+        BLOCK=_COLUMNS,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )

@@ -1,0 +1,241 @@
+"""Routing: scores of experts, the best of them for each row, and the order of rows by expert. Nothing waits for the
+host, and what is launched does not depend on what is chosen.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+
+_BLOCK = 16  # rows and experts of a program that scores, the fewest that can be multiplied
+_INPUTS = 128  # of a step of its loop
+_PAIRS = 1024  # that are looked at at once when they are sorted
+_TINY = tl.constexpr(1e-20)  # beside the sum that weights are divided by
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """The rules of a router."""
+
+    top_k: int
+    is_sigmoid: bool  # scores are the sigmoids of logits; else their softmax
+    renormalizes: bool  # weights of the chosen sum to one
+    scale: float  # of weights
+    num_groups: int  # of experts, one after the other: those of the best alone can be chosen
+    num_chosen_groups: int  # by the two best scores in each
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The chosen experts of each row. A pair is a row and one of its experts: pair p is of row p // top_k."""
+
+    ids: Tensor  # i32[rows, top_k]
+    weights: Tensor  # f32[rows, top_k]
+
+
+@dataclass(frozen=True, slots=True)
+class SortedPairs:
+    """Pairs by expert."""
+
+    order: Tensor  # i32[pairs]: those of the first expert, in order, then those of the next
+    counts: Tensor  # i32[experts]: so many are each one's
+    firsts: Tensor  # i32[experts]: where in `order` they begin
+
+
+# Not compiled again for a number of rows that divides by 16: steps that are no graphs have any.
+@triton.jit(do_not_specialize=["M"])
+def _score_experts(
+    x_ptr,  # [M, K]
+    weight_ptr,  # [EXPERTS, K]
+    out_ptr,  # f32[M, EXPERTS]
+    M,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    experts = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_row, is_expert = rows < M, experts < EXPERTS
+    inputs = tl.arange(0, BLOCK_K)
+    xs = x_ptr + rows[None, :].to(tl.int64) * K + inputs[:, None]
+    weights = weight_ptr + experts[:, None] * K + inputs[None, :]
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        is_input = inputs + k < K
+        weight = tl.load(weights + k, mask=is_expert[:, None] & is_input[None, :], other=0.0)
+        x = tl.load(xs + k, mask=is_row[None, :] & is_input[:, None], other=0.0)
+        acc = tl.dot(weight, x, acc)
+    outs = out_ptr + rows[None, :].to(tl.int64) * EXPERTS + experts[:, None]
+    tl.store(outs, acc, mask=is_row[None, :] & is_expert[:, None])
+
+
+def score_experts(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in fp32: x [rows, inputs], weight [experts, inputs] -> f32[rows, experts]."""
+    rows, inputs = x.shape
+    out = torch.empty(rows, len(weight), dtype=torch.float32, device=x.device)
+    dependent = has_dependent_launch(x.device)
+    _score_experts[(triton.cdiv(rows, _BLOCK), triton.cdiv(len(weight), _BLOCK))](
+        x,
+        weight,
+        out,
+        rows,
+        K=inputs,
+        EXPERTS=len(weight),
+        BLOCK=_BLOCK,
+        BLOCK_K=_INPUTS,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )
+    return out
+
+
+@triton.jit
+def _in_best_groups(choice, experts, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN: tl.constexpr):
+    """choice, and minus infinity for experts of other groups than the best."""
+    groups = experts // (EXPERTS // GROUPS)
+    PADDED: tl.constexpr = triton.next_power_of_2(GROUPS)
+    numbers = tl.arange(0, PADDED)
+    sums = tl.full((PADDED,), float("-inf"), tl.float32)
+    for group in tl.static_range(GROUPS):
+        own = tl.where(groups == group, choice, float("-inf"))
+        best = tl.max(own, 0)
+        rest = tl.where(experts == tl.argmax(own, 0), float("-inf"), own)
+        sums = tl.where(numbers == group, best + tl.max(rest, 0), sums)
+    is_chosen = experts < 0
+    for _ in tl.static_range(CHOSEN):
+        group = tl.argmax(sums, 0)
+        is_chosen = is_chosen | (groups == group)
+        sums = tl.where(numbers == group, float("-inf"), sums)
+    return tl.where(is_chosen, choice, float("-inf"))
+
+
+@triton.jit
+def _choose_experts(
+    logits_ptr,  # f32[rows, EXPERTS]
+    correction_ptr,  # f32[EXPERTS]: added for the choice alone
+    ids_ptr,  # i32[rows, TOP_K]
+    weights_ptr,  # f32[rows, TOP_K]
+    scale,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALIZES: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Of experts that are as good the first is chosen, so that a row's do not depend on the rows beside it."""
+    row = tl.program_id(0).to(tl.int64)
+    PADDED: tl.constexpr = triton.next_power_of_2(EXPERTS)
+    experts = tl.arange(0, PADDED)
+    is_expert = experts < EXPERTS
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    logits = tl.load(logits_ptr + row * EXPERTS + experts, mask=is_expert, other=float("-inf"))
+    if SIGMOID:
+        scores = tl.sigmoid(logits)
+    else:
+        powers = tl.exp(logits - tl.max(logits, 0))
+        scores = powers / tl.sum(powers, 0)
+    choice = scores
+    if CORRECTED:
+        choice += tl.load(correction_ptr + experts, mask=is_expert, other=0.0)
+    choice = tl.where(is_expert, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _in_best_groups(choice, experts, EXPERTS, GROUPS, CHOSEN_GROUPS)
+    PLACES: tl.constexpr = triton.next_power_of_2(TOP_K)
+    places = tl.arange(0, PLACES)
+    ids = tl.zeros((PLACES,), tl.int32)
+    weights = tl.zeros((PLACES,), tl.float32)
+    for place in tl.static_range(TOP_K):
+        # What stands in idle rows may be no number, but must name an expert.
+        best = tl.minimum(tl.argmax(choice, 0), EXPERTS - 1)
+        ids = tl.where(places == place, best, ids)
+        weights = tl.where(places == place, tl.sum(tl.where(experts == best, scores, 0.0), 0), weights)
+        choice = tl.where(experts == best, float("-inf"), choice)
+    if RENORMALIZES:
+        weights = weights / (tl.sum(weights, 0) + _TINY)
+    tl.store(ids_ptr + row * TOP_K + places, ids, mask=places < TOP_K)
+    tl.store(weights_ptr + row * TOP_K + places, weights * scale, mask=places < TOP_K)
+
+
+def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing) -> Routed:
+    """The best experts of each row: logits f32[rows, experts], correction f32[experts]."""
+    rows, experts = logits.shape
+    ids = torch.empty(rows, choosing.top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, choosing.top_k, dtype=torch.float32, device=logits.device)
+    dependent = has_dependent_launch(logits.device)
+    _choose_experts[(rows,)](
+        logits,
+        logits if correction is None else correction,
+        ids,
+        weights,
+        choosing.scale,
+        EXPERTS=experts,
+        TOP_K=choosing.top_k,
+        SIGMOID=choosing.is_sigmoid,
+        RENORMALIZES=choosing.renormalizes,
+        CORRECTED=correction is not None,
+        GROUPS=choosing.num_groups,
+        CHOSEN_GROUPS=choosing.num_chosen_groups,
+        DEPENDENT=dependent,
+        **options(warps=1, dependent=dependent),
+    )
+    return Routed(ids, weights)
+
+
+@triton.jit(do_not_specialize=["P"])
+def _sort_pairs(
+    ids_ptr,  # i32[P]
+    order_ptr,  # i32[P]
+    counts_ptr,  # i32[experts]
+    firsts_ptr,  # i32[experts]
+    P,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """A program finds the pairs of one expert, twice: how many are those of experts before it, and its own."""
+    expert = tl.program_id(0)
+    places = tl.arange(0, BLOCK)
+    wait(DEPENDENT)
+    release(DEPENDENT)
+    before = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, P, BLOCK):
+        ids = tl.load(ids_ptr + start + places, mask=start + places < P, other=expert)
+        before += (ids < expert).to(tl.int32)
+    first = tl.sum(before, 0)
+    end = first
+    for start in range(0, P, BLOCK):
+        ids = tl.load(ids_ptr + start + places, mask=start + places < P, other=-1)
+        is_own = (ids == expert).to(tl.int32)
+        tl.store(order_ptr + end + tl.cumsum(is_own, 0) - 1, start + places, mask=is_own > 0)
+        end += tl.sum(is_own, 0)
+    tl.store(counts_ptr + expert, end - first)
+    tl.store(firsts_ptr + expert, first)
+
+
+def sort_pairs(ids: Tensor, num_experts: int) -> SortedPairs:
+    """Pairs by expert: ids i32[rows, top_k]."""
+    order = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
+    counts, firsts = torch.empty(2, num_experts, dtype=torch.int32, device=ids.device)
+    dependent = has_dependent_launch(ids.device)
+    _sort_pairs[(num_experts,)](
+        ids,
+        order,
+        counts,
+        firsts,
+        ids.numel(),
+        BLOCK=_PAIRS,
+        DEPENDENT=dependent,
+        **options(warps=4, dependent=dependent),
+    )
+    return SortedPairs(order, counts, firsts)

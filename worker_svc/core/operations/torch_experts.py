@@ -1,0 +1,49 @@
+"""Mixtures of experts by plain torch: the reference."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from worker_svc.core.operations.interface import Activation, ExpertsLayer, RouterLayer
+
+_TINY = 1e-20  # beside the sum that weights are divided by
+
+
+def activated(gate: Tensor, activation: Activation) -> Tensor:
+    """activation(gate)."""
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
+    """See `Operations.experts_add`; one expert after the other, summed in fp32."""
+    ids, weights = choose_experts(x, experts.router)
+    up, down = experts.input, experts.output
+    total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
+    for expert in sorted({*ids.flatten().tolist()}):
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        gates, ups = F.linear(x[rows], up.weight[expert], _of(up.bias, expert)).chunk(2, dim=-1)
+        given = F.linear(activated(gates, experts.activation) * ups, down.weight[expert], _of(down.bias, expert))
+        total.index_add_(0, rows, given.float() * weights[rows, places, None])
+    return residual + total.to(residual.dtype)
+
+
+def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
+    """x [tokens, hidden_size] -> the experts of each row, i64[tokens, top_k], and their weights, f32[tokens, top_k]."""
+    spec = router.spec
+    logits = F.linear(x.float(), router.weight.float())
+    scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
+    choice = scores if router.correction is None else scores + router.correction
+    if spec.num_groups > 1:
+        groups = choice.view(len(x), spec.num_groups, choice.shape[1] // spec.num_groups)
+        best = groups.topk(2).values.sum(-1).topk(spec.num_chosen_groups).indices
+        is_chosen = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, value=True)
+        choice = groups.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
+    ids = choice.topk(spec.top_k).indices
+    weights = scores.gather(1, ids)
+    if spec.renormalizes:
+        weights = weights / (weights.sum(-1, keepdim=True) + _TINY)
+    return ids, weights * spec.scale
+
+
+def _of(bias: Tensor | None, expert: int) -> Tensor | None:
+    return None if bias is None else bias[expert]
