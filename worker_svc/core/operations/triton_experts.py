@@ -1,10 +1,9 @@
-"""Mixtures of experts by Triton's kernels: a few rows read the weights of their experts, many are sorted by expert."""
+"""Mixtures of experts by Triton's kernels: rows are sorted by expert."""
 
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.few_rows import MOST_FEW_ROWS, add_pairs, gate_pairs
-from worker_svc.core.kernels.experts.many_rows import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.routing import Choosing, Routed, choose_experts, score_experts, sort_pairs
+from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 
@@ -12,14 +11,9 @@ from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
     routed, up, down = _route(x, experts.router), experts.input, experts.output
-    is_gelu = experts.activation == "gelu_tanh"
-    if len(x) <= MOST_FEW_ROWS:
-        gated = gate_pairs(x, up.weight, up.bias, routed, is_gelu=is_gelu)
-        add_pairs(gated, down.weight, down.bias, routed, residual)
-    else:
-        pairs = sort_pairs(routed.ids, len(up.weight))
-        gated = gate_tiles(x, up.weight, up.bias, routed, pairs, is_gelu=is_gelu)
-        add_tiles(gated, down.weight, down.bias, routed, pairs, residual)
+    pairs = sort_pairs(routed.ids, len(up.weight))
+    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, is_gelu=experts.activation == "gelu_tanh")
+    add_tiles(gated, down.weight, down.bias, routed, pairs, residual)
     return residual
 
 

@@ -14,9 +14,8 @@ from torch.nn.functional import gelu, silu
 
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
-from worker_svc.core.kernels.experts.few_rows import add_pairs, gate_pairs
-from worker_svc.core.kernels.experts.many_rows import add_tiles, gate_tiles, most_tiles, tile_for
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles, tile_for
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import Activation
 from worker_svc.core.operations.triton_experts import add_experts
@@ -54,7 +53,7 @@ def expected_sums(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Route
 @pytest.mark.parametrize("rows", [1, 5, 40, 150])
 @pytest.mark.parametrize("routing", ["any", "same", "one"])
 @pytest.mark.parametrize(("size", "hidden", "bias"), [(48, 200, False), (64, 64, True)])
-def test_both_ways_give_the_sum_over_the_chosen_experts(
+def test_tiles_give_the_sum_over_the_chosen_experts(
     rows: int, routing: str, size: int, hidden: int, *, bias: bool
 ) -> None:
     to, x, residual = routed(rows, routing), randn(rows, hidden, seed=1), randn(rows, hidden, seed=2)
@@ -66,19 +65,11 @@ def test_both_ways_give_the_sum_over_the_chosen_experts(
     is_gelu = rows == 5
     expected = expected_gates(x, up, up_bias, to, is_gelu=is_gelu)
     pairs = sort_pairs(to.ids, EXPERTS)
-    if rows <= 40:
-        few = gate_pairs(x, up, up_bias, to, is_gelu=is_gelu)
-        assert_near(few, expected)
-    many = gate_tiles(x, up, up_bias, to, pairs, is_gelu=is_gelu)
-    assert_near(many, expected)
-    expected = expected_sums(many, down, down_bias, to, residual)
-    by_tiles = residual.clone()
-    add_tiles(many, down, down_bias, to, pairs, by_tiles)
-    assert_near(by_tiles, expected)
-    if rows <= 40:
-        by_pairs = residual.clone()
-        add_pairs(many, down, down_bias, to, by_pairs)
-        assert_near(by_pairs, expected)
+    gated = gate_tiles(x, up, up_bias, to, pairs, is_gelu=is_gelu)
+    assert_near(gated, expected)
+    expected = expected_sums(gated, down, down_bias, to, residual)
+    add_tiles(gated, down, down_bias, to, pairs, residual)
+    assert_near(residual, expected)
 
 
 @pytest.mark.parametrize("num_pairs", [1, 5, 6, 100, 1000])
@@ -123,7 +114,7 @@ def sample(rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Routed]:
 
 
 def launch_gates() -> None:
-    for rows in (16, 32, 64, 256):  # of an expert
+    for rows in (8, 64, 256):  # of an expert
         x, up, _, _, to = sample(rows)
         pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
         gate_tiles(x, up, None, to, pairs, is_gelu=False)
@@ -136,7 +127,7 @@ def compile_all() -> None:
         compiled.append(event["src"].name)
 
     def launch() -> None:
-        for rows in (2, 32, 64, 256):
+        for rows in (2, 64, 256):
             x, up, down, total, _ = sample(rows)
             add_experts(x, Mixture(up, down), total)
             scale_by_sigmoid(x, total, total[0])
@@ -145,7 +136,7 @@ def compile_all() -> None:
     compile_launches(launch, 2)
     assert set(compiled) == {
         *("_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
-        *("_gate_pairs", "_add_pairs", "_gate_tiles", "_multiply_tiles", "_add_up"),
+        *("_gate_tiles", "_multiply_tiles", "_add_up"),
     }
 
 
@@ -166,7 +157,7 @@ class Mixture:
 
 
 def test_products_of_many_rows_use_a_hopper_s_own_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_for_hopper(monkeypatch, f"{KERNELS}.many_rows._gate_tiles", "wgmma", launch_gates)
+    compile_for_hopper(monkeypatch, f"{KERNELS}.tiles._gate_tiles", "wgmma", launch_gates)
 
 
 def test_all_that_a_mixture_launches_compiles_for_a_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
