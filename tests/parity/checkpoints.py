@@ -21,6 +21,7 @@ _FAMILIES = {
     "glm": "Glm",
     "glm4": "Glm4",
     "glm4_moe": "Glm4Moe",
+    "gpt_oss": "GptOss",
     "granite": "Granite",
     "granite_moe": "GraniteMoe",
     "llama": "Llama",
@@ -109,6 +110,15 @@ GLM4_MOE = {
     "head_dim": 16,
 }
 
+GPT_OSS = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "head_dim": 16,
+    "sliding_window": 20,
+    "layer_types": [LOCAL, FULL, LOCAL],
+    "rope_parameters": {**YARN, "truncate": False},
+}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -177,6 +187,7 @@ VARIANTS = (
     Variant("glm4_moe_groups_and_correction", "glm4_moe", {**GLM4_MOE, "attention_bias": True, "use_qk_norm": True}),
     Variant("glm4_moe_plain_weights", "glm4_moe", {**GLM4_MOE, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
     Variant("granite_moe_stacked", "granite_moe", {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}),
+    Variant("gpt_oss_sinks", "gpt_oss", GPT_OSS),
     Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}}),
 )
 

@@ -16,6 +16,7 @@ from checkpoints import (
     GEMMA2,
     GEMMA3,
     GLM4_MOE,
+    GPT_OSS,
     LLAMA3_ROPE,
     MAX_POSITIONS,
     MULTIPLIERS,
@@ -55,6 +56,7 @@ VARIANTS = (
         "qwen2_moe", "qwen2_moe", {**OF_EXPERTS, **ALL, **SHARED, "num_attention_heads": 1, "num_key_value_heads": 1}
     ),
     Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, "n_group": 1, "topk_group": 1, "head_dim": 128}),
+    Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

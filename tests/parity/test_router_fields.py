@@ -20,6 +20,7 @@ from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
 
 GLM, QWEN = "glm4_moe_groups_and_correction", "qwen2_moe_renormalised_windows"
+GPT = "gpt_oss_sinks"
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 # Logprobs that are right are off by less than a hundredth of that.
 SEEN = 1e-2
@@ -61,10 +62,11 @@ def changed(config: ModelConfig, change: Callable[[ExpertsSpec], ExpertsSpec], u
         (GLM, of_experts(shared=None), "shared_experts."),
         (QWEN, of_router(renormalizes=False), ""),
         (QWEN, of_experts(shared_gate=None), "shared_expert_gate."),
+        (GPT, of_router(has_bias=False), "router.bias"),
     ],
     ids=[
         *("score", "renormalizes", "scale", "correction", "groups", "chosen_groups", "top_k", "shared"),
-        *("renormalizes_softmax", "shared_gate"),
+        *("renormalizes_softmax", "shared_gate", "bias"),
     ],
 )
 def test_a_field_that_is_dropped_moves_logprobs(

@@ -20,7 +20,7 @@ from worker_svc.runner_options import RunnerOptions
 NAMES = (
     *("llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"),
     *("cohere2_some_not_rotated", "glm4_sandwich", "olmo3_stretched_global_layers", "gemma2_caps_and_windows"),
-    *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked"),
+    *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
 )
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 

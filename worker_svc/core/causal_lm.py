@@ -94,4 +94,5 @@ def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
 def _kind_of(attention: AttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
     """A window that no context exceeds is none."""
     window = attention.window if attention.window is not None and attention.window < max_model_len else None
-    return AttentionKind(rotary, attention.score_scale, window, attention.softcap)
+    has_sinks = attention.sinks is not None
+    return AttentionKind(rotary, attention.score_scale, window, attention.softcap, has_sinks)

@@ -108,6 +108,7 @@ def attend(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """query [tokens, num_heads, head_dim] from position `first` on over [context, num_kv_heads, head_dim], causally."""
     group = query.shape[1] // keys.shape[1]
@@ -119,4 +120,7 @@ def attend(
     seen = places <= last
     if window is not None:
         seen &= places > last - window
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(query), -1)), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], values)

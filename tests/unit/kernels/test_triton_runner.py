@@ -63,6 +63,14 @@ GLM4_MOE = {
 }
 
 
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "sliding_window": 21,
+}
+
+
 def changed(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
@@ -182,6 +190,7 @@ TWOFOLD = [
         (changed(architectures=["Phi3ForCausalLM"]), PLAIN),
         (changed(**QWEN2_MOE), PLAIN),
         (changed(**GLM4_MOE), PLAIN),
+        (changed(**GPT_OSS), PLAIN),
     ],
     ids=[
         "qwen3-plain",
@@ -197,6 +206,7 @@ TWOFOLD = [
         "phi3-plain",
         "qwen2_moe-plain",
         "glm4_moe-plain",
+        "gpt_oss-plain",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:

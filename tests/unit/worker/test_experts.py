@@ -1,7 +1,7 @@
 """Mixtures of experts as values and as weights: what counts for what, what ranks have, what is refused."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, S
 from worker_svc.products import model_products
 from worker_svc.weights import load_weights
 
+Layout: TypeAlias = Literal["single", "stacked", "transposed"]
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen2MoeForCausalLM"],
     "vocab_size": 64,
@@ -43,6 +44,13 @@ GLM: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
 }
 del GLM["shared_expert_intermediate_size"]
+GPT: dict[str, Any] = {
+    **{name: value for name, value in QWEN.items() if name not in ("num_experts", "mlp_only_layers")},
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 8,
+    "sliding_window": 16,
+}
+del GPT["shared_expert_intermediate_size"], GPT["moe_intermediate_size"]
 
 
 def parse(fields: dict[str, Any], **changes: Any) -> ModelConfig:
@@ -97,6 +105,8 @@ def test_a_broken_file_names_the_field(fields: dict[str, Any], changes: dict[str
         (QWEN, {"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv"),
         (QWEN, {"hidden_act": "gelu"}, "gelu"),
         (GLM, {"topk_method": "greedy"}, "topk_method"),
+        (GPT, {"swiglu_limit": 9.0}, "swiglu_limit"),
+        (GPT, {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
     ],
 )
 def test_what_a_mixture_does_not_have_is_refused_by_name(
@@ -130,19 +140,22 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
         load_weights(tmp_path, placement.wanted)
 
 
-def stored_singly(weights: Tensor, biases: Tensor) -> dict[str, Tensor]:
-    of_kinds = {"weight": weights, "bias": biases}
-    return {f"e.{number}.{name}": each[number] for name, each in of_kinds.items() for number in range(len(each))}
+def stored(layout: Layout, weights: Tensor, biases: Tensor) -> dict[str, Tensor]:
+    if layout == "single":
+        of_kinds = {"weight": weights, "bias": biases}
+        return {f"e.{number}.{name}": each[number] for name, each in of_kinds.items() for number in range(len(each))}
+    if layout == "stacked":
+        return {"e.weight": weights, "e.bias": biases}
+    return {"e": weights.transpose(1, 2), "e_bias": biases}
 
 
-@pytest.mark.parametrize("is_stacked", [False, True])
-def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: Path, *, is_stacked: bool) -> None:
+@pytest.mark.parametrize("layout", ["single", "stacked", "transposed"])
+def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: Path, layout: Layout) -> None:
     weights, biases = torch.randn(3, 8, 40), torch.randn(3, 8)
-    name = "e" if is_stacked else "e.{expert}"
-    tensors = {"e.weight": weights, "e.bias": biases} if is_stacked else stored_singly(weights, biases)
-    save_file({key: value.clone() for key, value in tensors.items()}, tmp_path / "model.safetensors")
-    rows = StoredRows(name)
-    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(40, rows, rows, rows, has_bias=True), is_stacked=is_stacked)
+    tensors = stored(layout, weights, biases)
+    save_file({name: each.contiguous().clone() for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    rows = StoredRows("e.{expert}" if layout == "single" else "e")
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(40, rows, rows, rows, has_bias=True), layout)
     found = []
     for rank in range(2):
         placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2))
@@ -152,4 +165,22 @@ def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: P
         found[-1].prepare()
     assert torch.cat([each.weight for each in found], 2).equal(weights)
     assert found[0].weight.shape[2] == 32
-    assert sum(each.bias for each in found if each.bias is not None).equal(biases)
+    summed = sum(each.bias for each in found if each.bias is not None)
+    assert isinstance(summed, Tensor)
+    assert summed.equal(biases)
+
+
+def test_outputs_that_stand_in_turns_are_told_apart(tmp_path: Path) -> None:
+    weights, biases = torch.randn(3, 8, 5), torch.randn(3, 8)
+    tensors = stored("transposed", weights, biases)
+    save_file({name: each.contiguous().clone() for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    rows = [StoredRows("e", first, 8, every=2) for first in range(2)]
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(4, *rows, rows[0], has_bias=True), "transposed")
+    for rank in range(2):
+        placement, mine = Placement(torch.device("cpu"), torch.float32, Group(rank, 2)), slice(2 * rank, 2 * rank + 2)
+        linear = StackedLinear(placement, spec, [Projection(each, 4, mine) for each in rows], 5)
+        load_weights(tmp_path, placement.wanted)
+        order = [4 * rank, 4 * rank + 2, 4 * rank + 1, 4 * rank + 3]
+        assert linear.weight.equal(weights[:, order])
+        assert linear.bias is not None
+        assert linear.bias.equal(biases[:, order])

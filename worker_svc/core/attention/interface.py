@@ -29,22 +29,31 @@ class AttentionKind:
     scale: float  # of scores
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
+    has_sinks: bool = False  # see `StepAttention.attend`
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all before a query is seen, by its scores as they are."""
-        return self.window is None and self.softcap is None
+        """Return whether all before a query is seen, by its scores as they are, and nothing else."""
+        return self.window is None and self.softcap is None and not self.has_sinks
 
 
 class StepAttention(Protocol):
     """Attention of one step's batch; handed to the model as an argument."""
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        head_norms: HeadNorms | None,
+        unscaled: Unscaled | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Scale the rows of qkv (if `unscaled`), normalise (if `head_norms`) and rotate queries and keys, write keys
         and values to the cache of `layer`, then attend causally over each context.
 
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other; it may
-        be overwritten -> [tokens, num_heads * head_dim].
+        be overwritten -> [tokens, num_heads * head_dim]. sinks [num_heads]: scores that take part in each head's
+        softmax and have no value.
         """
 
 

@@ -121,7 +121,14 @@ class TorchStepAttention:
         self._num_kv_heads = cache.shape.num_kv_heads
         self._queries_per_head = num_heads // cache.shape.num_kv_heads
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        head_norms: HeadNorms | None,
+        unscaled: Unscaled | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Implement `StepAttention.attend`."""
         if unscaled is not None:
             qkv = (qkv * unscaled.scales()).to(qkv.dtype)
@@ -137,10 +144,12 @@ class TorchStepAttention:
         values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
         out = torch.empty_like(query)
         for group in self._groups:
-            out.index_copy_(0, group.tokens, self._attend_group(kind, group, query, keys, values))
+            out.index_copy_(0, group.tokens, self._attend_group(kind, group, query, keys, values, sinks=sinks))
         return out.flatten(1)
 
-    def _attend_group(self, kind: AttentionKind, group: _Group, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_group(
+        self, kind: AttentionKind, group: _Group, query: Tensor, keys: Tensor, values: Tensor, *, sinks: Tensor | None
+    ) -> Tensor:
         head_dim = query.shape[-1]
         seqs, query_len, per_head = group.num_seqs, group.query_len, self._queries_per_head
         # The query heads that share a key-value head stand as further queries of it: keys need no repeat.
@@ -160,7 +169,10 @@ class TorchStepAttention:
             .transpose(1, 2)
             for cached in (keys, values)
         )
-        attended = _attend(kind, folded, gathered_keys, gathered_values, group.masks[kind.window])
+        mask = group.masks[kind.window]
+        if sinks is not None:
+            sinks = sinks.view(self._num_kv_heads, per_head, 1).expand(-1, -1, query_len).reshape(1, *folded.shape[1:3])
+        attended = _attend(kind, folded, gathered_keys, gathered_values, mask, sinks=sinks)
         return (
             attended.reshape(seqs, self._num_kv_heads, per_head, query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
@@ -168,11 +180,17 @@ class TorchStepAttention:
         )
 
 
-def _attend(kind: AttentionKind, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k^T) v of what the mask lets each query see."""
-    if kind.softcap is None:
+def _attend(
+    kind: AttentionKind, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, sinks: Tensor | None
+) -> Tensor:
+    """softmax(q k^T) v of what the mask lets each query see; sinks [1, heads, queries]."""
+    if kind.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=kind.scale)
     scores = query.float() @ keys.float().transpose(-1, -2) * kind.scale
-    capped = kind.softcap * torch.tanh(scores / kind.softcap)
-    weights = capped.masked_fill(~mask, float("-inf")).softmax(-1)
+    if kind.softcap is not None:
+        scores = kind.softcap * torch.tanh(scores / kind.softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().unsqueeze(-1).expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : keys.shape[-2]]
     return (weights @ values.float()).to(query.dtype)

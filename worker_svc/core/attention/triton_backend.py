@@ -59,6 +59,7 @@ class TritonAttention:
             item_bytes=shape.dtype.itemsize,
             window=kind.window,
             softcap=kind.softcap,
+            has_sinks=kind.has_sinks,
         )
 
     def takes_finished(self, sequences: int) -> bool:
@@ -228,7 +229,14 @@ class TritonStepAttention:
         for decode in backend.decodes.values():
             decode.plan(decode_rows, block_tables)
 
-    def attend(self, layer: int, qkv: Tensor, head_norms: HeadNorms | None, unscaled: Unscaled | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv: Tensor,
+        head_norms: HeadNorms | None,
+        unscaled: Unscaled | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Implement `StepAttention.attend`."""
         backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
         kind = backend.kinds[layer]
@@ -254,17 +262,19 @@ class TritonStepAttention:
                 num_scaled=chunked.num_decodes if is_finished else None,
                 scale=decode.query_scale,
             )
-        out = self._attend_chunks(kind, qkv, keys, values)
+        out = self._attend_chunks(kind, qkv, keys, values, sinks)
         if num_decodes:
             if unscaled is not None and num_decodes <= MOST_SCALED_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
                 scale_rows(qkv[:num_decodes], unscaled)
                 unscaled = None
             rows = self._decode_rows
-            decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, is_finished=is_finished)
+            decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, sinks, is_finished=is_finished)
         return out
 
-    def _attend_chunks(self, kind: AttentionKind, qkv: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _attend_chunks(
+        self, kind: AttentionKind, qkv: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """A place for the heads of all tokens, in which those of chunks are attended."""
         backend, work = self._backend, self._chunked.work if self._chunked is not None else None
         if isinstance(work, Chunks) and backend.flash is not None:
@@ -272,8 +282,16 @@ class TritonStepAttention:
             return backend.flash(query, keys, values, work, kind.scale).flatten(1)
         out = torch.empty(len(qkv), backend.num_heads * keys.shape[-1], dtype=qkv.dtype, device=qkv.device)
         if isinstance(work, PrefillTiles):
-            tables = self._block_tables
             prefill_attention(
-                qkv, work, tables, keys, values, out, kind.scale, window=kind.window, softcap=kind.softcap
+                qkv,
+                work,
+                self._block_tables,
+                keys,
+                values,
+                out,
+                kind.scale,
+                window=kind.window,
+                softcap=kind.softcap,
+                sinks=sinks,
             )
         return out

@@ -48,6 +48,10 @@ class Attention:
         )
         self._query_norm = make_norm(spec.query_norm, num_queries, queries)
         self._key_norm = make_norm(spec.key_norm, num_keys, keys)
+        self._sinks: Tensor | None = None
+        if spec.sinks is not None:
+            self._sinks = placement.empty(heads.stop - heads.start)
+            placement.want(spec.sinks, self._sinks, (spec.num_heads,), heads)
         output = Projection(spec.output, hidden_size, slice(0, hidden_size))
         self.output = Linear(placement, [output], num_queries, queries, has_bias=spec.has_output_bias)
 
@@ -75,7 +79,7 @@ class Attention:
         if self._query_norm is not None and self._key_norm is not None:
             q, k = self._query_norm(q), self._key_norm(k)
         q, k = self._rotary(q, k)
-        attended = attend(attention, self._layer, q, k, v)
+        attended = attend(attention, self._layer, q, k, v, sinks=self._sinks)
         return self.output(attended if rows is None else attended[rows])
 
 

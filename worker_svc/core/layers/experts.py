@@ -21,8 +21,11 @@ class Router:
     def __init__(self, placement: Placement, spec: RouterSpec, count: int, hidden_size: int) -> None:
         self.spec = spec
         self.weight = placement.empty(count, hidden_size)
+        self.bias = placement.empty(count) if spec.has_bias else None
         self.correction: Tensor | None = None
         want_dense(placement, f"{spec.name}.weight", self.weight)
+        if self.bias is not None:
+            want_dense(placement, f"{spec.name}.bias", self.bias)
         if spec.correction is not None:
             self.correction = placement.empty(count, dtype=torch.float32)
             placement.want(spec.correction, self.correction, (count,))

@@ -74,8 +74,11 @@ def activate(gate: Projected, activation: Activation) -> Projected:
     return replace(gate, activation=activation)
 
 
-def attend(attention: StepAttention, layer: int, q: Projected, k: Projected, v: Projected) -> Tensor:
-    """softmax(q k^T) v over the context of each token, whose keys and values go to the cache of `layer`.
+def attend(
+    attention: StepAttention, layer: int, q: Projected, k: Projected, v: Projected, *, sinks: Tensor | None = None
+) -> Tensor:
+    """softmax(q k^T) v over the context of each token, whose keys and values go to the cache of `layer`; sinks: see
+    `StepAttention.attend`.
 
     -> [tokens, num_heads * head_dim]
     """
@@ -87,11 +90,11 @@ def attend(attention: StepAttention, layer: int, q: Projected, k: Projected, v: 
     linear, operations = product.linear, product.linear.operations
     qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
     if q.norm is None or k.norm is None:
-        return attention.attend(layer, qkv, None, unscaled)
+        return attention.attend(layer, qkv, None, unscaled, sinks)
     if q.norm.is_of_head:
-        return attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), unscaled)
+        return attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), unscaled, sinks)
     assert unscaled is None
     queries, keys = qkv[:, : linear.sizes[0]], qkv[:, linear.sizes[0] : sum(linear.sizes[:2])]
     queries.copy_(operations.norm(queries, q.norm))
     keys.copy_(operations.norm(keys, k.norm))
-    return attention.attend(layer, qkv, None)
+    return attention.attend(layer, qkv, None, None, sinks)

@@ -1,6 +1,7 @@
 """Linear layers of experts: as many weights of one shape as there are experts, of which a row meets some."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -28,14 +29,13 @@ class StackedLinear:
         self.bias = placement.empty(count, sum(sizes)) if spec.each.has_bias else None
         self._adds_bias = columns is None or placement.group.rank == 0
         start = 0
-        want = _want_stacked if spec.is_stacked else _want_singly
+        want = _WANTS[spec.layout]
         for each, size in zip(projections, sizes, strict=True):
             here, rows = slice(start, start + size), each.stored
-            stored = slice(rows.first + each.mine.start, rows.first + each.mine.stop)
-            of = rows.of or each.size
-            want(placement, f"{rows.name}.weight", self.weight[:, here], (of, num_inputs), stored, inputs)
-            if self.bias is not None:
-                want(placement, f"{rows.name}.bias", self.bias[:, here], (of,), stored)
+            first, last = (rows.first + rows.every * place for place in (each.mine.start, each.mine.stop))
+            bias = None if self.bias is None else self.bias[:, here]
+            stored = _Stored(rows.name, rows.of or each.size, slice(first, last, rows.every), num_inputs, inputs)
+            want(placement, stored, self.weight[:, here], bias)
             start += size
 
     def prepare(self) -> None:
@@ -59,18 +59,46 @@ def want_dense(
     Raises:
         PenstockError: UNIMPLEMENTED, naming the layer: it is not.
     """
-    layer = name.rpartition(".")[0]
+    layer = name.removesuffix(".weight").removesuffix(".bias")
     if not isinstance(placement.format_of(layer), DenseFormat):
         raise unimplemented(f"quantization of experts and their routers ({layer})")
     placement.want(name, destination, tuple(destination.shape) if shape is None else shape, *index)
 
 
-def _want_stacked(placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...], *index: slice) -> None:
-    """One tensor of all experts, each of `shape`."""
-    want_dense(placement, name, destination, (len(destination), *shape), slice(None), *index)
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A projection of each expert in a checkpoint, and the part of it that is wanted."""
+
+    name: str
+    num_outputs: int
+    outputs: slice
+    num_inputs: int
+    inputs: slice
 
 
-def _want_singly(placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...], *index: slice) -> None:
-    """A tensor of each expert."""
-    for expert, here in enumerate(destination):
-        want_dense(placement, name.format(expert=expert), here, shape, *index)
+def _want_single(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
+    shape = stored.num_outputs, stored.num_inputs
+    for expert in range(len(weight)):
+        name = stored.name.format(expert=expert)
+        want_dense(placement, f"{name}.weight", weight[expert], shape, stored.outputs, stored.inputs)
+        if bias is not None:
+            want_dense(placement, f"{name}.bias", bias[expert], shape[:1], stored.outputs)
+
+
+def _want_stacked(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
+    count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
+    index = slice(None), stored.outputs, stored.inputs
+    want_dense(placement, f"{stored.name}.weight", weight, (count, outputs, inputs), *index)
+    if bias is not None:
+        want_dense(placement, f"{stored.name}.bias", bias, (count, outputs), *index[:2])
+
+
+def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
+    count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
+    index = slice(None), stored.inputs, stored.outputs
+    want_dense(placement, stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
+    if bias is not None:
+        want_dense(placement, f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
+
+
+_WANTS = {"single": _want_single, "stacked": _want_stacked, "transposed": _want_transposed}

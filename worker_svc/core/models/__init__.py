@@ -8,6 +8,7 @@ from worker_svc.core.models.exaone4 import exaone4
 from worker_svc.core.models.gemma import gemma, gemma2, gemma3
 from worker_svc.core.models.glm import glm, glm4
 from worker_svc.core.models.glm4_moe import glm4_moe
+from worker_svc.core.models.gpt_oss import gpt_oss
 from worker_svc.core.models.granite import granite
 from worker_svc.core.models.granite_moe import granite_moe
 from worker_svc.core.models.llama import llama
@@ -34,6 +35,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "Glm4ForCausalLM": glm4,
     "Glm4MoeForCausalLM": glm4_moe,
     "GlmForCausalLM": glm,
+    "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granite_moe,
     "LlamaForCausalLM": llama,

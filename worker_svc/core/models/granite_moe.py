@@ -15,6 +15,6 @@ def granite_moe(fields: ConfigFields) -> DecoderSpec:
         both, down = f"{name}.input_linear", StoredRows(f"{name}.output_linear")
         each = GatedMLPSpec(size, StoredRows(both, 0, 2 * size), StoredRows(both, size, 2 * size), down)
         router = {"name": f"{name}.router.layer", "renormalizes": True}
-        return experts(fields, number, count=count, size=size, router=router, each=each, is_stacked=True)
+        return experts(fields, number, count=count, size=size, router=router, each=each, layout="stacked")
 
     return granite_decoder(fields, mixture)

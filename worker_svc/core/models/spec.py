@@ -16,6 +16,7 @@ class StoredRows:
     name: str  # without `.weight`
     first: int = 0
     of: int | None = None  # rows that are stored in all; None: only these
+    every: int = 1  # these are every so manyth, from the first on
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class AttentionSpec:
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
+    sinks: str | None = None  # a tensor: of each head a score that takes part in the softmax and has no value
 
     @property
     def score_scale(self) -> float:
@@ -89,7 +91,7 @@ class GatedMLPSpec:
     up: StoredRows
     down: StoredRows
     has_bias: bool = False
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "clamped_silu"] = "silu"  # the last: of experts alone
 
     @property
     def num_weights(self) -> int:
@@ -109,6 +111,7 @@ class RouterSpec:
     correction: str | None = None  # a tensor that is added to the scores for the choice alone (Wang et al., 2024)
     num_groups: int = 1  # of experts, one after the other: only those of the best groups can be chosen
     num_chosen_groups: int = 1  # by the two best scores in each
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ class ExpertsSpec:
     count: int
     router: RouterSpec
     each: GatedMLPSpec  # names have `{expert}`, or are those of stacked tensors
-    is_stacked: bool = False  # stored as [experts, outputs, inputs]
+    # Stored one by one; in tensors [experts, outputs, inputs], or [experts, inputs, outputs] without `.weight`.
+    layout: Literal["single", "stacked", "transposed"] = "single"
     shared: GatedMLPSpec | None = None
     shared_gate: str | None = None  # a linear layer of one output, whose sigmoid is the weight of the shared block
 

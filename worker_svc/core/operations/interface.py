@@ -8,7 +8,8 @@ from worker_svc.core.formats.interface import Packed
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.models.spec import RouterSpec
 
-Activation: TypeAlias = Literal["silu", "gelu_tanh"]
+# clamped_silu is of experts alone: gates and ups within bounds, of which the ups are one more (gpt-oss).
+Activation: TypeAlias = Literal["silu", "gelu_tanh", "clamped_silu"]
 
 
 class Norm(Protocol):
@@ -48,6 +49,7 @@ class RouterLayer(Protocol):
 
     spec: RouterSpec
     weight: Tensor  # [experts, hidden_size]
+    bias: Tensor | None  # [experts]
     correction: Tensor | None  # f32[experts]
 
 

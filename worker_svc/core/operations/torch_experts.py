@@ -4,14 +4,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from worker_svc.core.kernels.experts.bounds import CLAMP, CLAMPED_SLOPE
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, RouterLayer
 
 _TINY = 1e-20  # beside the sum that weights are divided by
 
 
-def activated(gate: Tensor, activation: Activation) -> Tensor:
-    """activation(gate)."""
-    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up."""
+    if activation == "clamped_silu":
+        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+        return gate * torch.sigmoid(CLAMPED_SLOPE * gate) * (up + 1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
 def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
@@ -22,7 +26,7 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     for expert in sorted({*ids.flatten().tolist()}):
         rows, places = (ids == expert).nonzero(as_tuple=True)
         gates, ups = F.linear(x[rows], up.weight[expert], _of(up.bias, expert)).chunk(2, dim=-1)
-        given = F.linear(activated(gates, experts.activation) * ups, down.weight[expert], _of(down.bias, expert))
+        given = F.linear(gated(gates, ups, experts.activation), down.weight[expert], _of(down.bias, expert))
         total.index_add_(0, rows, given.float() * weights[rows, places, None])
     return residual + total.to(residual.dtype)
 
@@ -30,7 +34,8 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
 def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
     """x [tokens, hidden_size] -> the experts of each row, i64[tokens, top_k], and their weights, f32[tokens, top_k]."""
     spec = router.spec
-    logits = F.linear(x.float(), router.weight.float())
+    bias = None if router.bias is None else router.bias.float()
+    logits = F.linear(x.float(), router.weight.float(), bias)
     scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
     choice = scores if router.correction is None else scores + router.correction
     if spec.num_groups > 1:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
-from worker_svc.core.operations.torch_experts import activated, add_experts
+from worker_svc.core.operations.torch_experts import add_experts, gated
 
 
 class TorchOperations:
@@ -38,7 +38,7 @@ class TorchOperations:
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
         gate, up = self.norm_linear(hidden, norm, gate_up).chunk(2, dim=-1)
-        return activated(gate, activation) * up
+        return gated(gate, up, activation)
 
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""

@@ -12,7 +12,7 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
     routed, up, down = _route(x, experts.router), experts.input, experts.output
     pairs = sort_pairs(routed.ids, len(up.weight))
-    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, is_gelu=experts.activation == "gelu_tanh")
+    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, activation=experts.activation)
     add_tiles(gated, down.weight, down.bias, routed, pairs, residual)
     return residual
 
@@ -30,4 +30,4 @@ def choosing_of(spec: RouterSpec) -> Choosing:
 
 
 def _route(x: Tensor, router: RouterLayer) -> Routed:
-    return choose_experts(score_experts(x, router.weight), router.correction, choosing_of(router.spec))
+    return choose_experts(score_experts(x, router.weight, router.bias), router.correction, choosing_of(router.spec))

@@ -67,6 +67,7 @@ class TritonOperations:
         self, hidden: Tensor, norm: Norm | None, gate_up: LinearLayer, activation: Activation = "silu"
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
+        assert activation != "clamped_silu", "only experts have it"
         if activation != "silu":
             return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=True)
         gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias)

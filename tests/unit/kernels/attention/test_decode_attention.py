@@ -30,9 +30,11 @@ def check(
     hidden_size: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    has_sinks: bool = False,
     dtype: torch.dtype = DTYPE,
 ) -> None:
     count = len(past)
+    sinks = randn(num_heads, seed=7, scale=2.0, dtype=dtype) if has_sinks else None
     draw = partial(randn, dtype=dtype)
     cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size, dtype=dtype)
     table = rotary_table(max(past) + 1, head_dim)
@@ -54,12 +56,14 @@ def check(
         block_size=block_size,
         window=window,
         softcap=softcap,
+        has_sinks=has_sinks,
     )
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
         out.fill_(float("nan"))
         decode.plan(decode_rows, cache.tables)
-        decode.attend(qkv.clone(), norms, EPS, decode_rows, cache.tables, cache.keys, cache.values, out, unscaled)
+        given = qkv.clone(), norms, EPS, decode_rows, cache.tables, cache.keys, cache.values
+        decode.attend(*given, out, unscaled, sinks)
     for slot, length in enumerate(past):
         position = torch.tensor([length], device=DEVICE)
         heads = scaled[rows[slot]].view(1, -1, head_dim)
@@ -67,7 +71,7 @@ def check(
         query = norm_rotate(query, norms and norms[0], EPS, table, position)
         key = norm_rotate(key, norms and norms[1], EPS, table, position)
         keys, values = torch.cat((cache.past_keys[slot], key)), torch.cat((cache.past_values[slot], value))
-        attended = attend(query, keys, values, length, window=window, softcap=softcap)
+        attended = attend(query, keys, values, length, window=window, softcap=softcap, sinks=sinks)
         assert_near(out[rows[slot]], attended.flatten())
         cell = cells_of(cache.tables, slot, position, block_size)
         assert_near(cache.keys.flatten(0, 1)[cell], key)
@@ -101,6 +105,18 @@ def test_a_window_ends_with_the_new_token(window: int) -> None:
 def test_scores_are_capped_and_seen_within_a_window() -> None:
     check([0, 3, 70], softcap=0.7)
     check([40, 5], softcap=2.0, window=9, has_norms=False, hidden_size=96)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_take_part_in_the_softmax_once(monkeypatch: pytest.MonkeyPatch, splits: int, ahead: int) -> None:
+    monkeypatch.setattr(module, "find_cut", lambda *_: ContextCut(splits, 20, 16, 3, 2, None, ahead=ahead))
+    check([0, 1, 16, 70], has_sinks=True, num_heads=6)
+    check([40, 5], has_sinks=True, window=9, softcap=2.0, has_norms=False, hidden_size=96)
+
+
+def test_many_sequences_with_sinks() -> None:
+    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, has_sinks=True)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

@@ -37,7 +37,9 @@ def check(
     hidden_size: int | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> None:
+    sinks = randn(num_heads, seed=7, scale=2.0) if has_sinks else None
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
     cache = paged(past, contexts, num_kv_heads, head_dim, block_size)
     table = rotary_table(max(contexts), head_dim)
@@ -56,9 +58,8 @@ def check(
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
-    prefill_attention(
-        qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, window=window, softcap=softcap
-    )
+    changes = {"window": window, "softcap": softcap, "sinks": sinks}
+    prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, **changes)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
     key = norm_rotate(key, norms and norms[1], EPS, table, positions)
@@ -70,7 +71,7 @@ def check(
         own = owners == slot
         keys = torch.cat((cache.past_keys[slot], key[own]))
         values = torch.cat((cache.past_values[slot], value[own]))
-        attended = attend(query[own], keys, values, before, window=window, softcap=softcap)
+        attended = attend(query[own], keys, values, before, **changes)
         assert_near(out[own], attended.flatten(1))
 
 
@@ -98,6 +99,11 @@ def test_each_query_sees_a_window_that_ends_with_itself(window: int) -> None:
 def test_scores_are_capped_within_a_window_or_without() -> None:
     check([30, 0], [40, 9], softcap=0.7)
     check([30, 0], [40, 9], softcap=2.0, window=11, has_norms=False)
+
+
+def test_sinks_take_part_in_the_softmax() -> None:
+    check([30, 0], [40, 9], has_sinks=True, num_heads=6)
+    check([30, 0], [70, 9], has_sinks=True, window=11, has_norms=False)
 
 
 def test_heads_whose_memory_is_aligned_to_eight_elements() -> None:

@@ -10,7 +10,6 @@ import triton
 from hopper import compile_for_hopper, on_hopper
 from kernel_inputs import DEVICE, DTYPE, assert_near, assert_replays_alike, randn
 from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
@@ -18,6 +17,7 @@ from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pa
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles, tile_for
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import Activation
+from worker_svc.core.operations.torch_experts import gated
 from worker_svc.core.operations.triton_experts import add_experts
 
 GLM = RouterSpec("router", 4, "sigmoid", renormalizes=True, correction="it", num_groups=2, num_chosen_groups=2)
@@ -35,12 +35,14 @@ def routed(rows: int, routing: str) -> Routed:
     return Routed(ids.to(DEVICE, torch.int32).contiguous(), randn(rows, TOP_K, seed=9, dtype=torch.float32).abs())
 
 
-def expected_gates(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routed, *, is_gelu: bool) -> Tensor:
+def expected_gates(
+    x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routed, *, activation: Activation
+) -> Tensor:
     ids = routing.ids.flatten().long()
     rows = x.double().repeat_interleave(TOP_K, 0)
     product = torch.einsum("pk,pnk->pn", rows, weight.double()[ids])
     gate, up = (product if bias is None else product + bias.double()[ids]).chunk(2, 1)
-    return (gelu(gate, approximate="tanh") if is_gelu else silu(gate)) * up
+    return gated(gate, up, activation)
 
 
 def expected_sums(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routed, residual: Tensor) -> Tensor:
@@ -56,19 +58,20 @@ def expected_sums(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Route
 def test_tiles_give_the_sum_over_the_chosen_experts(
     rows: int, routing: str, size: int, hidden: int, *, bias: bool
 ) -> None:
+    activation: Activation = {5: "gelu_tanh", 40: "clamped_silu"}.get(rows, "silu")
+    scale = 3 if activation == "clamped_silu" else 1  # some are clamped
     to, x, residual = routed(rows, routing), randn(rows, hidden, seed=1), randn(rows, hidden, seed=2)
     up, down = (
-        randn(EXPERTS, outputs, inputs, seed=inputs, scale=inputs**-0.5)
+        randn(EXPERTS, outputs, inputs, seed=inputs, scale=scale * inputs**-0.5)
         for outputs, inputs in ((2 * size, hidden), (hidden, size))
     )
     up_bias, down_bias = (randn(EXPERTS, each.shape[1], seed=5) if bias else None for each in (up, down))
-    is_gelu = rows == 5
-    expected = expected_gates(x, up, up_bias, to, is_gelu=is_gelu)
+    expected = expected_gates(x, up, up_bias, to, activation=activation)
     pairs = sort_pairs(to.ids, EXPERTS)
-    gated = gate_tiles(x, up, up_bias, to, pairs, is_gelu=is_gelu)
-    assert_near(gated, expected)
-    expected = expected_sums(gated, down, down_bias, to, residual)
-    add_tiles(gated, down, down_bias, to, pairs, residual)
+    between = gate_tiles(x, up, up_bias, to, pairs, activation=activation)
+    assert_near(between, expected)
+    expected = expected_sums(between, down, down_bias, to, residual)
+    add_tiles(between, down, down_bias, to, pairs, residual)
     assert_near(residual, expected)
 
 
@@ -100,7 +103,7 @@ def test_a_graph_gives_what_it_gives_launched_one_by_one() -> None:
     def compute() -> Tensor:
         total = torch.zeros(40, 64, dtype=DTYPE, device=DEVICE)
         pairs = sort_pairs(to.ids, EXPERTS)
-        add_tiles(gate_tiles(x, up, None, to, pairs, is_gelu=False), down, None, to, pairs, total)
+        add_tiles(gate_tiles(x, up, None, to, pairs, activation="silu"), down, None, to, pairs, total)
         return total
 
     assert_replays_alike(compute, times=3)
@@ -117,7 +120,7 @@ def launch_gates() -> None:
     for rows in (8, 64, 256):  # of an expert
         x, up, _, _, to = sample(rows)
         pairs = SortedPairs(torch.zeros(rows * 8, dtype=torch.int32), *torch.zeros(2, 8, dtype=torch.int32))
-        gate_tiles(x, up, None, to, pairs, is_gelu=False)
+        gate_tiles(x, up, None, to, pairs, activation="silu")
 
 
 def compile_all() -> None:

@@ -18,6 +18,7 @@ class Router:
     spec: RouterSpec
     weight: Tensor
     correction: Tensor | None = None
+    bias: Tensor | None = None
 
 
 SPEC = RouterSpec("router", top_k=3)
@@ -37,10 +38,12 @@ def test_the_best_experts_and_their_weights_are_those_of_torch(rows: int, expert
     if spec.num_groups > 1 and experts < 16:
         experts = 16
     correction = None if spec.correction is None else randn(experts, seed=3, dtype=torch.float32)
-    router = Router(spec, randn(experts, 200, seed=1, scale=0.2), correction)
+    bias = randn(experts, seed=4) if rows == 16 else None
+    router = Router(spec, randn(experts, 200, seed=1, scale=0.2), correction, bias)
     x = randn(rows, 200, seed=2)
-    logits = score_experts(x, router.weight)
-    assert_near(logits, x.double() @ router.weight.double().t(), 1e-5)
+    logits = score_experts(x, router.weight, router.bias)
+    expected = x.double() @ router.weight.double().t()
+    assert_near(logits, expected if router.bias is None else expected + router.bias.double(), 1e-5)
     routed = choose_experts(logits, correction, choosing_of(spec))
     ids, weights = expected_experts(x, router)
     assert routed.ids.long().equal(ids)

@@ -58,9 +58,10 @@ class DecodeAttention:
         item_bytes: int = 2,
         window: int | None = None,
         softcap: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         """`scale`: of scores; `window`: tokens that are seen, the new one included; `softcap`: scores are softcap *
-        tanh(score / softcap).
+        tanh(score / softcap); `has_sinks`: `attend` is given some.
         """
         device = rotary.device
         self._num_heads = num_heads
@@ -69,6 +70,7 @@ class DecodeAttention:
         self.query_scale = scale * _LOG2E  # softmax is to the base of 2
         self._window = window or 0
         self._softcap = (softcap or 0.0) * _LOG2E
+        self._has_sinks = has_sinks
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
@@ -90,7 +92,7 @@ class DecodeAttention:
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
     def _find_shares(self, sequences: int) -> Shares | None:
-        if self._window or self._softcap:
+        if self._window or self._softcap or self._has_sinks:
             return None
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
@@ -127,6 +129,7 @@ class DecodeAttention:
         values: Tensor,
         out: Tensor,
         unscaled: Unscaled | None = None,
+        sinks: Tensor | None = None,
         *,
         is_finished: bool = False,
     ) -> None:
@@ -135,7 +138,8 @@ class DecodeAttention:
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], which may be overwritten, norms each [head_dim],
         block_tables i32[slots, blocks], out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not
         name are left alone.
-        `unscaled`: of the rows of qkv; `is_finished`: keys and values are in the cache, queries normalised, rotated and
+        `unscaled`: of the rows of qkv; `sinks` [num_heads]: scores that take part in each head's softmax and have no
+        value; `is_finished`: keys and values are in the cache, queries normalised, rotated and
         multiplied by `query_scale`; only where `takes_finished` says so.
         """
         if (shares := self._find_shares(len(rows))) is not None:
@@ -143,7 +147,8 @@ class DecodeAttention:
                 self._finish(qkv, norms, eps, rows, block_tables, keys, values, unscaled)
             self._attend_shares(shares, qkv, rows, block_tables, keys, values, out)
         else:
-            self._attend_splits(self._cut(len(rows)), qkv, norms, eps, rows, block_tables, keys, values, out, unscaled)
+            cut = self._cut(len(rows))
+            self._attend_splits(cut, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled, sinks)
 
     def _attend_splits(
         self,
@@ -157,6 +162,7 @@ class DecodeAttention:
         values: Tensor,
         out: Tensor,
         unscaled: Unscaled | None,
+        sinks: Tensor | None,
     ) -> None:
         head_dim = self._head_dim
         queries = self._num_heads // self._num_kv_heads
@@ -176,6 +182,7 @@ class DecodeAttention:
             out,
             self._partial,
             self._weight,
+            sinks if sinks is not None else self._weight,
             self._done,
             eps,
             unscaled.eps if unscaled is not None else 0.0,
@@ -201,6 +208,7 @@ class DecodeAttention:
             AHEAD=chosen.ahead,
             WINDOW=self._window,
             SOFTCAP=self._softcap,
+            SINKS=sinks is not None,
             DEPENDENT=self._dependent,
             **options(warps=chosen.warps, dependent=self._dependent, registers=chosen.registers),
         )

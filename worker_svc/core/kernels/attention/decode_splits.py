@@ -32,6 +32,7 @@ def attend_splits(
     out_ptr,  # [tokens, H D]
     partial_ptr,  # f32[sequences, HK, splits, G, D]
     weight_ptr,  # f32[sequences, HK, splits, G]: log2 of each part's sum of exponentials
+    sinks_ptr,  # [H]: scores that take part in each head's softmax and have no value
     done_ptr,  # i32[sequences, HK]: splits that have ended, 0 between launches
     eps,
     hidden_eps,
@@ -57,6 +58,7 @@ def attend_splits(
     AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
     WINDOW: tl.constexpr,  # tokens that are seen, the new one included; 0: all
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
+    SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a head and split of a sequence."""
@@ -132,6 +134,7 @@ def attend_splits(
                         block_stride,
                         token_stride,
                         head_stride,
+                        sinks_ptr,
                         H,
                         HK,
                         D,
@@ -141,6 +144,7 @@ def attend_splits(
                         NORM,
                         HIDDEN,
                         SOFTCAP,
+                        SINKS,
                     )
                 most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP)
         else:
@@ -177,6 +181,7 @@ def attend_splits(
                 block_stride,
                 token_stride,
                 head_stride,
+                sinks_ptr,
                 H,
                 HK,
                 D,
@@ -186,6 +191,7 @@ def attend_splits(
                 NORM,
                 HIDDEN,
                 SOFTCAP,
+                SINKS,
             )
             if AHEAD == 1:
                 most, total, acc = attend_tile(

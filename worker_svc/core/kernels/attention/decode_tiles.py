@@ -6,6 +6,8 @@ import triton.language as tl
 from worker_svc.core.kernels.attention.head_dims import load, store, tile_dims
 from worker_svc.core.kernels.linear.norm import row_scale
 
+_LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def capped(scores, SOFTCAP: tl.constexpr):
@@ -14,6 +16,12 @@ def capped(scores, SOFTCAP: tl.constexpr):
         # tanh(x) is 2 sigmoid(2 x) - 1, of which no term is too large for any x.
         scores = SOFTCAP * (2.0 * tl.sigmoid(scores * (2.0 / SOFTCAP)) - 1.0)
     return scores
+
+
+@triton.jit
+def load_sinks(pointers, is_head):
+    """Scores, to the base of 2, that take part in a softmax and have no value; none where there is no head."""
+    return tl.load(pointers, mask=is_head, other=float("-inf")).to(tl.float32) * _LOG2E
 
 
 @triton.jit
@@ -69,6 +77,7 @@ def begin(
     block_stride,
     token_stride,
     head_stride,
+    sinks_ptr,
     H: tl.constexpr,
     HK: tl.constexpr,
     D: tl.constexpr,
@@ -78,9 +87,10 @@ def begin(
     NORM: tl.constexpr,
     HIDDEN: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """The rotated queries in two halves [GP, D / 2], and what `attend_tile` goes on from: the new token's attention,
-    whose key and value are written to the cache, or none.
+    whose key and value are written to the cache, and that of the sinks, or none.
     """
     HALF: tl.constexpr = D // 2
     half = tl.arange(0, tile_dims(HALF))
@@ -126,4 +136,12 @@ def begin(
         most = capped(most, SOFTCAP)
         total = tl.full((GP,), 1.0, tl.float32)
         acc += v.to(tl.float32)[None, :]
+        if SINKS:
+            queries_of = tl.arange(0, GP)
+            sinks = load_sinks(sinks_ptr + kv_head * G + queries_of, queries_of < G)
+            larger = tl.maximum(most, sinks)
+            alpha = tl.exp2(most - larger)
+            total = alpha + tl.exp2(sinks - larger)
+            acc *= alpha[:, None]
+            most = larger
     return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.attention.decode_tiles import capped
+from worker_svc.core.kernels.attention.decode_tiles import capped, load_sinks
 from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
@@ -26,6 +26,7 @@ def _prefill_attention(
     tile_lengths_ptr,  # i64[tiles]: rows, at most BLOCK_M; 0: there is no such tile
     tile_slots_ptr,  # i64[tiles]: row of the block tables
     tables_ptr,  # i32[slots, blocks]
+    sinks_ptr,  # [H]: scores that take part in each head's softmax and have no value
     scale,  # of scores, to the base of 2
     row_stride,
     table_stride,
@@ -41,6 +42,7 @@ def _prefill_attention(
     STAGES: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees, itself included; 0: all before it
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
+    SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -65,6 +67,9 @@ def _prefill_attention(
     most = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, tile_dims(D)), tl.float32)
+    if SINKS:
+        most = load_sinks(sinks_ptr + head + tl.zeros((BLOCK_M,), tl.int32), m < BLOCK_M)
+        total += 1.0
     last = first + length
     begin = 0
     seen_by_all = (first + 1) // BLOCK_T * BLOCK_T
@@ -137,13 +142,14 @@ def prefill_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
 
     qkv [tokens, more than num_heads * head_dim]: rotated queries stand first in a row; keys and values of these tokens
     are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim];
     `scale`: of scores; `window`: tokens that a query sees, itself included; `softcap`: scores are softcap *
-    tanh(score / softcap).
+    tanh(score / softcap); `sinks` [num_heads]: scores that take part in each head's softmax and have no value.
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -159,6 +165,7 @@ def prefill_attention(
         tiles.lengths,
         tiles.slots,
         block_tables,
+        sinks if sinks is not None else qkv,
         scale * _LOG2E,
         qkv.stride(0),
         block_tables.stride(0),
@@ -174,6 +181,7 @@ def prefill_attention(
         STAGES=tile.stages,
         WINDOW=window or 0,
         SOFTCAP=(softcap or 0.0) * _LOG2E,
+        SINKS=sinks is not None,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )

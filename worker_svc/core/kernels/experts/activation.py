@@ -4,17 +4,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker_svc.core.kernels.experts.bounds import CLAMP, CLAMPED_SLOPE
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 _GELU_SCALE, _GELU_CUBE = tl.constexpr(1.5957691216057308), tl.constexpr(0.044715)  # 2 sqrt(2 / pi)
+_CLAMP, _CLAMPED_SLOPE = tl.constexpr(CLAMP), tl.constexpr(CLAMPED_SLOPE)
 _BLOCK = 1024
 
 
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped_silu": 2}  # as kernels know them
+
+
 @triton.jit
-def gated(gate, up, GELU: tl.constexpr):
-    """activation(gate) * up in fp32: silu, or GELU by tanh."""
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up in fp32; see `ACTIVATIONS`."""
+    if ACTIVATION == 2:
+        # What is no number stays so, as in torch: a minimum would be the bound.
+        gate = tl.where(gate > _CLAMP, _CLAMP, gate)
+        up = tl.where(up > _CLAMP, _CLAMP, tl.where(up < -_CLAMP, -_CLAMP, up)) + 1.0
     x = gate
-    if GELU:
+    if ACTIVATION == 2:
+        x = _CLAMPED_SLOPE * gate
+    if ACTIVATION == 1:
         # tanh(y) is 2 sigmoid(2 y) - 1, of which no term is too large for any y.
         x = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
     return gate * tl.sigmoid(x) * up

@@ -51,12 +51,14 @@ class SortedPairs:
 def _score_experts(
     x_ptr,  # [M, K]
     weight_ptr,  # [EXPERTS, K]
+    bias_ptr,  # [EXPERTS]
     out_ptr,  # f32[M, EXPERTS]
     M,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -73,24 +75,28 @@ def _score_experts(
         weight = tl.load(weights + k, mask=is_expert[:, None] & is_input[None, :], other=0.0)
         x = tl.load(xs + k, mask=is_row[None, :] & is_input[:, None], other=0.0)
         acc = tl.dot(weight, x, acc)
+    if BIAS:
+        acc += tl.load(bias_ptr + experts, mask=is_expert, other=0.0).to(tl.float32)[:, None]
     outs = out_ptr + rows[None, :].to(tl.int64) * EXPERTS + experts[:, None]
     tl.store(outs, acc, mask=is_row[None, :] & is_expert[:, None])
 
 
-def score_experts(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in fp32: x [rows, inputs], weight [experts, inputs] -> f32[rows, experts]."""
+def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias in fp32: x [rows, inputs], weight [experts, inputs], bias [experts] -> f32[rows, experts]."""
     rows, inputs = x.shape
     out = torch.empty(rows, len(weight), dtype=torch.float32, device=x.device)
     dependent = has_dependent_launch(x.device)
     _score_experts[(triton.cdiv(rows, _BLOCK), triton.cdiv(len(weight), _BLOCK))](
         x,
         weight,
+        weight if bias is None else bias,
         out,
         rows,
         K=inputs,
         EXPERTS=len(weight),
         BLOCK=_BLOCK,
         BLOCK_K=_INPUTS,
+        BIAS=bias is not None,
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.experts.activation import gated
+from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
@@ -89,7 +89,7 @@ def _gate_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -116,7 +116,7 @@ def _gate_tiles(
             biases = bias_ptr + expert * 2 * N + outputs[:, None]
             gate += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)
             up += tl.load(biases + N, mask=is_output, other=0.0).to(tl.float32)
-        out = gated(gate, up, GELU).to(out_ptr.dtype.element_ty)
+        out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
 
 
@@ -189,7 +189,7 @@ def _add_up(
 
 
 def gate_tiles(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, *, is_gelu: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, *, activation: str
 ) -> Tensor:
     """activation(gate) * up of each pair: x [rows, inputs], weight [experts, 2 * outputs, inputs], gates then ups, bias
     [experts, 2 * outputs] -> [pairs, outputs].
@@ -214,7 +214,7 @@ def gate_tiles(
         BLOCK_N=tile.outputs,
         BLOCK_K=_MOST_INPUTS,
         STAGES=tile.stages,
-        GELU=is_gelu,
+        ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
