@@ -154,7 +154,7 @@ def test_no_graph_is_recorded_for_a_package_whose_first_call_failed(monkeypatch:
     def fail(_attend: object) -> None:
         raise RuntimeError("no kernel image")
 
-    attention: Any = SimpleNamespace(use_flash=fail)
+    attention: Any = SimpleNamespace(takes_flash=True, use_flash=fail)
     unasked, asked = (chosen(monkeypatch, prefill, HOPPER, 128) for prefill in ("auto", "flash_attn"))
     assert isinstance(unasked, TritonCompute)
     assert unasked._use_flash(attention) is None
