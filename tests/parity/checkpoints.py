@@ -216,8 +216,9 @@ def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Norms stay near one and biases away from zero: a part that is left out must show.
-            parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2)
+            # Norms stay near what they begin as (one, or zero where one is added to them) and biases away from zero: a
+            # part that is left out must show.
+            parameter.normal_(float(parameter.flatten()[0]) if name.endswith("norm.weight") else 0.0, 0.2)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(0.0, 0.2)
