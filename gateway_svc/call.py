@@ -9,10 +9,10 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.histogram import Exemplar
 from contract.domain.rows import TextRow
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal, before
-from servicekit.bus.calls import KeepPromptLogprobs, Submit
+from servicekit.bus.calls import KeepPromptOutput, Submit
 
 PROBE_S = 2.0  # a request that is silent for so long asks again for its text, then half as often each time
 
@@ -33,8 +33,8 @@ class Sink(Protocol):
         """Take the digest of the model that answers the prompt with this index; before its first row."""
         ...
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
-        """Take the logprobs of the prompt with this index, if they were asked for; before its first row."""
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
+        """Take what was computed of the prompt with this index, if it was asked for; before its first row."""
         ...
 
     def recall(self, prompt: int, row: TextRow) -> None:
@@ -65,7 +65,7 @@ class NoClient:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nobody is told."""
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Nobody is told."""
 
     def recall(self, prompt: int, row: TextRow) -> None:
@@ -98,7 +98,7 @@ class Served:
             "request_id",
             "route",
         ),
-        *("model_digest", "num_prompt_tokens", "prompt_logprobs", "stream", "submission", "usage"),
+        *("model_digest", "num_prompt_tokens", "prompt_output", "stream", "submission", "usage"),
     )
 
     def __init__(
@@ -117,7 +117,7 @@ class Served:
         self.usage = Usage()  # once it has ended
         self.num_prompt_tokens = 0  # once it is known
         self.model_digest = b""  # of the model that answers it, once it is known
-        self.prompt_logprobs: KeepPromptLogprobs | None = None  # as the client was told them, if it asked
+        self.prompt_output: KeepPromptOutput | None = None  # as the client was told it, if it asked
         self.is_behind = False  # the client is slow and rows were let go
         self.last_s = 0.0  # when tokens last came
         self.next_attach_s = 0.0

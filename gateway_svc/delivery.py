@@ -366,4 +366,6 @@ def _outcome_of(error: PenstockError) -> Outcome:
 
 def _outcome_of_stream(stream: ClientStream) -> Outcome:
     reasons = {state.finish for state in stream.sequences}
+    if FinishReason.POOLED in reasons:
+        return Outcome.POOLED
     return Outcome.LENGTH if FinishReason.LENGTH in reasons else Outcome.STOP

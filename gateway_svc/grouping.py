@@ -6,7 +6,7 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.call import Sink
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import merge
 
@@ -42,9 +42,9 @@ class GroupingSink:
         """Implement `call.Sink`."""
         self._inner.learn_model(prompt, model_digest)
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Implement `call.Sink`: nothing of the prompt's samples is held."""
-        self._inner.learn_prompt(prompt, logprobs)
+        self._inner.learn_prompt(prompt, output)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Implement `call.Sink`: it comes before all that is held."""

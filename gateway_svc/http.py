@@ -27,6 +27,7 @@ from gateway_svc.core.apis import APIS, api_of
 from gateway_svc.core.auth import Authenticator
 from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
+from gateway_svc.core.pooled.apis import no_stream
 from gateway_svc.core.recollection import request_fields
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import DeliveredSequence
@@ -68,7 +69,7 @@ from gateway_svc.intake import (
 from gateway_svc.large import off_loop
 from gateway_svc.pool import Pool
 from gateway_svc.pools import Pools
-from gateway_svc.prompt_logprobs import read_prompts
+from gateway_svc.prompt_outputs import read_prompts
 from gateway_svc.told_prompts import with_prompts
 from servicekit.bus.calls import RequestState
 from servicekit.logs import is_debugging
@@ -96,7 +97,7 @@ _ROUTES = (
     ("/load", "load", ["GET"]),
     ("/version", "version", ["GET"]),
 )
-_CALLS = tuple((api.path, api.form.value, ["POST"]) for api in APIS)
+_CALLS = tuple((path, api.form.value, ["POST"]) for api in APIS for path in api.paths)
 ROUTES = (
     *_CALLS,
     *_ROUTES,
@@ -147,7 +148,7 @@ class HttpApi:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        posted = {api.path: partial(self._begin, api) for api in APIS}
+        posted = {path: partial(self._begin, api) for api in APIS for path in api.paths}
         app = direct(self._starlette(), posted)
         if not self.cors_origins:
             return app
@@ -177,7 +178,7 @@ class HttpApi:
             for path, handler, methods in table
         ]
         # What is posted there does not come so far: this says by which method it must.
-        routes += [Route(api.path, partial(self._begin, api), methods=["POST"]) for api in APIS]
+        routes += [Route(path, partial(self._begin, api), methods=["POST"]) for api in APIS for path in api.paths]
         handlers: dict[Any, Any] = {PenstockError: on_error, HTTPException: on_http_exception}
         return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -227,6 +228,8 @@ class HttpApi:
         client_id = parse_client_id(request.headers.get(CLIENT_ID_HEADER))
         pool, request_id = self._asked(request)
         form = await pool.reception.form_of(request_id, caller.tenant)
+        if form.form.is_pooled:
+            raise no_stream(form.form)
         last, have = request.headers.get(LAST_EVENT_ID), nothing(form)
         if last is not None:
             is_numbered = api_of(form.form).numbers_events
@@ -310,6 +313,7 @@ class HttpApi:
                 idempotency_key=key,
                 cache_salt=ask.cache_salt,
                 unsaid=ask.unsaid,
+                pooling=ask.pooling,
             )
             form = form_of(ask, requests, pool.label)
             if key is not None:

@@ -19,7 +19,7 @@ from gateway_svc.delivery import Delivery
 from gateway_svc.grouping import grouped_sink
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
-from gateway_svc.prompt_logprobs import PromptLogprobsSink
+from gateway_svc.prompt_outputs import PromptOutputsSink
 from gateway_svc.sinks import Headers, ReplySink, SseSink
 
 REQUEST_ID_HEADER = b"x-penstock-request-id"
@@ -67,6 +67,7 @@ class CallReply:
             reply = api.reply(form.head)
             sink = ReplySink(send, reply, form.n, headers, form.arrival_ns, error_fields=api.error_fields)
         else:
+            assert api.events is not None
             events = api.events(form.head, form.request_ids[0], stream.have, with_ids=stream.with_ids)
             most = stream.max_backlog_bytes
             sink = SseSink(scope[_SEND], events, form.n, headers, most, error_fields=api.error_fields)
@@ -75,7 +76,7 @@ class CallReply:
             told = self._told(grouped, None if stream is None else stream.have)
             call = await self._begin(told)
         except PenstockError as error:
-            await error_response(error, api.path, headers)(scope, receive, send)
+            await error_response(error, api.paths[0], headers)(scope, receive, send)
             return
         if isinstance(sink, SseSink) and stream is not None:
             sink.refill = lambda: self._delivery.refill(call)
@@ -85,7 +86,7 @@ class CallReply:
             pass
         if isinstance(sink, SseSink):
             sink.close()
-        if isinstance(told, PromptLogprobsSink):
+        if isinstance(told, PromptOutputsSink):
             told.close()
         self._delivery.close(call, CancelReason.CLIENT)
 

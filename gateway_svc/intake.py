@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling
 from contract.domain.request import Header, Prompt, Request
 from gateway_svc.core.idempotency import derive
 from gateway_svc.core.models import Catalogue
@@ -56,6 +57,7 @@ class Intake:
         idempotency_key: str | None = None,
         cache_salt: str = "",
         unsaid: frozenset[str] = frozenset(),
+        pooling: Pooling | None = None,
     ) -> list[Request]:
         """One request for each prompt, all with the same seed. With a key, the same call gives the same requests.
 
@@ -84,6 +86,7 @@ class Intake:
                 params,
                 cache_salt,
                 unsaid,
+                pooling,
             )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]

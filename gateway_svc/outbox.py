@@ -32,7 +32,7 @@ from servicekit.bus.calls import (
     Metered,
     OverLimit,
     Overload,
-    ReadPromptLogprobs,
+    ReadPromptOutput,
     Recall,
     Recalled,
     Settling,
@@ -195,13 +195,13 @@ class RequestOutbox:
                 raise _unavailable()
             await asyncio.sleep(RETRY_S)
 
-    async def read_prompt_logprobs(self, request_id: bytes, model_digest: bytes) -> bytes | None:
+    async def read_prompt_output(self, request_id: bytes, model_digest: bytes) -> bytes | None:
         """What a worker kept of a request's prompt; None: nothing is there (any more).
 
         Raises:
             PenstockError: UNAVAILABLE: the server does not answer.
         """
-        (found,) = await self._ask_patiently([ReadPromptLogprobs(request_id, model_digest)])
+        (found,) = await self._ask_patiently([ReadPromptOutput(request_id, model_digest)])
         payload: bytes | None = found
         return payload
 

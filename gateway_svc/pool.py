@@ -21,7 +21,7 @@ from gateway_svc.delivery import Delivery
 from gateway_svc.intake import Intake
 from gateway_svc.link import Link
 from gateway_svc.pipeline import PipelineReading, read_pipeline
-from gateway_svc.prompt_logprobs import PromptReader, prompt_reader, with_prompt_logprobs
+from gateway_svc.prompt_outputs import PromptReader, prompt_reader, with_prompt_outputs
 from gateway_svc.reception import Reception
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.vocabulary import TokenizerAccess, TokenizerServices, Vocabulary
@@ -147,7 +147,7 @@ class Pool:
 
     def told_prompts(self, sink: Sink, have: Sequence[DeliveredSequence] | None, *, form: ReplyForm) -> Sink:
         """The sink of a call whose client has this of each choice; it is told logprobs of prompts if it asked."""
-        return with_prompt_logprobs(sink, form, self.prompt_reader(form), have)
+        return with_prompt_outputs(sink, form, self.prompt_reader(form), have)
 
     def prompt_reader(self, form: ReplyForm) -> PromptReader:
         """Reads the logprobs of a call's prompts."""
@@ -329,7 +329,7 @@ class Pool:
         else:
             formats = choose_formats(facts.chat, *self._format_names)
             models = self._model_names, self._offered, self._started_s
-            self.catalogue = catalogue(*models, facts.defaults, formats)
+            self.catalogue = catalogue(*models, facts, formats)
         if self.catalogue != before:
             self.changed()
 

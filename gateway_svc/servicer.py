@@ -2,21 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import structlog
 from grpc import aio
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER
-from contract.domain.errors import PenstockError
+from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
 from contract.domain.request import Request, format_request_id
+from contract.domain.rows import TextRow
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from gateway_svc import wire
 from gateway_svc.call import ClientCall
 from gateway_svc.core.auth import Authenticator, KeyLimits
+from gateway_svc.core.pooled.apis import no_stream
+from gateway_svc.core.pooled.parse import FLOATS
+from gateway_svc.core.prompt_outputs import PromptOutput, PromptVector
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import Outcome
 from gateway_svc.grouping import grouped_sink
@@ -30,6 +35,8 @@ from servicekit.rpc import control_refusal
 from servicekit.tokens import TokenFile
 
 Context = aio.ServicerContext[Any, Any]
+C = TypeVar("C", inference_pb2.GenerateCall, inference_pb2.EmbedCall)
+M = TypeVar("M")
 _logger = structlog.stdlib.get_logger(__name__)
 
 
@@ -76,7 +83,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Streams what each step adds; a call that breaks or expires cancels the request, unless it is resumable."""
         with self._streaming():
             try:
-                pool, checked, form, is_idempotent, limits = await self._check(request, context)
+                pool, checked, form, is_idempotent, limits = await self._check(
+                    request, context, wire.decode_generate, self._pools.routes.defaults
+                )
             except PenstockError:
                 self._pools.stats.outcomes[Outcome.REJECTED] += 1
                 raise
@@ -86,12 +95,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
             await self._tell(pool, call, sink, context)
 
+    async def Embed(self, request: inference_pb2.EmbedCall, context: Context) -> inference_pb2.EmbedReply:  # noqa: N802
+        """Makes a vector of a prompt; a call that breaks or expires cancels the request, unless it has a key."""
+        with self._streaming():
+            try:
+                pool, checked, form, is_idempotent, limits = await self._check(
+                    request, context, wire.decode_embed, self._pools.routes
+                )
+            except PenstockError:
+                self._pools.stats.outcomes[Outcome.REJECTED] += 1
+                raise
+            form = replace(form, context=FLOATS)
+            sink = QueueSink(form.n, self._max_backlog_bytes)
+            told = pool.told_prompts(sink, None, form=form)
+            call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
+            return await self._vector(pool, call, sink)
+
     async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams what a request has after what the caller has; from now on the request goes there."""
         with self._streaming():
             caller = self._auth.authenticate(_metadata(context))
             pool, request_id = self._pools.of_request(request.request_id)
             form = await pool.reception.form_of(request_id, caller.tenant)
+            if form.form.is_pooled:
+                raise no_stream(form.form)
             have = wire.decode_offsets(request, form.num_choices)
             sink = QueueSink(form.n, self._max_backlog_bytes)
             told = pool.told_prompts(grouped_sink(sink, form), have, form=form)
@@ -132,15 +159,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return wire.pipeline_status(await self._pools.called(request.pool).pipeline())
 
     async def _check(
-        self, request: inference_pb2.GenerateCall, context: Context
+        self, request: C, context: Context, decode: Callable[[C, M], wire.GrpcAsk], models: M
     ) -> tuple[Pool, Request, ReplyForm, bool, KeyLimits | None]:
-        """Pool and request of a call, how it is answered, whether it may have been asked before, and its limits."""
+        """Pool and request of a call, how it is answered, whether it may have been asked before, and its limits.
+
+        Args:
+            request: the call.
+            context: its context.
+            decode: reads it.
+            models: by which it is read.
+        """
         metadata = _metadata(context)
         caller = self._auth.authenticate(metadata)
         self._pools.expect()
         if (num_bytes := request.ByteSize()) > self._max_body_bytes:
             raise too_large_error(self._max_body_bytes)
-        ask = await off_loop(num_bytes, wire.decode_generate, request, self._pools.routes.defaults)
+        ask = await off_loop(num_bytes, decode, request, models)
         pool = self._pools.of_model(ask.model)
         pool.intake.check_priority(ask.priority)
         (checked,) = pool.intake.requests(
@@ -154,6 +188,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             idempotency_key=ask.idempotency_key,
             cache_salt=ask.cache_salt,
             unsaid=ask.unsaid,
+            pooling=ask.pooling,
         )
         header, is_idempotent = checked.header, ask.idempotency_key is not None
         form = ReplyForm(
@@ -176,6 +211,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         form = await with_prompts(pool.vocabulary, form, [checked], echo=False)
         return pool, checked, form, is_idempotent, caller.limits
 
+    async def _vector(self, pool: Pool, call: ClientCall, sink: QueueSink) -> inference_pb2.EmbedReply:
+        """The answer to a call whose prompt becomes a vector."""
+        last: TextRow | None = None
+        found: list[PromptOutput] = []
+        try:
+            while rows := await sink.fetch():
+                last = rows[-1][1]
+                found += [output for _, output in sink.take_prompts()]
+        finally:
+            self._close(pool, call)
+        vector = next((each for each in found if isinstance(each, PromptVector)), None)
+        if last is None or vector is None:
+            raise PenstockError(ErrorCode.INTERNAL, "the request ended without its vector")
+        return wire.embed_reply(call.form, last, vector)
+
     async def _tell(self, pool: Pool, call: ClientCall, sink: QueueSink, context: Context) -> None:
         """Writes the events of a call until it ends or its client has gone."""
         form = call.form
@@ -183,15 +233,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             await context.write(wire.accepted_event(form))
             while rows := await sink.fetch():
-                for prompt, logprobs in sink.take_prompts():
-                    for event in wire.prompt_events(prompt, logprobs):
+                for prompt, output in sink.take_prompts():
+                    for event in wire.prompt_events(prompt, output):
                         await context.write(event)
                 for choice, row in rows:
                     for event in wire.deltas(choice, row):
                         await context.write(event)
         finally:
-            is_late = form.deadline_ns and time.time_ns() >= form.deadline_ns
-            pool.delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
+            self._close(pool, call)
+
+    @staticmethod
+    def _close(pool: Pool, call: ClientCall) -> None:
+        """The client has been told all, or is gone."""
+        deadline_ns = call.form.deadline_ns
+        is_late = deadline_ns and time.time_ns() >= deadline_ns
+        pool.delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -12,7 +12,7 @@ from contract.domain.rows import TextRow
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.core.api import ErrorFields, EventFormat, PlainReply
 from gateway_svc.core.backlog import Backlog
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import encode
 from gateway_svc.core.sse import KEEP_ALIVE
 from gateway_svc.outlet import Outlet, Send
@@ -98,9 +98,9 @@ class SseSink:
         """Tell the model with every chunk of the prompt's choices."""
         self._format.learn_model(range(prompt * self._n, (prompt + 1) * self._n), model_digest)
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Implement `call.Sink`."""
-        self._format.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), logprobs)
+        self._format.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), output)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Implement `call.Sink`."""
@@ -199,9 +199,9 @@ class ReplySink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Implement `call.Sink`."""
-        self._reply.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), logprobs)
+        self._reply.learn_prompt(range(prompt * self._n, (prompt + 1) * self._n), output)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Its client has nothing yet."""
@@ -236,7 +236,7 @@ class QueueSink:
         self._woken = asyncio.Event()
         self._ended = False
         self._error: PenstockError | None = None
-        self._prompts: list[tuple[int, SpelledPrompt]] = []
+        self._prompts: list[tuple[int, PromptOutput]] = []
         self.refill: Callable[[], None] = lambda: None
 
     @property
@@ -250,11 +250,11 @@ class QueueSink:
     def learn_model(self, prompt: int, model_digest: bytes) -> None:
         """Nothing to keep: the rows say so."""
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Implement `call.Sink`: its rows follow at once, and wake who fetches them."""
-        self._prompts.append((prompt, logprobs))
+        self._prompts.append((prompt, output))
 
-    def take_prompts(self) -> list[tuple[int, SpelledPrompt]]:
+    def take_prompts(self) -> list[tuple[int, PromptOutput]]:
         """The logprobs of prompts that are to be told before what `fetch` returned, each with its index."""
         prompts, self._prompts = self._prompts, []
         return prompts

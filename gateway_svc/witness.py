@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gateway_svc.call import Served
-from servicekit.bus.calls import Cancel, KeepPromptLogprobs, Submit
+from servicekit.bus.calls import Cancel, KeepPromptOutput, Submit
 
 REMEMBERED_S = 5.0  # what was older when the server last answered has reached its disk
 
@@ -48,7 +48,7 @@ class Witness:
             while remembered and remembered[0][0] < oldest_s:
                 remembered.popleft()
 
-    def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | KeepPromptLogprobs | Cancel]:
+    def restart_calls(self, served: Iterable[Served], route: bytes) -> list[Submit | KeepPromptOutput | Cancel]:
         """Make the pool know again what it may have forgotten.
 
         A request whose client has all of it is among that: it may have risen again without its end, and must end in the
@@ -65,7 +65,7 @@ class Witness:
         submissions = [submission for each in several if (submission := _submission(each)) is not None]
         return [
             *(replace(each, route=route, sent_ns=now_ns) for each in submissions),
-            *(each.prompt_logprobs for each in several if each.prompt_logprobs is not None),
+            *(each.prompt_output for each in several if each.prompt_output is not None),
             *(cancel for _, cancel in self._cancelled),
         ]
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from contract import __version__
 from contract.domain.errors import PenstockError
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import PoolingParams
 from contract.domain.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -12,7 +13,14 @@ if TYPE_CHECKING:
     from penstock.client import AsyncClient, Client
     from penstock.engine import LLMEngine
     from penstock.llm import LLM
-    from penstock.outputs import CompletionOutput, Logprob, RequestOutput
+    from penstock.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
 
 __all__ = [
     "LLM",
@@ -20,11 +28,15 @@ __all__ = [
     "AsyncLLM",
     "Client",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "LLMEngine",
     "Logprob",
     "PenstockError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
 ]
@@ -39,6 +51,9 @@ _LAZY = {
     "RequestOutput": "penstock.outputs",
     "CompletionOutput": "penstock.outputs",
     "Logprob": "penstock.outputs",
+    "EmbeddingRequestOutput": "penstock.outputs",
+    "PoolingRequestOutput": "penstock.outputs",
+    "ScoringRequestOutput": "penstock.outputs",
 }
 
 

@@ -11,6 +11,7 @@ from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.finish import CancelReason
 from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
+from contract.domain.pooling import Pooling
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TokenRows
 from detokenizer_svc.core.detokenizer import Detokenizer
@@ -106,6 +107,7 @@ class LLMEngine:
         *,
         timeout_s: float | None = None,
         clips: bool = False,
+        pooling: Pooling | None = None,
     ) -> None:
         """Queue a request.
 
@@ -116,6 +118,7 @@ class LLMEngine:
             priority: lower is served first, with the policy "priority".
             timeout_s: seconds from now after which the request ends with an error; None: never.
             clips: whether `max_tokens` beyond the context are as many as it leaves, instead of an error.
+            pooling: how the prompt becomes a vector, which ends the request; None: it is answered.
 
         Raises:
             PenstockError: the prompt is wrong or does not fit (the caller's fault); nothing was queued then.
@@ -133,7 +136,7 @@ class LLMEngine:
             traceparent="",
             seed=chain.mix(self._seed ^ chain.mix(self._num_requests)) if params.seed is None else params.seed & _U64,
         )
-        tokenized = self.prompt_tokenizer.tokenize(Request(header, "", prompt, params), clips=clips)
+        tokenized = self.prompt_tokenizer.tokenize(Request(header, "", prompt, params, pooling=pooling), clips=clips)
         self._num_requests += 1
         eos_token_ids = () if params.ignore_eos else tokenized.eos_token_ids
         self._detokenizer.open(
@@ -163,6 +166,7 @@ class LLMEngine:
             priority=priority,
             arrival_ns=now_ns,
             deadline_ns=header.deadline_ns,
+            pooling=pooling,
         )
         self._num_new_tokens += len(tokenized.token_ids)
         self._deliver(self._scheduler.add(queued, now_ns))
@@ -203,6 +207,9 @@ class LLMEngine:
             for request_id, prompt in result.prompts.items():
                 if (output := self._outputs.get(request_id)) is not None and output.prompt_logprobs is None:
                     output.prompt_logprobs = [None, *prompt_entries(prompt, self._detokenizer.token_bytes)]
+            for request_id, vector in result.vectors.items():
+                if (output := self._outputs.get(request_id)) is not None:
+                    output.vector = vector
             self._deliver(rows)
         elif self._ids and not self._changed:
             raise PenstockError(ErrorCode.INTERNAL, "requests are waiting and none can run: a defect of the scheduler")

@@ -6,17 +6,26 @@ from typing import Any, cast
 
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import F32, Pooling, PoolingParams, cosine
 from contract.domain.request import Prompt
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
-from penstock.outputs import RequestOutput
+from penstock.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from penstock.progress import ProgressBar
 from penstock.prompts import (
     Conversation,
     PromptLike,
     as_list,
     at_index,
-    pair_params,
+    pair_each,
     parse_conversation,
     parse_prompt,
 )
@@ -252,6 +261,123 @@ class LLM:
                 parsed.append(parse_conversation(value, kwargs))
         return self._run(parsed, sampling_params, None, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make vectors of prompts, all in one batch; outputs come in the order of the prompts.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling_params: one for all or one for each; None: as the checkpoint says, else the last hidden state of
+                length 1.
+            use_tqdm: whether a bar shows the progress.
+            truncate_prompt_tokens: the last so many tokens of each prompt count, -1: as many as fit; where the
+                parameters do not say it.
+
+        Raises:
+            PenstockError: a prompt or a parameter is wrong, naming its index.
+        """
+        outputs = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        return [
+            EmbeddingRequestOutput(
+                each.request_id, EmbeddingOutput(_vector(each).tolist()), each.prompt_token_ids, each.num_cached_tokens
+            )
+            for each in outputs
+        ]
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        pooling_task: str = "embed",
+    ) -> list[PoolingRequestOutput]:
+        """As `embed`, with the vectors as arrays.
+
+        Args:
+            prompts: as `generate` takes them.
+            pooling_params: as `embed` takes them.
+            use_tqdm: whether a bar shows the progress.
+            truncate_prompt_tokens: as `embed` takes it.
+            pooling_task: "embed".
+
+        Raises:
+            PenstockError: as `embed`; UNIMPLEMENTED: another task.
+        """
+        if pooling_task != "embed":
+            raise unimplemented("pooling_task", f"pooling_task {pooling_task!r} (there is: embed)")
+        outputs = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        return [
+            PoolingRequestOutput(
+                each.request_id, PoolingOutput(_vector(each)), each.prompt_token_ids, each.num_cached_tokens
+            )
+            for each in outputs
+        ]
+
+    def score(
+        self,
+        text_1: PromptLike | Sequence[PromptLike],
+        text_2: PromptLike | Sequence[PromptLike],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """The likeness of pairs of texts: the cosine between their vectors.
+
+        Args:
+            text_1: one for all of `text_2`, or one for each.
+            text_2: one or several.
+            pooling_params: as `embed` takes them, the same for all.
+            use_tqdm: whether a bar shows the progress.
+            truncate_prompt_tokens: as `embed` takes it.
+
+        Raises:
+            PenstockError: as `embed`; INVALID_ARGUMENT: as many of one as of the other cannot be paired.
+        """
+        first, second = as_list(text_1), as_list(text_2)
+        if not second or len(first) not in (1, len(second)):
+            raise invalid(f"text_1 must be one, or as many as text_2: {len(first)} and {len(second)}", "text_1")
+        outputs = self._pool([*first, *second], pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        pairs = zip(outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :], strict=True)
+        return [
+            ScoringRequestOutput(
+                other.request_id,
+                ScoringOutput(cosine(_vector(one), _vector(other))),
+                one.prompt_token_ids + other.prompt_token_ids,
+                one.num_cached_tokens + other.num_cached_tokens,
+            )
+            for one, other in pairs
+        ]
+
+    def _pool(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        truncate_prompt_tokens: int | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        parsed = []
+        for index, value in enumerate(as_list(prompts)):
+            with at_index("prompts", index):
+                parsed.append(parse_prompt(value))
+        wanted = pair_each(PoolingParams() if pooling_params is None else pooling_params, PoolingParams, len(parsed))
+        cuts = [
+            truncate_prompt_tokens if each.truncate_prompt_tokens is None else each.truncate_prompt_tokens
+            for each in wanted
+        ]
+        params = [SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut) for cut in cuts]
+        facts = self.llm_engine.vocabulary.pooling
+        return self._run(parsed, params, None, use_tqdm=use_tqdm, poolings=[facts.pooling(each) for each in wanted])
+
     def _run(
         self,
         prompts: list[Prompt],
@@ -259,10 +385,12 @@ class LLM:
         priority: Sequence[int] | None,
         *,
         use_tqdm: bool,
+        poolings: Sequence[Pooling] = (),
     ) -> list[RequestOutput]:
+        """`poolings`: how each prompt becomes a vector; none: they are answered."""
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = pair_params(sampling_params, len(prompts))
+        params = pair_each(sampling_params, SamplingParams, len(prompts))
         priorities = [0] * len(prompts) if priority is None else list(priority)
         if len(priorities) != len(prompts):
             raise invalid(f"{len(priorities)} priorities came with {len(prompts)} prompts", "priority")
@@ -273,7 +401,14 @@ class LLM:
                 request_id = str(self._num_requests)
                 self._num_requests += 1
                 with at_index("prompts", index):
-                    self.llm_engine.add_request(request_id, prompt, params[index], priorities[index], clips=True)
+                    self.llm_engine.add_request(
+                        request_id,
+                        prompt,
+                        params[index],
+                        priorities[index],
+                        clips=True,
+                        pooling=poolings[index] if poolings else None,
+                    )
                 pending[request_id] = index
                 if priority is None:
                     self.llm_engine.begin()
@@ -309,6 +444,11 @@ def _check_counts(**counts: int | None) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise invalid(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)
+
+
+def _vector(output: RequestOutput) -> F32:
+    assert output.vector is not None
+    return output.vector
 
 
 def _succeeded(output: RequestOutput) -> RequestOutput:

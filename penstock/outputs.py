@@ -10,15 +10,17 @@ import numpy as np
 from contract.domain.finish import FinishReason, RequestError, Usage
 from contract.domain.params import SamplingParams
 from contract.domain.plan import PromptLogprobs
+from contract.domain.pooling import F32
 from contract.domain.rows import TextRow, TokenLogprob
 
-FinishText = Literal["stop", "length", "abort", "error"]
+FinishText = Literal["stop", "length", "abort", "error", "pooled"]
 
 _FINISH_TEXTS: dict[FinishReason, FinishText] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "abort",
     FinishReason.ERROR: "error",
+    FinishReason.POOLED: "pooled",
 }
 
 
@@ -152,6 +154,7 @@ class RequestOutput:
     # If the request asked, once the prompt is computed: for each of its tokens, by id, its logprob and those of the
     # most likely there; None for the first.
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    vector: F32 | None = None  # f32[dimensions], if its prompt is pooled and computed
 
     @property
     def num_cached_tokens(self) -> int:
@@ -164,3 +167,62 @@ class RequestOutput:
         self.error = row.error or self.error
         self.usage = row.usage or self.usage
         self.finished = all(output.finished for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its dimensions."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt that became a vector, as vLLM has it."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The vector of a prompt, f32[dimensions]."""
+
+    data: F32
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """A prompt that became a vector, as vLLM's `LLM.encode` tells it."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The likeness of two texts: the cosine between their vectors, -1 to 1."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair of texts, as vLLM has it."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]  # of both, one after the other
+    num_cached_tokens: int = 0
+    finished: bool = True

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from contract.domain.errors import PenstockError, invalid, unimplemented
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import PoolingParams
 from contract.domain.request import Prompt
 from gateway_svc.core.messages import parse_messages
 
@@ -16,6 +17,8 @@ PromptLike: TypeAlias = str | TokenIds | Mapping[str, Any]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+P = TypeVar("P", SamplingParams, PoolingParams)
+_NAMES: dict[type, str] = {SamplingParams: "sampling_params", PoolingParams: "pooling_params"}
 
 
 def parse_prompt(value: PromptLike) -> Prompt:
@@ -77,20 +80,19 @@ def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any
     return Prompt(messages=parsed, chat_template_kwargs=dict(template_kwargs) or None)
 
 
-def pair_params(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """One `SamplingParams` for each prompt: given once for all, or one for each.
+def pair_each(params: P | Sequence[P], kind: type[P], num_prompts: int) -> list[P]:
+    """Parameters for each prompt: given once for all, or one for each.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: another type, or another number of them.
     """
-    if isinstance(params, SamplingParams):
+    name = _NAMES[kind]
+    if isinstance(params, kind):
         return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
-        raise invalid(
-            f"sampling_params must be a SamplingParams or a list of them, got {params!r:.80}", "sampling_params"
-        )
+    if not isinstance(params, Sequence) or not all(isinstance(each, kind) for each in params):
+        raise invalid(f"{name} must be a {kind.__name__} or a list of them, got {params!r:.80}", name)
     if len(params) != num_prompts:
-        raise invalid(f"{len(params)} sampling_params came with {num_prompts} prompts", "sampling_params")
+        raise invalid(f"{len(params)} {name} came with {num_prompts} prompts", name)
     return list(params)
 
 

@@ -17,6 +17,7 @@ from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
+from contract.wire.pooling import decode_pooling, encode_pooling
 from contract.wire.requests import decode_sampling, decode_stopping, decode_words, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
@@ -61,6 +62,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
             arrival_ns=head.arrival_unix_ns,
             deadline_ns=head.deadline_unix_ns,
             cache_salt=generate.cache_salt,
+            pooling=decode_pooling(generate.pooling) if generate.HasField("pooling") else None,
         )
     except (DecodeError, ValueError, PenstockError) as error:
         raise PoisonMessageError(f"not a tokenized request: {error}") from error
@@ -164,6 +166,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         request_id=admission.request_id,
         eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
         prompt_logprobs=admission.prompt_logprobs,
+        pooling=encode_pooling(admission.pooling),
     )
 
 

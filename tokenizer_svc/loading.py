@@ -8,6 +8,7 @@ from servicekit.checkpoint.facts import model_facts
 from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import GENERATION_CONFIG, Checkpoint, read_checkpoint, read_json
+from servicekit.checkpoint.pooling import pooling_facts
 from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer_files
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.generation_config import generation_defaults, not_done
@@ -60,6 +61,7 @@ def load_vocabulary(
         defaults_not_done=tuple(not_done(chosen)),
         grammar_tokens=GrammarTokens(lambda: text.tokenizer, facts.vocab_size),
         facts=chat_facts(chat, text.tokenizer),
+        pooling=pooling_facts(checkpoint),
     )
 
 

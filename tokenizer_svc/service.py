@@ -61,6 +61,7 @@ class TokenizerService:
         )
         self._defaults = wire.encode_defaults(vocabulary.defaults)
         self._chat_facts = wire.encode_chat_facts(vocabulary.facts)
+        self._pooling = wire.encode_pooling_facts(vocabulary.pooling)
         self._not_done = vocabulary.defaults_not_done
         self._hop = Hop("prompts")
         self._stats = TokenizerStats()
@@ -113,6 +114,7 @@ class TokenizerService:
         )
         status.generation_defaults.CopyFrom(self._defaults)
         status.chat.CopyFrom(self._chat_facts)
+        status.pooling.CopyFrom(self._pooling)
         return status
 
     def collectors(self) -> list[Collector]:

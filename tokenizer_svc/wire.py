@@ -11,11 +11,12 @@ from google.protobuf.message import DecodeError
 from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError, invalid
 from contract.domain.finish import RequestError
 from contract.domain.plan import U32
+from contract.domain.pooling import Pooling
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import unstarted_rows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, tokenizer_pb2
-from contract.wire import chat_facts, generation_defaults, requests
+from contract.wire import chat_facts, generation_defaults, pooling, requests
 from contract.wire.tokens import encode_rows
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 
@@ -23,6 +24,7 @@ GenerateRequest = requests_pb2.GenerateRequest
 num_samples = requests.num_samples
 encode_defaults = generation_defaults.encode_defaults
 encode_chat_facts = chat_facts.encode_chat_facts
+encode_pooling_facts = pooling.encode_facts
 
 
 def decode_header(payload: bytes) -> Header:
@@ -69,7 +71,21 @@ def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Req
         PenstockError: INVALID_ARGUMENT naming the field that is to blame.
     """
     unsaid = frozenset(("max_tokens",) if message.stopping.max_tokens_is_default else ())
-    return Request(header, message.model, _prompt(message), requests.decode_params(message), unsaid=unsaid)
+    return Request(
+        header,
+        message.model,
+        _prompt(message),
+        requests.decode_params(message),
+        unsaid=unsaid,
+        pooling=_pooling(message),
+    )
+
+
+def _pooling(message: requests_pb2.GenerateRequest) -> Pooling | None:
+    try:
+        return pooling.decode_pooling(message.pooling) if message.HasField("pooling") else None
+    except PoisonMessageError as error:
+        raise unreadable(str(error)) from error
 
 
 def decode_prepare(call: tokenizer_pb2.PrepareCall) -> Request:

@@ -6,7 +6,7 @@ CPU a launch is the whole step; there a second thread launches, so that the read
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -68,7 +68,7 @@ class Execution:
         self,
         runner: Runner,
         publish: Callable[[bytes], None],
-        keep: Callable[[bytes, bytes], None],
+        keep: Callable[[Mapping[bytes, bytes]], None],
         settle: Callable[[], None],
         stats: ExecutionStats,
         *,
@@ -80,8 +80,8 @@ class Execution:
         Args:
             runner: of this rank.
             publish: takes a penstock.v1.StepResult; called from one thread.
-            keep: takes a request and a penstock.v1.PromptLogprobs of its prompt, before the result that completes it;
-                called from the same.
+            keep: takes what was computed of prompts, by request, before the result that completes these; called from
+                the same.
             settle: makes sure that what was published has arrived; called from the same when there is time.
             stats: counts what ends.
             is_alone: there are no other ranks, which would wait for ever for one whose launch failed.
@@ -227,8 +227,8 @@ class Execution:
             self._stats.observe(result)
             if not item.epoch.is_superseded:
                 session, incarnation = item.epoch.session, item.epoch.incarnation
-                for request_id, prompt in result.prompts.items():
-                    self._keep(request_id, wire.encode_prompt(prompt))
+                if prompts := wire.encode_prompts(result):
+                    self._keep(prompts)
                 self._publish(wire.encode_result(result, session, incarnation, time.time_ns(), slack_ns))
         self._settle()
 

@@ -19,7 +19,7 @@ from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.script import Script
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.core.simulated import HIDDEN_SIZE, SimulatedConfig, SimulatedRunner
 from worker_svc.core.step_sizes import DEFAULT_SIZES
 from worker_svc.driver import wake_driver
 from worker_svc.settings import WorkerSettings
@@ -71,7 +71,8 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     _wake_promptly()
     script = _script(settings, eos_token_ids[0])
     step_s, seed = settings.step_ms / 1e3, settings.simulated_seed
-    behaviour = SimulatedConfig(step_s, settings.eos_every, model_seed=seed, script=script)
+    size = facts.hidden_size or HIDDEN_SIZE
+    behaviour = SimulatedConfig(step_s, settings.eos_every, model_seed=seed, script=script, hidden_size=size)
     tokens = _grammar_tokens(settings, facts.vocab_size)
     runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, tokens)
     if faults := Faults(settings.die_on_token, settings.hang_on_token):

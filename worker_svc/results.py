@@ -1,12 +1,12 @@
 """The way of results to the scheduler: appended to `results:{worker}`, again and again while the bus is away."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from servicekit.bus import Bus, BusFull, BusUnavailable, Connection
-from servicekit.bus.calls import Append, KeepPromptLogprobs
+from servicekit.bus.calls import Append, KeepPromptOutput
 from servicekit.bus.keys import PAYLOAD, RESULTS_CAP
 from servicekit.reminder import Reminder
 
@@ -40,11 +40,11 @@ class ResultStream:
         self.settle()
         self._insist(lambda connection: self._send(connection, payload))
 
-    def keep(self, request_id: bytes, logprobs: bytes) -> None:
-        """Keep a penstock.v1.PromptLogprobs with its request; it is there before whatever is appended after it."""
+    def keep(self, prompts: Mapping[bytes, bytes]) -> None:
+        """Keep what was computed of prompts with their requests; it is there before whatever is appended after it."""
         self.settle()
-        call = KeepPromptLogprobs(request_id, self._model_digest, logprobs)
-        self._insist(lambda connection: connection.call(call))
+        calls = [KeepPromptOutput(each, self._model_digest, output) for each, output in prompts.items()]
+        self._insist(lambda connection: connection.execute(calls))
 
     def settle(self) -> None:
         """Wait until what was appended has arrived."""

@@ -196,7 +196,7 @@ class WorkerService:
         execution = self._execution = Execution(
             loaded.runner,
             results.append if self.is_leader else lambda _: None,
-            results.keep if self.is_leader else lambda *_: None,
+            results.keep if self.is_leader else lambda _: None,
             results.settle,
             self._stats,
             is_alone=settings.tensor_parallel_size == 1,

@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import RequestError
-from contract.domain.plan import NO_TOKENS, U32, Admission, PromptLogprobs, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
 from contract.v1 import results_pb2, steps_pb2, worker_pb2
+from contract.wire.pooling import decode_pooling, encode_vector
 from contract.wire.requests import decode_sampling
 from contract.wire.tokens import encode_error, encode_logprobs, encode_prompt_logprobs
 from servicekit.status import ServiceStatus
@@ -77,9 +78,10 @@ def encode_result(result: StepResult, session: bytes, incarnation: bytes, now_un
     return message.SerializeToString()
 
 
-def encode_prompt(prompt: PromptLogprobs) -> bytes:
-    """A penstock.v1.PromptLogprobs."""
-    return encode_prompt_logprobs(prompt).SerializeToString()
+def encode_prompts(result: StepResult) -> dict[bytes, bytes]:
+    """By request, what is kept of prompts: a penstock.v1.PromptLogprobs or a penstock.v1.PromptVector of each."""
+    logprobs = {each: encode_prompt_logprobs(prompt).SerializeToString() for each, prompt in result.prompts.items()}
+    return logprobs | {each: encode_vector(vector) for each, vector in result.vectors.items()}
 
 
 def encode_failure(step: int, error: PenstockError, session: bytes, incarnation: bytes, now_unix_ns: int) -> bytes:
@@ -154,6 +156,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         request_id=message.request_id,
         eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
         prompt_logprobs=message.prompt_logprobs,
+        pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
     )
 
 

@@ -14,6 +14,7 @@ class FinishReason(IntEnum):
     LENGTH = 2  # max_tokens, or the context is full
     CANCELLED = 3  # the client left or asked for it
     ERROR = 4  # a typed error says whose fault it is
+    POOLED = 5  # the prompt is computed, and its vector kept: nothing was to be generated
 
 
 class CancelReason(IntEnum):

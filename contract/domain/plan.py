@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.domain.params import Sampling
+from contract.domain.pooling import Pooling
 
 U32 = npt.NDArray[np.uint32]
 F32 = npt.NDArray[np.float32]
@@ -33,6 +34,7 @@ class Admission:
     request_id: bytes = b""  # 16 bytes, for logs; nothing is decided by it
     eos_token_ids: tuple[int, ...] = ()  # of these one ends an output that its grammar may end
     prompt_logprobs: bool = False  # the prompt's are to be computed, as `sampling` says; nothing is computed so far
+    pooling: Pooling | None = None  # the prompt becomes a vector, and its slot samples nothing; None: it samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,8 @@ class StepResult:
     """The result of one plan: tokens of slot `slots[i]` are the next `counts[i]` of `token_ids`."""
 
     step: int
-    slots: U32  # u32[m]: the slots that sampled
-    counts: U32  # u32[m]: tokens of each, 0 to k
+    slots: U32  # u32[m]: the slots that sampled, and those whose prompts are pooled now
+    counts: U32  # u32[m]: tokens of each, 0 to k; 0 of a pooled prompt
     token_ids: U32  # u32[sum(counts)]
     logprobs: Logprobs | None = None  # None: no slot asked
     step_ns: int = 0  # device time of the step, nanoseconds
@@ -103,3 +105,4 @@ class StepResult:
     failures: Mapping[int, str] = field(default_factory=dict)  # slot → why its sequence cannot go on: no token counts
     # By request, of prompts that are complete with this step: kept beside the result, which does not carry them.
     prompts: Mapping[bytes, PromptLogprobs] = field(default_factory=dict)
+    vectors: Mapping[bytes, F32] = field(default_factory=dict)  # likewise, f32[dimensions] of each

@@ -6,9 +6,11 @@ from typing import Any
 
 from contract.domain.errors import invalid
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling
 
 MAX_CACHE_SALT_BYTES = 255  # of UTF-8
-ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_")  # of ids of replies, as OpenAI and Anthropic have them
+# Of ids of replies, as OpenAI, Anthropic and vLLM have them.
+ID_PREFIXES = ("cmpl-", "chatcmpl-", "resp_", "msg_", "embd-", "pooling-", "score-", "rerank-")
 _DIGITS = re.compile("[0-9a-fA-F]{32}")
 
 
@@ -60,6 +62,7 @@ class Request:
     params: SamplingParams
     cache_salt: str = ""  # cached prefixes are found by requests of the tenant with the same salt only
     unsaid: frozenset[str] = frozenset()  # parameters that the caller left to the defaults, which they have
+    pooling: Pooling | None = None  # the prompt becomes a vector, and nothing is generated; None: it is
 
 
 def check_cache_salt(salt: str) -> str:

@@ -35,6 +35,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """Cancelled by its client."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
     """A typed error ended it."""
+    FINISH_REASON_POOLED: _FinishReason.ValueType  # 5
+    """The prompt is computed and its vector is kept with the request: nothing was to be generated."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence ended."""
@@ -49,6 +51,8 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """Cancelled by its client."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """A typed error ended it."""
+FINISH_REASON_POOLED: FinishReason.ValueType  # 5
+"""The prompt is computed and its vector is kept with the request: nothing was to be generated."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _CancelReason:
@@ -170,6 +174,34 @@ ERROR_CODE_MODEL_REPLACED: ErrorCode.ValueType  # 17
 ERROR_CODE_RATE_LIMIT_EXCEEDED: ErrorCode.ValueType  # 18
 """The API key has used what it may. Send it again later."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
+
+class _PoolingKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_KIND_UNSPECIFIED: _PoolingKind.ValueType  # 0
+    """Not told."""
+    POOLING_KIND_LAST: _PoolingKind.ValueType  # 1
+    """That of the last token."""
+    POOLING_KIND_MEAN: _PoolingKind.ValueType  # 2
+    """The mean of all tokens'."""
+    POOLING_KIND_CLS: _PoolingKind.ValueType  # 3
+    """That of the first token."""
+
+class PoolingKind(_PoolingKind, metaclass=_PoolingKindEnumTypeWrapper):
+    """Which hidden states of a prompt its vector is made of."""
+
+POOLING_KIND_UNSPECIFIED: PoolingKind.ValueType  # 0
+"""Not told."""
+POOLING_KIND_LAST: PoolingKind.ValueType  # 1
+"""That of the last token."""
+POOLING_KIND_MEAN: PoolingKind.ValueType  # 2
+"""The mean of all tokens'."""
+POOLING_KIND_CLS: PoolingKind.ValueType  # 3
+"""That of the first token."""
+Global___PoolingKind: _TypeAlias = PoolingKind  # noqa: Y015
 
 class _StartReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -406,6 +438,60 @@ class PromptLogprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
+class PromptVector(_message.Message):
+    """The vector of a prompt. Kept in the request's hash by the worker that computed it, one for each model, before the
+    result that says so.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.bytes
+    """f32 per dimension, packed little-endian."""
+    def __init__(
+        self,
+        *,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptVector: _TypeAlias = PromptVector  # noqa: Y015
+
+@_typing.final
+class Pooling(_message.Message):
+    """How the hidden states of a prompt become its vector."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    kind: Global___PoolingKind.ValueType
+    """Which of them count."""
+    normalize: _builtins.bool
+    """Whether the vector gets the length 1."""
+    dimensions: _builtins.int
+    """The first so many dimensions count; 0: all."""
+    def __init__(
+        self,
+        *,
+        kind: Global___PoolingKind.ValueType = ...,
+        normalize: _builtins.bool = ...,
+        dimensions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "kind", b"kind", "normalize", b"normalize"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
 class Run(_message.Message):

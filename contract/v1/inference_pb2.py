@@ -27,7 +27,7 @@ from contract.v1 import requests_pb2 as penstock_dot_v1_dot_requests__pb2
 from contract.v1 import status_pb2 as penstock_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/inference.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\x1a\x18penstock/v1/status.proto\"\xa3\x01\n\x0cGenerateCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x11\n\tresumable\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x17\n\x0fstream_interval\x18\x04 \x01(\r\x12\x1f\n\x17return_prompt_token_ids\x18\x05 \x01(\x08\"L\n\nResumeCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x07offsets\x18\x02 \x03(\x0b\x32\x19.penstock.v1.SampleOffset\"s\n\x0cSampleOffset\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\ncharacters\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.penstock.v1.FinishReason\"\xa5\x01\n\rGenerateEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.penstock.v1.AcceptedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.penstock.v1.DeltaH\x00\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32 .penstock.v1.PromptLogprobsEventH\x00\x42\x07\n\x05\x65vent\"b\n\x13PromptLogprobsEvent\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12)\n\x04part\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.PromptLogprobs\"U\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\"\xec\x02\n\x05\x44\x65lta\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x13\n\x0btext_offset\x18\n \x01(\r\x12\x18\n\x0b\x63hain_after\x18\x0b \x01(\x06H\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\tB\r\n\x0bstop_reasonB\x0e\n\x0c_chain_after\"\x83\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12&\n\x03top\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x06 \x01(\r\" \n\nCancelCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x10\n\x0eListModelsCall\"5\n\x0fListModelsReply\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x1f\n\x0fGetPipelineCall\x12\x0c\n\x04pool\x18\x01 \x01(\t2\xe1\x02\n\tInference\x12\x43\n\x08Generate\x12\x19.penstock.v1.GenerateCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12?\n\x06Resume\x12\x17.penstock.v1.ResumeCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12;\n\x06\x43\x61ncel\x12\x17.penstock.v1.CancelCall\x1a\x18.penstock.v1.CancelReply\x12G\n\nListModels\x12\x1b.penstock.v1.ListModelsCall\x1a\x1c.penstock.v1.ListModelsReply\x12H\n\x0bGetPipeline\x12\x1c.penstock.v1.GetPipelineCall\x1a\x1b.penstock.v1.PipelineStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/inference.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\x1a\x18penstock/v1/status.proto\"\xa3\x01\n\x0cGenerateCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x11\n\tresumable\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x17\n\x0fstream_interval\x18\x04 \x01(\r\x12\x1f\n\x17return_prompt_token_ids\x18\x05 \x01(\x08\"\xf0\x02\n\tEmbedCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.penstock.v1.TokenIdsH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.penstock.v1.PoolingKind\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\x08 \x01(\x12H\x02\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x17\n\x0fidempotency_key\x18\x0b \x01(\tB\x08\n\x06promptB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokens\"~\n\nEmbedReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x05 \x01(\t\"L\n\nResumeCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x07offsets\x18\x02 \x03(\x0b\x32\x19.penstock.v1.SampleOffset\"s\n\x0cSampleOffset\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\ncharacters\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.penstock.v1.FinishReason\"\xa5\x01\n\rGenerateEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.penstock.v1.AcceptedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.penstock.v1.DeltaH\x00\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32 .penstock.v1.PromptLogprobsEventH\x00\x42\x07\n\x05\x65vent\"b\n\x13PromptLogprobsEvent\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12)\n\x04part\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.PromptLogprobs\"U\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\"\xec\x02\n\x05\x44\x65lta\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x13\n\x0btext_offset\x18\n \x01(\r\x12\x18\n\x0b\x63hain_after\x18\x0b \x01(\x06H\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\tB\r\n\x0bstop_reasonB\x0e\n\x0c_chain_after\"\x83\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12&\n\x03top\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x06 \x01(\r\" \n\nCancelCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x10\n\x0eListModelsCall\"5\n\x0fListModelsReply\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x1f\n\x0fGetPipelineCall\x12\x0c\n\x04pool\x18\x01 \x01(\t2\x9b\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.penstock.v1.GenerateCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12\x38\n\x05\x45mbed\x12\x16.penstock.v1.EmbedCall\x1a\x17.penstock.v1.EmbedReply\x12?\n\x06Resume\x12\x17.penstock.v1.ResumeCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12;\n\x06\x43\x61ncel\x12\x17.penstock.v1.CancelCall\x1a\x18.penstock.v1.CancelReply\x12G\n\nListModels\x12\x1b.penstock.v1.ListModelsCall\x1a\x1c.penstock.v1.ListModelsReply\x12H\n\x0bGetPipeline\x12\x1c.penstock.v1.GetPipelineCall\x1a\x1b.penstock.v1.PipelineStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,32 +36,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATECALL']._serialized_start=125
   _globals['_GENERATECALL']._serialized_end=288
-  _globals['_RESUMECALL']._serialized_start=290
-  _globals['_RESUMECALL']._serialized_end=366
-  _globals['_SAMPLEOFFSET']._serialized_start=368
-  _globals['_SAMPLEOFFSET']._serialized_end=483
-  _globals['_GENERATEEVENT']._serialized_start=486
-  _globals['_GENERATEEVENT']._serialized_end=651
-  _globals['_PROMPTLOGPROBSEVENT']._serialized_start=653
-  _globals['_PROMPTLOGPROBSEVENT']._serialized_end=751
-  _globals['_ACCEPTED']._serialized_start=753
-  _globals['_ACCEPTED']._serialized_end=838
-  _globals['_DELTA']._serialized_start=841
-  _globals['_DELTA']._serialized_end=1205
-  _globals['_TOKENLOGPROB']._serialized_start=1208
-  _globals['_TOKENLOGPROB']._serialized_end=1339
-  _globals['_CANCELCALL']._serialized_start=1341
-  _globals['_CANCELCALL']._serialized_end=1373
-  _globals['_CANCELREPLY']._serialized_start=1375
-  _globals['_CANCELREPLY']._serialized_end=1403
-  _globals['_LISTMODELSCALL']._serialized_start=1405
-  _globals['_LISTMODELSCALL']._serialized_end=1421
-  _globals['_LISTMODELSREPLY']._serialized_start=1423
-  _globals['_LISTMODELSREPLY']._serialized_end=1476
-  _globals['_MODEL']._serialized_start=1478
-  _globals['_MODEL']._serialized_end=1522
-  _globals['_GETPIPELINECALL']._serialized_start=1524
-  _globals['_GETPIPELINECALL']._serialized_end=1555
-  _globals['_INFERENCE']._serialized_start=1558
-  _globals['_INFERENCE']._serialized_end=1911
+  _globals['_EMBEDCALL']._serialized_start=291
+  _globals['_EMBEDCALL']._serialized_end=659
+  _globals['_EMBEDREPLY']._serialized_start=661
+  _globals['_EMBEDREPLY']._serialized_end=787
+  _globals['_RESUMECALL']._serialized_start=789
+  _globals['_RESUMECALL']._serialized_end=865
+  _globals['_SAMPLEOFFSET']._serialized_start=867
+  _globals['_SAMPLEOFFSET']._serialized_end=982
+  _globals['_GENERATEEVENT']._serialized_start=985
+  _globals['_GENERATEEVENT']._serialized_end=1150
+  _globals['_PROMPTLOGPROBSEVENT']._serialized_start=1152
+  _globals['_PROMPTLOGPROBSEVENT']._serialized_end=1250
+  _globals['_ACCEPTED']._serialized_start=1252
+  _globals['_ACCEPTED']._serialized_end=1337
+  _globals['_DELTA']._serialized_start=1340
+  _globals['_DELTA']._serialized_end=1704
+  _globals['_TOKENLOGPROB']._serialized_start=1707
+  _globals['_TOKENLOGPROB']._serialized_end=1838
+  _globals['_CANCELCALL']._serialized_start=1840
+  _globals['_CANCELCALL']._serialized_end=1872
+  _globals['_CANCELREPLY']._serialized_start=1874
+  _globals['_CANCELREPLY']._serialized_end=1902
+  _globals['_LISTMODELSCALL']._serialized_start=1904
+  _globals['_LISTMODELSCALL']._serialized_end=1920
+  _globals['_LISTMODELSREPLY']._serialized_start=1922
+  _globals['_LISTMODELSREPLY']._serialized_end=1975
+  _globals['_MODEL']._serialized_start=1977
+  _globals['_MODEL']._serialized_end=2021
+  _globals['_GETPIPELINECALL']._serialized_start=2023
+  _globals['_GETPIPELINECALL']._serialized_end=2054
+  _globals['_INFERENCE']._serialized_start=2057
+  _globals['_INFERENCE']._serialized_end=2468
 # @@protoc_insertion_point(module_scope)

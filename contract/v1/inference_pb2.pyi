@@ -64,6 +64,123 @@ class GenerateCall(_message.Message):
 Global___GenerateCall: _TypeAlias = GenerateCall  # noqa: Y015
 
 @_typing.final
+class EmbedCall(_message.Message):
+    """Input of Embed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model; empty: the one that is served."""
+    text: _builtins.str
+    """Text, tokenized with the tokenizer's own special tokens."""
+    kind: _common_pb2.PoolingKind.ValueType
+    """Which hidden states count; unspecified: as the checkpoint says."""
+    normalize: _builtins.bool
+    """Whether the vector gets the length 1; absent: as the checkpoint says."""
+    dimensions: _builtins.int
+    """The first so many dimensions count; 0: all."""
+    truncate_prompt_tokens: _builtins.int
+    """The last so many tokens of the prompt count; -1: as many as fit; absent: all."""
+    priority: _builtins.int
+    """Priority class, lower is served first."""
+    cache_salt: _builtins.str
+    """As in GenerateRequest."""
+    idempotency_key: _builtins.str
+    """As in GenerateCall; such a request outlives a broken call for the gateway's grace."""
+    @_builtins.property
+    def token_ids(self) -> _requests_pb2.TokenIds:
+        """Token ids, taken as they are."""
+
+    @_builtins.property
+    def messages(self) -> _requests_pb2.ChatMessages:
+        """Chat messages, rendered with the model's chat template."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        token_ids: _requests_pb2.TokenIds | None = ...,
+        messages: _requests_pb2.ChatMessages | None = ...,
+        kind: _common_pb2.PoolingKind.ValueType = ...,
+        normalize: _builtins.bool | None = ...,
+        dimensions: _builtins.int = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "normalize", b"normalize", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "idempotency_key", b"idempotency_key", "kind", b"kind", "messages", b"messages", "model", b"model", "normalize", b"normalize", "priority", b"priority", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___EmbedCall: _TypeAlias = EmbedCall  # noqa: Y015
+
+@_typing.final
+class EmbedReply(_message.Message):
+    """Answer of Embed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's id, 32 hexadecimal digits."""
+    model: _builtins.str
+    """Name of the model that served it."""
+    values: _builtins.bytes
+    """f32 per dimension, packed little-endian."""
+    system_fingerprint: _builtins.str
+    """16 hexadecimal digits: digest of the model."""
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """What it used."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        values: _builtins.bytes = ...,
+        usage: _common_pb2.Usage | None = ...,
+        system_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id", "system_fingerprint", b"system_fingerprint", "usage", b"usage", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedReply: _TypeAlias = EmbedReply  # noqa: Y015
+
+@_typing.final
 class ResumeCall(_message.Message):
     """Input of Resume."""
 

@@ -41,6 +41,11 @@ class InferenceStub:
                 request_serializer=penstock_dot_v1_dot_inference__pb2.GenerateCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/penstock.v1.Inference/Embed',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.EmbedCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.EmbedReply.FromString,
+                _registered_method=True)
         self.Resume = channel.unary_stream(
                 '/penstock.v1.Inference/Resume',
                 request_serializer=penstock_dot_v1_dot_inference__pb2.ResumeCall.SerializeToString,
@@ -70,6 +75,13 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
         is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Makes a vector of one prompt. A call with a key that breaks may be sent again; any other is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +124,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=penstock_dot_v1_dot_inference__pb2.GenerateCall.FromString,
                     response_serializer=penstock_dot_v1_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.EmbedCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.EmbedReply.SerializeToString,
             ),
             'Resume': grpc.unary_stream_rpc_method_handler(
                     servicer.Resume,
@@ -162,6 +179,33 @@ class Inference:
             '/penstock.v1.Inference/Generate',
             penstock_dot_v1_dot_inference__pb2.GenerateCall.SerializeToString,
             penstock_dot_v1_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Embed',
+            penstock_dot_v1_dot_inference__pb2.EmbedCall.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.EmbedReply.FromString,
             options,
             channel_credentials,
             insecure,

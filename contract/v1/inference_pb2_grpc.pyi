@@ -38,6 +38,8 @@ class InferenceStub:
     """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
     is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedCall, _inference_pb2.EmbedReply]
+    """Makes a vector of one prompt. A call with a key that breaks may be sent again; any other is cancelled."""
     Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]
     """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
     it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
@@ -59,6 +61,8 @@ class InferenceAsyncStub(InferenceStub):
     """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
     is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
     """
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedCall, _inference_pb2.EmbedReply]  # type: ignore[assignment]
+    """Makes a vector of one prompt. A call with a key that breaks may be sent again; any other is cancelled."""
     Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeCall, _inference_pb2.GenerateEvent]  # type: ignore[assignment]
     """Goes on with a request of the caller's tenant after what the caller has, through any gateway. A call that follows
     it still ends with SUPERSEDED. A request that has ended can be resumed until its result expires. A request of a
@@ -83,6 +87,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         """Generates for one prompt and streams what each step adds. A broken or expired call cancels the request, unless it
         is resumable. Errors are gRPC statuses; the trailer `penstock-error-bin` holds a penstock.v1.Error.
         """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedReply, _abc.Awaitable[_inference_pb2.EmbedReply]]:
+        """Makes a vector of one prompt. A call with a key that breaks may be sent again; any other is cancelled."""
 
     @_abc_1.abstractmethod
     def Resume(

@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from contract.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -37,6 +38,14 @@ class _ReplyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplyKind.V
     """OpenAI's response."""
     REPLY_KIND_MESSAGE: _ReplyKind.ValueType  # 4
     """Anthropic's message."""
+    REPLY_KIND_EMBEDDING: _ReplyKind.ValueType  # 5
+    """OpenAI's embeddings."""
+    REPLY_KIND_POOLING: _ReplyKind.ValueType  # 6
+    """vLLM's pooling."""
+    REPLY_KIND_SCORE: _ReplyKind.ValueType  # 7
+    """vLLM's scores."""
+    REPLY_KIND_RERANK: _ReplyKind.ValueType  # 8
+    """Cohere's and Jina's ranking of documents."""
 
 class ReplyKind(_ReplyKind, metaclass=_ReplyKindEnumTypeWrapper):
     """Which of OpenAI's replies a call gets."""
@@ -51,6 +60,14 @@ REPLY_KIND_RESPONSE: ReplyKind.ValueType  # 3
 """OpenAI's response."""
 REPLY_KIND_MESSAGE: ReplyKind.ValueType  # 4
 """Anthropic's message."""
+REPLY_KIND_EMBEDDING: ReplyKind.ValueType  # 5
+"""OpenAI's embeddings."""
+REPLY_KIND_POOLING: ReplyKind.ValueType  # 6
+"""vLLM's pooling."""
+REPLY_KIND_SCORE: ReplyKind.ValueType  # 7
+"""vLLM's scores."""
+REPLY_KIND_RERANK: ReplyKind.ValueType  # 8
+"""Cohere's and Jina's ranking of documents."""
 Global___ReplyKind: _TypeAlias = ReplyKind  # noqa: Y015
 
 @_typing.final
@@ -76,6 +93,7 @@ class GenerateRequest(_message.Message):
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -122,6 +140,10 @@ class GenerateRequest(_message.Message):
     def structured_outputs(self) -> Global___StructuredOutputs:
         """The form that the output must have; absent: any."""
 
+    @_builtins.property
+    def pooling(self) -> _common_pb2.Pooling:
+        """The prompt is to become a vector, and nothing is generated; absent: it is generated."""
+
     def __init__(
         self,
         *,
@@ -140,10 +162,11 @@ class GenerateRequest(_message.Message):
         structured_outputs: Global___StructuredOutputs | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         truncates_at_end: _builtins.bool = ...,
+        pooling: _common_pb2.Pooling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015

@@ -42,9 +42,9 @@ class StepResult(_message.Message):
     step: _builtins.int
     """The plan's step."""
     slots: _builtins.bytes
-    """Column: slots that sampled."""
+    """Column: slots that sampled, and those whose prompts are pooled now."""
     counts: _builtins.bytes
-    """Column, beside slots: how many tokens each got, 0 to k."""
+    """Column, beside slots: how many tokens each got, 0 to k; 0 of a pooled prompt."""
     token_ids: _builtins.bytes
     """Column: the tokens, slot after slot."""
     step_ns: _builtins.int

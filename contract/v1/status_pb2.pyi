@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from contract.v1 import common_pb2 as _common_pb2
 from contract.v1 import requests_pb2 as _requests_pb2
 import builtins as _builtins
 import sys
@@ -56,6 +57,7 @@ class ServiceStatus(_message.Message):
     GENERATION_DEFAULTS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     BLOCK_MAPS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """Whether it takes new work."""
     draining: _builtins.bool
@@ -88,6 +90,10 @@ class ServiceStatus(_message.Message):
     def block_maps(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockMap]:
         """Of a scheduler: the KV blocks of each worker that it plans for."""
 
+    @_builtins.property
+    def pooling(self) -> Global___PoolingFacts:
+        """Of a tokenizer: the pooling that its checkpoint asks for."""
+
     def __init__(
         self,
         *,
@@ -102,14 +108,49 @@ class ServiceStatus(_message.Message):
         generation_defaults: _requests_pb2.GenerationDefaults | None = ...,
         chat: Global___ChatFacts | None = ...,
         block_maps: _abc.Iterable[Global___BlockMap] | None = ...,
+        pooling: Global___PoolingFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generation_defaults", b"generation_defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "generation_defaults", b"generation_defaults", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_maps", b"block_maps", "chat", b"chat", "draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_maps", b"block_maps", "chat", b"chat", "draining", b"draining", "figures", b"figures", "generation_defaults", b"generation_defaults", "hops", b"hops", "model_digest", b"model_digest", "note", b"note", "pooling", b"pooling", "ready", b"ready", "started_unix_ns", b"started_unix_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
+
+@_typing.final
+class PoolingFacts(_message.Message):
+    """How prompts become vectors where a request does not say otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    kind: _common_pb2.PoolingKind.ValueType
+    """Which hidden states count."""
+    normalize: _builtins.bool
+    """Whether vectors get the length 1."""
+    size: _builtins.int
+    """Dimensions of hidden states; 0: not known."""
+    trouble: _builtins.str
+    """What the checkpoint asks for beside it that is not done; empty: nothing."""
+    def __init__(
+        self,
+        *,
+        kind: _common_pb2.PoolingKind.ValueType = ...,
+        normalize: _builtins.bool = ...,
+        size: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "normalize", b"normalize", "size", b"size", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolingFacts: _TypeAlias = PoolingFacts  # noqa: Y015
 
 @_typing.final
 class BlockMap(_message.Message):

@@ -17,7 +17,12 @@ Attribute = str | int | float | tuple[str, ...]
 
 _TRACEPARENT_BYTES = 55  # version, trace, parent and flags, in hexadecimal digits
 _SAMPLED = 1  # of the flags
-_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
+_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.POOLED: "pooled",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contract.domain.errors import PenstockError
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.ask import Ask, Form, Models
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import ReplyHead
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.unsupported import unknown_field
@@ -17,8 +17,8 @@ from gateway_svc.core.unsupported import unknown_field
 class PlainReply(Protocol):
     """The plain reply of a call: its rows in, its body out."""
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
-        """Take the logprobs of the prompt that these choices have, if they are asked for; before their first row."""
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
+        """Take what was computed of the prompt that these choices have, if it is asked for; before their first row."""
         ...
 
     def add(self, choice: int, row: TextRow) -> None:
@@ -37,8 +37,8 @@ class EventFormat(Protocol):
         """Take the number of prompt tokens that choices of one request have; before their first row."""
         ...
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
-        """Take the logprobs of the prompt that these choices have, if they are asked for; before their first row."""
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
+        """Take what was computed of the prompt that these choices have, if it is asked for; before their first row."""
         ...
 
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:
@@ -90,11 +90,11 @@ class Api:
     """One API."""
 
     form: Form  # by which requests keep it
-    path: str  # to which calls are posted; what is below it tells errors alike
+    paths: tuple[str, ...]  # to which calls are posted; what is below them tells errors alike
     parse: Callable[[bytes, Models], Ask]
     known_fields: Collection[str]  # of bodies
     reply: Callable[[ReplyHead], PlainReply]
-    events: EventsOf
+    events: EventsOf | None  # None: it has no event streams
     error_fields: ErrorFields
     id_header: bytes = b""  # in which its clients look for the id of a call, beside our own; empty: in none
     numbers_events: bool = False  # their ids say which one each is

@@ -10,6 +10,7 @@ from gateway_svc.core.api import Api, ErrorFields
 from gateway_svc.core.ask import Form
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS, parse_chat, parse_completion
 from gateway_svc.core.part_replies import PartEvents, PartReply
+from gateway_svc.core.pooled.apis import POOLED_APIS
 from gateway_svc.core.replies import Reply, error_fields
 from gateway_svc.core.responses.fields import RESPONSE_FIELDS
 from gateway_svc.core.responses.parse import parse_response
@@ -18,7 +19,7 @@ from gateway_svc.core.sse import SseFormat
 
 COMPLETIONS = Api(
     form=Form.COMPLETION,
-    path="/v1/completions",
+    paths=("/v1/completions",),
     parse=lambda body, models: parse_completion(body, models.defaults),
     known_fields=COMPLETION_FIELDS,
     reply=Reply,
@@ -27,7 +28,7 @@ COMPLETIONS = Api(
 )
 CHATS = Api(
     form=Form.CHAT,
-    path="/v1/chat/completions",
+    paths=("/v1/chat/completions",),
     parse=lambda body, models: parse_chat(body, models.defaults, models.formats),
     known_fields=CHAT_FIELDS,
     reply=Reply,
@@ -36,7 +37,7 @@ CHATS = Api(
 )
 RESPONSES = Api(
     form=Form.RESPONSE,
-    path="/v1/responses",
+    paths=("/v1/responses",),
     parse=parse_response,
     known_fields=RESPONSE_FIELDS,
     reply=partial(PartReply, writer_of=ResponseWriter),
@@ -46,7 +47,7 @@ RESPONSES = Api(
 )
 MESSAGES = Api(
     form=Form.MESSAGE,
-    path="/v1/messages",
+    paths=("/v1/messages",),
     parse=parse_message,
     known_fields=MESSAGE_FIELDS,
     reply=partial(PartReply, writer_of=MessageWriter),
@@ -55,7 +56,7 @@ MESSAGES = Api(
     id_header=b"request-id",
     numbers_events=True,
 )
-APIS = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)
+APIS = (COMPLETIONS, CHATS, RESPONSES, MESSAGES, *POOLED_APIS)
 _BY_FORM = {api.form: api for api in APIS}
 
 
@@ -66,4 +67,5 @@ def api_of(form: Form) -> Api:
 
 def errors_at(path: str) -> ErrorFields:
     """The shape of errors at a path: that of the API which is there, else OpenAI's."""
-    return next((api.error_fields for api in APIS if path == api.path or path.startswith(f"{api.path}/")), error_fields)
+    above = (path, *(path[:at] for at, character in enumerate(path) if character == "/"))
+    return next((api.error_fields for api in APIS if not set(above).isdisjoint(api.paths)), error_fields)

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from contract.domain.generation_defaults import GenerationDefaults
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling, PoolingFacts
 from contract.domain.request import Prompt
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
@@ -33,6 +34,14 @@ class Models(Protocol):
         """
         ...
 
+    def pooling(self, name: str) -> PoolingFacts:
+        """How prompts become vectors by a model of this name where a request does not say otherwise.
+
+        Raises:
+            PenstockError: there is none, or it is not known yet.
+        """
+        ...
+
 
 class Form(Enum):
     """The kinds of reply, as they are kept with a request."""
@@ -41,14 +50,33 @@ class Form(Enum):
     CHAT = "chat"
     RESPONSE = "response"
     MESSAGE = "message"
+    EMBEDDING = "embedding"
+    POOLING = "pooling"
+    SCORE = "score"
+    RERANK = "rerank"
 
     @property
     def id_prefix(self) -> str:
         """The prefix of the ids of such replies."""
         return _ID_PREFIXES[self]
 
+    @property
+    def is_pooled(self) -> bool:
+        """Return whether the reply is made of vectors: nothing is generated."""
+        return self in _POOLED
 
-_ID_PREFIXES = {Form.COMPLETION: "cmpl-", Form.CHAT: "chatcmpl-", Form.RESPONSE: "resp_", Form.MESSAGE: "msg_"}
+
+_ID_PREFIXES = {
+    Form.COMPLETION: "cmpl-",
+    Form.CHAT: "chatcmpl-",
+    Form.RESPONSE: "resp_",
+    Form.MESSAGE: "msg_",
+    Form.EMBEDDING: "embd-",
+    Form.POOLING: "pooling-",
+    Form.SCORE: "score-",
+    Form.RERANK: "rerank-",
+}
+_POOLED = frozenset((Form.EMBEDDING, Form.POOLING, Form.SCORE, Form.RERANK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +104,7 @@ class Ask:
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
     context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
+    pooling: Pooling | None = None  # the prompts become vectors, and nothing is generated; None: it is
 
     @property
     def num_choices(self) -> int:

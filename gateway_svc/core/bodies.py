@@ -65,3 +65,15 @@ def decode_messages(raw: list[msgspec.Raw], name: str = "messages") -> list[dict
         except RecursionError as error:
             raise invalid("the body is nested too deeply") from error
     return found
+
+
+def check_priority(given: int | None) -> int:
+    """The priority of a body; None: it says none.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it has more than 32 bits.
+    """
+    priority = given or 0
+    if not -(2**31) <= priority < 2**31:
+        raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")
+    return priority

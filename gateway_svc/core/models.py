@@ -7,6 +7,7 @@ from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
 from contract.domain.model_name import served_name
+from contract.domain.pooling import PLAIN_POOLING, PoolingFacts
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
 
 
@@ -27,6 +28,7 @@ class ModelFacts:
 
     defaults: GenerationDefaults
     chat: ChatFacts = UNKNOWN_CHAT
+    pooling: PoolingFacts = PLAIN_POOLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,18 @@ class Catalogue:
     models: tuple[ListedModel, ...] = ()
     told_defaults: GenerationDefaults | None = None  # None: no tokenizer has said them yet
     formats: ModelFormats = NO_FORMATS  # in which outputs of chats are read
+    told_pooling: PoolingFacts | None = None  # likewise
+
+    @property
+    def pooling(self) -> PoolingFacts:
+        """How prompts become vectors where a request does not say otherwise.
+
+        Raises:
+            PenstockError: UNAVAILABLE: nobody has said it yet.
+        """
+        if self.told_pooling is None:
+            raise _untold("how the model makes vectors")
+        return self.told_pooling
 
     @property
     def defaults(self) -> GenerationDefaults:
@@ -56,9 +70,7 @@ class Catalogue:
             PenstockError: UNAVAILABLE: nobody has said it yet.
         """
         if self.told_defaults is None:
-            raise PenstockError(
-                ErrorCode.UNAVAILABLE, "no tokenizer has said yet what the model's defaults are; send it again later"
-            )
+            raise _untold("what the model's defaults are")
         return self.told_defaults
 
     def find(self, name: str) -> ListedModel:
@@ -82,11 +94,15 @@ class Catalogue:
         )
 
 
+def _untold(what: str) -> PenstockError:
+    return PenstockError(ErrorCode.UNAVAILABLE, f"no tokenizer has said yet {what}; send it again later")
+
+
 def catalogue(
     names: tuple[str, ...],
     workers: Sequence[OfferedModel],
     started_s: int,
-    defaults: GenerationDefaults | None = None,
+    facts: ModelFacts | None = None,
     formats: ModelFormats = NO_FORMATS,
 ) -> Catalogue:
     """`workers` are what those that live have registered; several that serve one model: the least length."""
@@ -116,4 +132,6 @@ def catalogue(
             )
             for each in names
         ]
-    return Catalogue(tuple(models), defaults, formats)
+    if facts is None:
+        return Catalogue(tuple(models), formats=formats)
+    return Catalogue(tuple(models), facts.defaults, formats, facts.pooling)

@@ -1,6 +1,6 @@
 """OpenAI's request bodies, with vLLM's further sampling fields: JSON in, what to generate and how to answer out."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
@@ -12,10 +12,11 @@ from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, Generat
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.ask import Ask, DefaultsOf, Form
-from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
 from gateway_svc.core.chat_outputs import chat_output
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
 from gateway_svc.core.messages import parse_messages
+from gateway_svc.core.prompts import parse_prompts
 from gateway_svc.core.structured_outputs import FormFields, read_form
 from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.tools import ToolFields
@@ -24,10 +25,7 @@ from gateway_svc.core.unsupported import check_fields
 MAX_CHOICES = 1024  # prompts times n in one call
 MAX_STREAM_INTERVAL = 1024  # tokens that are held back at most
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI has it; a chat goes on until the context is full
-_U32 = 2**32
-_PART = 64 * 1024
 
-V = TypeVar("V")
 FormatsOf: TypeAlias = Callable[[str], ModelFormats]  # of a model, by the name that a body has for it
 
 
@@ -122,7 +120,7 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
         )
     if raw.echo and raw.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=raw.logprobs)
-    ask = _ask(Form.COMPLETION, raw, _prompts(raw.prompt), params, unsaid=unsaid)
+    ask = _ask(Form.COMPLETION, raw, parse_prompts(raw.prompt, "prompt", MAX_CHOICES), params, unsaid=unsaid)
     return replace(ask, echo=bool(raw.echo), without_output=without_output, ignored_fields=ignored)
 
 
@@ -190,15 +188,12 @@ def _ask(
         raise invalid(f"stream_interval must be in [1, {MAX_STREAM_INTERVAL}], got {interval}", "stream_interval")
     if raw.spaces_between_special_tokens is False and not params.skip_special_tokens:
         raise unimplemented("spaces_between_special_tokens", "text of special tokens without spaces between them")
-    priority = raw.priority or 0
-    if not -(2**31) <= priority < 2**31:
-        raise invalid(f"priority must be a 32-bit integer, got {priority}", "priority")
     return Ask(
         form=form,
         model=raw.model or "",
         prompts=prompts,
         params=params,
-        priority=priority,
+        priority=check_priority(raw.priority),
         stream=bool(raw.stream),
         include_usage=include_usage,
         continuous_usage=include_usage and continuous_usage,
@@ -254,42 +249,3 @@ def _num_chat_logprobs(raw: ChatBody) -> int | None:
     if not 0 <= num_top <= MAX_LOGPROBS:
         raise invalid(f"top_logprobs must be an integer in [0, {MAX_LOGPROBS}], got {num_top}", "top_logprobs")
     return num_top
-
-
-def _prompts(raw: str | list[str | int | list[int]] | None) -> tuple[Prompt, ...]:
-    """A text, texts, the ids of one prompt, or the ids of several."""
-    if raw is None:
-        raise invalid("prompt is missing", "prompt")
-    if isinstance(raw, str):
-        return (Prompt(text=raw),)
-    if not raw:
-        raise invalid("prompt must not be an empty list", "prompt")
-    if len(raw) > MAX_CHOICES and not isinstance(raw[0], int):
-        raise invalid(f"at most {MAX_CHOICES} prompts, got {len(raw)}", "prompt")
-    kinds = _kinds(raw)
-    if kinds == {str}:
-        return tuple(Prompt(text=text) for text in cast(list[str], raw))
-    if kinds == {int}:
-        return (Prompt(token_ids=_token_ids(cast(list[int], raw))),)
-    if kinds == {list}:
-        return tuple(Prompt(token_ids=_token_ids(ids)) for ids in cast(list[list[int]], raw))
-    raise invalid("prompt must be a string, strings, token ids, or lists of token ids, not a mixture", "prompt")
-
-
-def _kinds(raw: Sequence[object]) -> set[type]:
-    return {kind for part in _parts(raw) for kind in set(map(type, part))}
-
-
-def _parts(values: Sequence[V]) -> Iterator[Sequence[V]]:
-    """In parts: what is done to millions of values in one call lets no other thread run meanwhile."""
-    return (values[start : start + _PART] for start in range(0, len(values), _PART))
-
-
-def _token_ids(ids: list[int]) -> tuple[int, ...]:
-    if not ids:
-        raise invalid("a prompt must have at least one token id", "prompt")
-    least, most = min(map(min, _parts(ids))), max(map(max, _parts(ids)))
-    if least < 0 or most >= _U32:
-        wrong = least if least < 0 else most
-        raise invalid(f"token ids of prompt must be in [0, {_U32 - 1}], got {wrong}", "prompt")
-    return tuple(ids)

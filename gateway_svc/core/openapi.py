@@ -11,12 +11,15 @@ from contract.domain.api_keys import CONTROL_TOKEN_HEADER
 from contract.domain.errors import ERROR_KINDS
 from contract.domain.parameter import Integer, Kind, Number
 from contract.domain.params import PARAMETERS
+from contract.domain.request import ID_PREFIXES
 from gateway_svc.core import reply_schemas
 from gateway_svc.core.anthropic.fields import MESSAGE_BODY
 from gateway_svc.core.auth import API_KEY_HEADER
 from gateway_svc.core.event_ids import LAST_EVENT_ID
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.openai import CHAT_BODY, COMPLETION_BODY
+from gateway_svc.core.pooled.apis import RERANKS, SCORES
+from gateway_svc.core.pooled.fields import EmbeddingBody, RerankBody, ScoreBody
 from gateway_svc.core.responses.fields import RESPONSE_BODY
 from gateway_svc.core.vocabulary import DetokenizeBody, TokenizeBody
 
@@ -28,12 +31,16 @@ _REF = "#/components/schemas/{name}"
 # What structs are called in the description, where that is something else; and what in them must be given.
 _NAMES = {"_CompletionBody": "CompletionCall", "ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
 _NAMES |= {"TokenizeBody": "TokenizeCall", "DetokenizeBody": "DetokenizeCall"}
+_NAMES |= {"EmbeddingBody": "EmbeddingCall", "ScoreBody": "ScoreCall", "RerankBody": "RerankCall"}
 _NAMES |= {"_ResponseBody": "ResponseCall", "Reasoning": "ReasoningOptions", "_MessageBody": "MessageCall"}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "CompletionCall": {"prompt": "Once upon a time", "max_tokens": 16},
     "ChatCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_completion_tokens": 16},
     "TokenizeCall": {"messages": [{"role": "user", "content": "Hi!"}], "return_token_strs": True},
     "DetokenizeCall": {"tokens": [7, 42]},
+    "EmbeddingCall": {"input": ["Once upon a time", "Hi!"]},
+    "ScoreCall": {"text_1": "Who is there?", "text_2": ["A fox.", "It rains."]},
+    "RerankCall": {"query": "Who is there?", "documents": ["A fox.", "It rains."], "top_n": 1},
     "ResponseCall": {"input": "Hi!", "max_output_tokens": 16},
     "MessageCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 16},
 }
@@ -42,9 +49,11 @@ _REQUIRED = {
     "ChatCall": ["messages"],
     "DetokenizeCall": ["tokens"],
     "ResponseCall": ["input"],
+    "ScoreCall": ["text_1", "text_2"],
+    "RerankCall": ["query", "documents"],
     "MessageCall": ["messages", "max_tokens"],
 }
-_CHATS = ("ChatCall", "TokenizeCall")  # whose messages are a chat's
+_CHATS = ("ChatCall", "TokenizeCall", "EmbeddingCall")  # whose messages are a chat's
 _MESSAGE = {
     "title": "ChatMessage",
     "description": "A message; further keys go to the chat template.",
@@ -69,9 +78,10 @@ _MESSAGE = {
     "required": ["role", "content"],
 }
 _VISIBLE = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_CLIENT_ID_CHARS}
+_REQUEST_ID = f"^({'|'.join(ID_PREFIXES)})?([A-Za-z0-9._-]+-)?[0-9a-fA-F]{{32}}$"
 _PATHS = {
     "name": {"type": "string", "minLength": 1},
-    "request_id": {"type": "string", "pattern": "^(resp_|msg_)?([A-Za-z0-9._-]+-)?[0-9a-fA-F]{32}$"},
+    "request_id": {"type": "string", "pattern": _REQUEST_ID},
 }
 _SWITCH = {"type": "string", "enum": ["true", "false"]}
 _CLIENT_ID = ("X-Request-Id", _VISIBLE, "what the caller calls it: told with the reply and logged")
@@ -159,6 +169,15 @@ _OPERATIONS = (
         MESSAGE_BODY,
         _CALL_HEADERS,
         error=reply_schemas.MessageErrorReply,
+    ),
+    *(
+        _Operation(path, "POST", summary, {_JSON: reply}, _COMPUTED, body, _CALL_HEADERS)
+        for path, summary, reply, body in (
+            ("/v1/embeddings", "Vectors of texts, token ids or a chat", reply_schemas.EmbeddingsReply, EmbeddingBody),
+            ("/pooling", "The same, as vLLM tells it", reply_schemas.PoolingReply, EmbeddingBody),
+            *((path, "The likeness of texts", reply_schemas.ScoreReply, ScoreBody) for path in SCORES.paths),
+            *((path, "Documents by likeness", reply_schemas.RerankReply, RerankBody) for path in RERANKS.paths),
+        )
     ),
     _Operation(
         "/v1/messages/count_tokens",

@@ -9,7 +9,7 @@ from contract.domain.rows import TextRow
 from gateway_svc.core.event_ids import EventIds
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.parts import WHOLE, Moment, Part, Parts, Step, number_at
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import ReplyHead, encode
 from gateway_svc.core.streams import DeliveredSequence, merge
 
@@ -70,7 +70,7 @@ class PartReply:
         self._writer = writer_of(head, self._parts)
         self._rows: list[TextRow] = []
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
         """Implement `api.PlainReply`: these APIs have no word for it."""
 
     def add(self, choice: int, row: TextRow) -> None:  # noqa: ARG002  (there is one)
@@ -107,7 +107,7 @@ class PartEvents:
         """Implement `api.EventFormat`."""
         self._writer.learn(num_prompt_tokens)
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
         """Implement `api.EventFormat`: these APIs have no word for it."""
 
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 from contract.domain.finish import Usage
 from contract.domain.rows import TextRow
 from gateway_svc.core.apis import api_of
-from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import error_fields
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import error_of
 
 
 def request_fields(
-    form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]], prompts: Sequence[SpelledPrompt] = ()
+    form: ReplyForm, state: str, rows: Sequence[Sequence[TextRow]], prompts: Sequence[PromptOutput] = ()
 ) -> dict[str, Any]:
     """The body of a request's page.
 
@@ -21,7 +21,7 @@ def request_fields(
         form: of its call.
         state: where it is.
         rows: of each request of the call that has ended, the whole of each sample.
-        prompts: the logprobs of their prompts, if they are told.
+        prompts: what was computed of their prompts, if it is told.
     """
     head = form.head
     fields = {"id": head.call_id, "object": "request", "created": head.created_s, "model": head.model, "state": state}
@@ -31,8 +31,8 @@ def request_fields(
     if len(rows) < len(form.request_ids):
         return fields | {"reply": None, "error": None}
     reply = api_of(form.form).reply(head)
-    for prompt, logprobs in enumerate(prompts):
-        reply.learn_prompt(range(prompt * form.n, (prompt + 1) * form.n), logprobs)
+    for prompt, output in enumerate(prompts):
+        reply.learn_prompt(range(prompt * form.n, (prompt + 1) * form.n), output)
     for prompt, request in enumerate(rows):
         for row in request:
             reply.add(prompt * form.n + row.sequence, row)

@@ -13,6 +13,7 @@ from gateway_svc.core.ask import Form
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.logprobs import chat_logprobs, completion_logprobs
 from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.streams import merge
 from gateway_svc.core.told import FINISH_REASONS, ToldChoice
 
@@ -94,9 +95,10 @@ class Reply:
         self._prompts: dict[int, SpelledPrompt] = {}  # by choice
         self._rows: list[list[TextRow]] = [[] for _ in range(head.num_choices)]
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
         """The prompt of these choices has these logprobs."""
-        self._prompts |= dict.fromkeys(choices, logprobs)
+        if isinstance(output, SpelledPrompt):
+            self._prompts |= dict.fromkeys(choices, output)
 
     def add(self, choice: int, row: TextRow) -> None:
         """Takes the next row of a choice."""

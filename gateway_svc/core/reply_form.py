@@ -47,9 +47,9 @@ class ReplyForm:
         return len(self.request_ids) * self.n
 
     @property
-    def needs_prompt_logprobs(self) -> bool:
-        """Return whether the reply tells logprobs of its prompts."""
-        return self.wants_prompt_logprobs or self.echoes_logprobs
+    def needs_prompt_outputs(self) -> bool:
+        """Return whether the reply tells logprobs of its prompts, or their vectors."""
+        return self.wants_prompt_logprobs or self.echoes_logprobs or self.form.is_pooled
 
     @property
     def of_another(self) -> "ReplyForm":

@@ -50,6 +50,80 @@ class CompletionReply(msgspec.Struct):
     usage: UsageFields
 
 
+class Embedding(msgspec.Struct):
+    """A vector: numbers, or their little-endian f32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsReply(msgspec.Struct):
+    """The answer to a call for embeddings."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: UsageFields
+
+
+class PooledData(msgspec.Struct):
+    """A vector, likewise."""
+
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PoolingReply(msgspec.Struct):
+    """The answer to a call for pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PooledData]
+    usage: UsageFields
+
+
+class Score(msgspec.Struct):
+    """The likeness of two texts, -1 to 1."""
+
+    object: Literal["score"]
+    index: int
+    score: float
+
+
+class ScoreReply(msgspec.Struct):
+    """The answer to a call for scores."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: UsageFields
+
+
+class RankedDocument(msgspec.Struct):
+    """A document, and its likeness to the query, -1 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankReply(msgspec.Struct):
+    """The answer to a call for a ranking: the likest first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: UsageFields
+
+
 class AssistantMessage(msgspec.Struct):
     """The words of a model."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
+from contract.domain.pooling import PoolingFacts
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.models import Catalogue, ListedModel
 
@@ -60,6 +61,14 @@ class Routes:
             PenstockError: as `find`.
         """
         return self.find(name).catalogue.formats
+
+    def pooling(self, name: str) -> PoolingFacts:
+        """How prompts become vectors by a model of this name where a request does not say otherwise.
+
+        Raises:
+            PenstockError: as `defaults`.
+        """
+        return self.find(name).catalogue.pooling
 
     @property
     def models(self) -> list[tuple[ListedModel, Offer]]:

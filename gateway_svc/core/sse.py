@@ -9,6 +9,7 @@ from contract.domain.rows import TextRow
 from gateway_svc.core.ask import Form
 from gateway_svc.core.event_ids import MAX_CHOICES_WITH_IDS, EventIds
 from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import ReplyHead, encode, error_fields, finish_fields, usage_fields
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.told import ToldChoice
@@ -67,9 +68,10 @@ class SseFormat:
         for choice in choices:
             self._num_prompt_tokens[choice] = num_prompt_tokens
 
-    def learn_prompt(self, choices: Iterable[int], logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, choices: Iterable[int], output: PromptOutput) -> None:
         """The prompt of these choices has these logprobs: told with the first chunk of each."""
-        self._prompts |= {choice: logprobs for choice in choices if not self._has_opened[choice]}
+        if isinstance(output, SpelledPrompt):
+            self._prompts |= {choice: output for choice in choices if not self._has_opened[choice]}
 
     def learn_model(self, choices: Iterable[int], model_digest: bytes) -> None:
         """Choices of one request are answered by the model with this digest."""

@@ -17,6 +17,7 @@ class Outcome(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    POOLED = "pooled"  # nothing was to be generated
     CANCELLED = "cancelled"
     ERROR = "error"  # nobody's or the operator's fault
     REJECTED = "rejected"  # the caller's fault, or turned away

@@ -13,6 +13,8 @@ from contract.domain.finish import FinishReason
 from contract.domain.logprob_records import first_records, pack_records
 from contract.domain.rows import TextRow, TokenLogprob
 
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.POOLED)  # ends after which nothing is missing
+
 
 class Refusal(Enum):
     """The reason why a row is not taken."""
@@ -83,7 +85,7 @@ class ClientStream:
     @property
     def is_whole(self) -> bool:
         """Return whether the client has all of it, and no sample ended with an error."""
-        return all(state.finish in (FinishReason.STOP, FinishReason.LENGTH) for state in self.sequences)
+        return all(state.finish in WHOLE for state in self.sequences)
 
     def offsets(self) -> list[DeliveredSequence]:
         """From where the request's text is to go on, by sample; from its start where tokens are not known."""

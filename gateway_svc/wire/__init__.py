@@ -1,6 +1,14 @@
 """Protobuf to domain and back."""
 
-from gateway_svc.wire.clients import GrpcAsk, accepted_event, decode_generate, decode_offsets, deltas
+from gateway_svc.wire.clients import (
+    GrpcAsk,
+    accepted_event,
+    decode_embed,
+    decode_generate,
+    decode_offsets,
+    deltas,
+    embed_reply,
+)
 from gateway_svc.wire.operations import (
     count_sessions,
     decode_worker,
@@ -9,7 +17,7 @@ from gateway_svc.wire.operations import (
     takes_priorities,
     told_facts,
 )
-from gateway_svc.wire.prompt_logprobs import decode_prompt_logprobs, prompt_events
+from gateway_svc.wire.prompt_outputs import decode_prompt_logprobs, decode_prompt_vector, prompt_events
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
 from gateway_svc.wire.requests import asked_digest, count_prompt_tokens, encode_header, encode_prompt, encode_request
 from gateway_svc.wire.text import (
@@ -39,16 +47,19 @@ __all__ = [
     "asked_digest",
     "count_prompt_tokens",
     "count_sessions",
+    "decode_embed",
     "decode_finished",
     "decode_finished_timeline",
     "decode_generate",
     "decode_offsets",
     "decode_prompt_logprobs",
+    "decode_prompt_vector",
     "decode_reply_form",
     "decode_text",
     "decode_worker",
     "deltas",
     "detokenize_question",
+    "embed_reply",
     "encode_header",
     "encode_offsets",
     "encode_prompt",

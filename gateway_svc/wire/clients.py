@@ -7,19 +7,21 @@ import msgspec
 
 from contract.domain import chain
 from contract.domain.errors import invalid
-from contract.domain.finish import FinishReason
+from contract.domain.finish import FinishReason, Usage
 from contract.domain.generation_defaults import OPENAI_DEFAULTS
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling, PoolingKind, PoolingParams
 from contract.domain.request import Message, Prompt, check_cache_salt
 from contract.domain.rows import TextRow
-from contract.v1 import inference_pb2, requests_pb2
+from contract.v1 import common_pb2, inference_pb2, requests_pb2
 from contract.wire.deltas import encode_delta
 from contract.wire.generation_defaults import unsaid
 from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
-from gateway_svc.core.ask import DefaultsOf, Form
+from gateway_svc.core.ask import DefaultsOf, Form, Models
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
 from gateway_svc.core.openai import MAX_STREAM_INTERVAL
+from gateway_svc.core.prompt_outputs import PromptVector
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
 
@@ -32,7 +34,7 @@ _ENDS = {int(each): each for each in (FinishReason.UNSPECIFIED, FinishReason.STO
 
 @dataclass(frozen=True, slots=True)
 class GrpcAsk:
-    """A checked `Generate` call."""
+    """A checked `Generate` or `Embed` call."""
 
     model: str  # empty: the one that is served
     prompt: Prompt
@@ -44,10 +46,13 @@ class GrpcAsk:
     stream_interval: int = 0  # tokens of a delta; 0: as they come
     returns_prompt_ids: bool = False
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
+    pooling: Pooling | None = None  # of an `Embed` call
 
     @property
     def form(self) -> Form:
         """As what it is told over HTTP, if its client goes on there."""
+        if self.pooling is not None:
+            return Form.EMBEDDING
         return Form.COMPLETION if self.prompt.messages is None else Form.CHAT
 
 
@@ -76,6 +81,51 @@ def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lam
     )
 
 
+def decode_embed(call: inference_pb2.EmbedCall, models: Models) -> GrpcAsk:
+    """The prompt of a gRPC client that becomes a vector.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field; what `models` raises.
+    """
+    key = call.idempotency_key
+    wanted = PoolingParams(
+        pooling_type=_kind_name(call.kind) if call.kind else None,
+        normalize=call.normalize if call.HasField("normalize") else None,
+        dimensions=call.dimensions or None,
+    )
+    truncation = call.truncate_prompt_tokens if call.HasField("truncate_prompt_tokens") else None
+    return GrpcAsk(
+        call.model,
+        _prompt(call),
+        SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=truncation),
+        call.priority,
+        idempotency_key=check_key(key) if key else None,
+        cache_salt=check_cache_salt(call.cache_salt) if call.cache_salt else "",
+        pooling=models.pooling(call.model).pooling(wanted),
+    )
+
+
+def _kind_name(number: int) -> str:
+    """The name of a kind of pooling; its number, where there is none."""
+    return PoolingKind(number).name if number in PoolingKind.__members__.values() else str(number)
+
+
+def embed_reply(form: ReplyForm, row: TextRow, vector: PromptVector) -> inference_pb2.EmbedReply:
+    """The answer to an `Embed` call, whose request ended with this row."""
+    usage = row.usage or Usage()
+    return inference_pb2.EmbedReply(
+        request_id=form.shown_id,
+        model=form.model,
+        values=vector.values.astype("<f4", copy=False).tobytes(),
+        usage=common_pb2.Usage(
+            prompt_tokens=usage.num_prompt_tokens,
+            output_tokens=usage.num_output_tokens,
+            cached_tokens=usage.num_cached_tokens,
+        ),
+        system_fingerprint=row.model_digest.hex(),
+    )
+
+
 def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[DeliveredSequence]:
     """Read what a gRPC client says it has of each choice of a call.
 
@@ -96,7 +146,7 @@ def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[Del
     return have
 
 
-def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
+def _prompt(message: requests_pb2.GenerateRequest | inference_pb2.EmbedCall) -> Prompt:
     form = message.WhichOneof("prompt")
     if form is None:
         raise invalid("a request needs a prompt: text, token_ids or messages", "prompt")

@@ -7,9 +7,11 @@ from contextlib import suppress
 from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.pooling import PLAIN_POOLING
 from contract.v1 import results_pb2, status_pb2
 from contract.wire.chat_facts import decode_chat_facts
 from contract.wire.generation_defaults import decode_defaults
+from contract.wire.pooling import decode_facts
 from gateway_svc.core.models import ModelFacts, OfferedModel
 from gateway_svc.core.stats import PoolLoad
 from gateway_svc.pipeline import PipelineReading
@@ -73,10 +75,13 @@ def told_facts(sessions: Iterable[SessionInfo]) -> ModelFacts | None:
     """The facts that living tokenizers tell of their model; None: nobody tells them now."""
     for session in sessions:
         if session.kind is SessionKind.TOKENIZER and session.alive:
-            with suppress(DecodeError, PenstockError):  # of a version that speaks otherwise
+            with suppress(DecodeError, PenstockError, PoisonMessageError):  # of a version that speaks otherwise
                 status = status_pb2.ServiceStatus.FromString(session.status)
                 if status.HasField("generation_defaults"):
-                    return ModelFacts(decode_defaults(status.generation_defaults), decode_chat_facts(status.chat))
+                    pooling = decode_facts(status.pooling) if status.HasField("pooling") else PLAIN_POOLING
+                    return ModelFacts(
+                        decode_defaults(status.generation_defaults), decode_chat_facts(status.chat), pooling
+                    )
     return None
 
 

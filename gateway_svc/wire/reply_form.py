@@ -16,6 +16,10 @@ _KINDS = {
     Form.CHAT: requests_pb2.REPLY_KIND_CHAT,
     Form.RESPONSE: requests_pb2.REPLY_KIND_RESPONSE,
     Form.MESSAGE: requests_pb2.REPLY_KIND_MESSAGE,
+    Form.EMBEDDING: requests_pb2.REPLY_KIND_EMBEDDING,
+    Form.POOLING: requests_pb2.REPLY_KIND_POOLING,
+    Form.SCORE: requests_pb2.REPLY_KIND_SCORE,
+    Form.RERANK: requests_pb2.REPLY_KIND_RERANK,
 }
 _FORMS = {kind: form for form, kind in _KINDS.items()}
 

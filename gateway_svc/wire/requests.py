@@ -12,6 +12,7 @@ from contract.domain.request import Header, Prompt, Request
 from contract.v1 import requests_pb2
 from contract.wire import requests
 from contract.wire.generation_defaults import clear_unsaid
+from contract.wire.pooling import encode_pooling
 
 _json = msgspec.json.Encoder()
 
@@ -58,7 +59,11 @@ def _encode_rest(request: Request) -> bytes:
     """All but the parameters and the prompt; but of a chat that it is one."""
     header = request.header
     message = requests_pb2.GenerateRequest(
-        model=request.model, priority=header.priority, seed=header.seed, cache_salt=request.cache_salt
+        model=request.model,
+        priority=header.priority,
+        seed=header.seed,
+        cache_salt=request.cache_salt,
+        pooling=encode_pooling(request.pooling),
     )
     if request.prompt.messages is not None:
         message.messages.SetInParent()

@@ -3,6 +3,16 @@
 from penstock.client.asynchronous import AsyncClient
 from penstock.client.synchronous import Client
 from penstock.client.tls import ClientTls
-from penstock.client.wire import Accepted, Delta, Generation, PromptPart, ServedModel
+from penstock.client.wire import Accepted, Delta, Embedding, Generation, PromptPart, ServedModel
 
-__all__ = ["Accepted", "AsyncClient", "Client", "ClientTls", "Delta", "Generation", "PromptPart", "ServedModel"]
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "Client",
+    "ClientTls",
+    "Delta",
+    "Embedding",
+    "Generation",
+    "PromptPart",
+    "ServedModel",
+]

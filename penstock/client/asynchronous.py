@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
+from contract.domain.pooling import PoolingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
@@ -17,13 +18,16 @@ from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
     Chat,
+    Embedding,
     Event,
     Generation,
     ParamsLike,
     ServedModel,
     call_metadata,
+    decode_embedding,
     decode_error,
     encode_call,
+    encode_embed,
     full_params,
     target,
 )
@@ -124,6 +128,28 @@ class AsyncClient:
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
+
+    async def embed(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: PoolingParams | None = None,
+        *,
+        messages: Chat | None = None,
+        model: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Embedding:
+        """As `Client.embed`."""
+        call = encode_embed(
+            prompt, messages, params, model, priority, idempotency_key=idempotency_key, cache_salt=cache_salt
+        )
+        try:
+            reply = await self._inference.Embed(call, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
+        return decode_embedding(reply)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancels a request; False: there is no such request."""

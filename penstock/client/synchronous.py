@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from contract.domain.pooling import PoolingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
@@ -15,13 +16,16 @@ from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Accepted,
     Chat,
+    Embedding,
     Event,
     Generation,
     ParamsLike,
     ServedModel,
     call_metadata,
+    decode_embedding,
     decode_error,
     encode_call,
+    encode_embed,
     full_params,
     target,
 )
@@ -159,6 +163,43 @@ class Client:
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
+
+    def embed(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        params: PoolingParams | None = None,
+        *,
+        messages: Chat | None = None,
+        model: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> Embedding:
+        """Makes a vector of one prompt.
+
+        Args:
+            prompt: text, or token ids; or else
+            messages: a chat, each message with a `role` and a text as `content`.
+            params: how; None: as the checkpoint says, else the last hidden state of length 1.
+            model: empty: the one that is served.
+            priority: lower is served first.
+            timeout_s: the request's deadline; the pipeline gives it up then.
+            idempotency_key: 1 to 255 visible ASCII characters; a request of the same tenant with the same key is the
+                same request, so that a call that broke may be made again.
+            cache_salt: 1 to 255 bytes; cached prefixes of requests with the same salt are found, and no others.
+
+        Raises:
+            PenstockError: the request is wrong, was refused, or failed.
+        """
+        call = encode_embed(
+            prompt, messages, params, model, priority, idempotency_key=idempotency_key, cache_salt=cache_salt
+        )
+        try:
+            reply = self._inference.Embed(call, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
+        return decode_embedding(reply)
 
     def cancel(self, request_id: str) -> bool:
         """Cancels a request; False: there is no such request."""

@@ -71,7 +71,8 @@ def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None
     assert 0 <= num_computed < num_tokens, f"{name} has computed {num_computed} of {num_tokens} tokens"
     assert worker.at_tip[slot] == (sequence not in worker.prefilling), f"{name} is and is not at its tip"
     assert num_tokens - num_computed == 1 or not worker.at_tip[slot], f"{name} is not at its tip"
-    assert num_tokens <= int(worker.max_num_tokens[slot]) <= worker.limits.capacity, f"{name} is planned beyond its end"
+    most = int(worker.max_num_tokens[slot])
+    assert num_tokens - sequence.is_pooled <= most <= worker.limits.capacity, f"{name} is planned beyond its end"
     assert int(worker.capacity[slot]) == len(sequence.blocks) * size, f"{name} has lost count of its blocks"
     assert num_computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
     for index in range(num_computed // size, len(sequence.blocks)):

@@ -38,6 +38,7 @@ class PlanDraft:
                 request_id=request.request_id,
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
                 prompt_logprobs=sequence.gives_prompt_logprobs,
+                pooling=request.queued.pooling,
             )
         )
 

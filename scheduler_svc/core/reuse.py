@@ -11,10 +11,10 @@ _MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has m
 def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -> Reused:
     """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
 
-    The last known token is always computed, since its logits give the next one; and all of them where the prompt's
-    logprobs are asked for.
+    The last known token is always computed, since its hidden state gives the next one, or a vector; and all of them
+    where the prompt's logprobs are asked for, or a vector of all its hidden states.
     """
-    if sequence.computes_prompt_logprobs:
+    if sequence.computes_whole_prompt:
         return Reused([], 0)
     size = worker.limits.block_size
     found: list[int] = []

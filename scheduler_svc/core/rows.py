@@ -100,7 +100,8 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
     if sequence.output:
         return SequenceEnd(sequence, FinishReason.LENGTH)
     capacity = max(worker.limits.capacity for worker in able)
-    why = f"the prompt has {sequence.num_tokens} and must leave room for one of output"
+    room = "" if sequence.is_pooled else " and must leave room for one of output"
+    why = f"the prompt has {sequence.num_tokens}{room}"
     return SequenceEnd(sequence, FinishReason.ERROR, RequestError.of(context_exceeded(capacity, why, "prompt")))
 
 
@@ -139,13 +140,16 @@ def with_ends(rows: TokenRows, ends: TokenRows) -> TokenRows:
 
 def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:
     """The log's rows of a result: `valid` bool[rows] are those whose sequence still runs; a row is cut after the
-    token that ends its sequence. Advances tokens, chains and received counts; returns the rows and their slots."""
+    token that ends its sequence; that of a pooled prompt has none and ends it. Advances tokens, chains and received
+    counts; returns the rows and their slots."""
     offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
-    (rows,) = (valid & (result.counts > 0)).nonzero()
+    pooled = worker.is_pooled[result.slots.astype(np.int64)]
+    (rows,) = (valid & ((result.counts > 0) | pooled)).nonzero()
     slots, offsets = result.slots[rows].astype(np.int64), offsets[rows]
     positions = worker.num_received_tokens[slots] - worker.num_prompt_tokens[slots]
     chains = worker.chains[slots]
     counts, finishes = _extend(worker, slots, offsets, result.counts[rows], result.token_ids)
+    finishes[pooled[rows]] = FinishReason.POOLED
     token_ids, logprobs = result.token_ids, result.logprobs
     num_tokens = int(counts.sum())
     if num_tokens != len(token_ids):
@@ -179,7 +183,8 @@ def _extend(worker: WorkerState, slots: I64, offsets: I64, counts: U32, token_id
     """
     taken = np.zeros(len(slots), np.int64)
     finishes = np.zeros(len(slots), np.uint8)
-    active, here, depth = np.arange(len(slots)), slots, 0
+    (active,) = counts.nonzero()  # a pooled prompt has none
+    here, depth = slots[active], 0
     while len(active):
         tokens = token_ids[offsets[active] + depth]
         for slot, token_id in zip(here.tolist(), tokens.tolist(), strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 from contract.domain import chain
 from contract.domain.params import Sampling, Stopping
 from contract.domain.plan import U32
+from contract.domain.pooling import Pooling
 from contract.domain.timeline import StartReason
 from scheduler_svc.core.blocks import extend_hashes, root_hash
 
@@ -35,6 +36,7 @@ class QueuedRequest:
     model_digest: bytes | None = None  # of the model that generated it; None: nothing was, or it is not known
     num_strikes: int = 0  # workers that died while they computed it, as far as they count
     struck_at: int = 0  # output tokens that it had when the last of them died
+    pooling: Pooling | None = None  # its prompt becomes a vector, and nothing is generated; None: it is
 
     @property
     def all_stop_ids(self) -> tuple[int, ...]:
@@ -141,6 +143,17 @@ class SequenceState:
         if not self.request.needs_prompt_logprobs:
             return False
         return next(each for each in self.request.sequences if each.status is not Status.ENDED) is self
+
+    @property
+    def is_pooled(self) -> bool:
+        """Return whether it ends once its prompt is computed: nothing is generated."""
+        return self.request.queued.pooling is not None
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Return whether nothing of its prompt may be found computed: all of its hidden states count."""
+        pooling = self.request.queued.pooling
+        return self.computes_prompt_logprobs or (pooling is not None and pooling.needs_whole_prompt)
 
     @property
     def num_tokens(self) -> int:

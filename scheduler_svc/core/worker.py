@@ -95,6 +95,7 @@ class WorkerState:
     num_cached_tokens: I64 = field(init=False)  # prompt tokens found in the prefix cache, until a row has told
     placed_ns: I64 = field(init=False)  # when the occupant got the slot, Unix time, until a row has told; else 0
     num_untold: int = 0  # slots of which no row has
+    is_pooled: Mask = field(init=False)  # the occupant ends once its prompt is computed
     chains: npt.NDArray[np.uint64] = field(init=False)
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
     free_slots: list[int] = field(init=False)
@@ -112,7 +113,7 @@ class WorkerState:
         slots = self.limits.max_num_seqs
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
-        self.at_tip = np.zeros(slots, np.bool_)
+        self.at_tip, self.is_pooled = (np.zeros(slots, np.bool_) for _ in range(2))
         self.generation, self.capacity, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(3))
         self.num_tokens, self.num_computed_tokens, self.num_received_tokens = (
             np.zeros(slots, np.int64) for _ in range(3)
@@ -144,8 +145,9 @@ class WorkerState:
         return sequence.request.model_digest in (None, self.model_digest)
 
     def holds(self, sequence: SequenceState) -> bool:
-        """Return whether the worker could ever generate one more token of it."""
-        return sequence.num_tokens < self.limits.capacity and self.serves(sequence)
+        """Return whether the worker could ever generate one more token of it, or compute a prompt that is pooled."""
+        room = 0 if sequence.is_pooled else 1
+        return sequence.num_tokens + room <= self.limits.capacity and self.serves(sequence)
 
     def decoding(self) -> I64:
         """The slots that are at their tip and do not end there by count."""
@@ -181,6 +183,7 @@ class WorkerState:
         self.num_cached_tokens[slot] = 0
         self.placed_ns[slot] = now_ns
         self.num_untold += now_ns > 0
+        self.is_pooled[slot] = sequence.is_pooled
         self.chains[slot] = sequence.chain
         stop_ids = request.stop_token_ids
         if len(stop_ids) > self.stops.shape[1]:

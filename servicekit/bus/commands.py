@@ -129,14 +129,14 @@ class Commands:
         add(c.Load, "load", lambda q: (q.sid.hex(), *q.request_ids), replies.loaded)
         self._add(c.Commit, self._commit, bool)
         add(
-            c.KeepPromptLogprobs,
-            "keep_prompt_logprobs",
-            lambda q: (q.request_id, k.prompt_logprobs(q.model_digest), q.logprobs),
+            c.KeepPromptOutput,
+            "keep_prompt_output",
+            lambda q: (q.request_id, k.prompt_output(q.model_digest), q.output),
             bool,
         )
         self._add(
-            c.ReadPromptLogprobs,
-            lambda q: (b"HGET", self._keys.request(q.request_id), k.prompt_logprobs(q.model_digest)),
+            c.ReadPromptOutput,
+            lambda q: (b"HGET", self._keys.request(q.request_id), k.prompt_output(q.model_digest)),
             lambda reply: reply,
         )
         add(

@@ -33,7 +33,8 @@ PROMPT = b"q"  # penstock.v1.GenerateRequest, its prompt alone
 # Fields of hashes that are also read without a function.
 STATUS = b"status"  # of a session: penstock.v1.ServiceStatus
 UNTOLD_TRACES = b"traces"  # of `untold`
-PROMPT_LOGPROBS = b"prompt_logprobs:"  # of a request, then a model's digest in hexadecimal: penstock.v1.PromptLogprobs
+# Of a request, then a model's digest in hexadecimal: penstock.v1.PromptLogprobs, or PromptVector of a pooled one.
+PROMPT_OUTPUT = b"prompt_output:"
 
 # How many entries capped streams keep, approximately.
 STEPS_CAP = 128
@@ -51,9 +52,9 @@ MODEL_BYTES = 8  # of a model's digest
 MAX_DEAD_FIELDS = 32  # how many of a dead letter's own fields `claim` keeps
 
 
-def prompt_logprobs(model_digest: bytes) -> bytes:
-    """Field of a request: the logprobs of its prompt, by the model with this digest."""
-    return PROMPT_LOGPROBS + model_digest.hex().encode()
+def prompt_output(model_digest: bytes) -> bytes:
+    """Field of a request: its prompt's logprobs or vector, by the model with this digest."""
+    return PROMPT_OUTPUT + model_digest.hex().encode()
 
 
 class Names:

@@ -18,6 +18,7 @@ class ModelFacts:
     vocab_size: int  # ids are below it
     eos_token_ids: tuple[int, ...]  # ascending
     context_length: int  # tokens, prompt and output together
+    hidden_size: int = 0  # dimensions of its hidden states; 0: not known
 
 
 def model_facts(
@@ -52,7 +53,14 @@ def model_facts(
         # An id that the model has no logit for cannot end anything.
         tuple(sorted({each for each in eos if each is not None and 0 <= each < vocab_size})),
         checkpoint.context_length(max_model_len),
+        hidden_size(checkpoint),
     )
+
+
+def hidden_size(checkpoint: Checkpoint) -> int:
+    """Dimensions of a model's hidden states; 0: its files do not say it."""
+    stated = checkpoint.text_field("hidden_size")
+    return stated if type(stated) is int and stated > 0 else 0
 
 
 def _stated_eos(checkpoint: Checkpoint, generation_config: Mapping[str, Any]) -> list[int | None]:

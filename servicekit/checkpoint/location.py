@@ -13,6 +13,8 @@ _TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 

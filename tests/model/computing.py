@@ -32,7 +32,7 @@ from servicekit.bus.calls import (
     Append,
     Commit,
     Entry,
-    KeepPromptLogprobs,
+    KeepPromptOutput,
     Leave,
     ListSessions,
     ListWorkers,
@@ -135,7 +135,7 @@ class WorkerProcess(Process):
             yield from self._publish(me, pool, plan)
 
     def _keep(self, me: WorkerState, pool: int, request_id: bytes) -> Move:
-        kept = KeepPromptLogprobs(request_id, self.model_digest, prompt_logprobs(self.model_digest))
+        kept = KeepPromptOutput(request_id, self.model_digest, prompt_logprobs(self.model_digest))
         _, changed = self.pool.call(pool, kept)
         return Move(f"{self.name}: keeps the logprobs of a prompt", me._replace(scores_prompt=False), changed)
 

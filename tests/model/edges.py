@@ -23,7 +23,7 @@ from servicekit.bus.calls import (
     Metered,
     Read,
     ReadGroup,
-    ReadPromptLogprobs,
+    ReadPromptOutput,
     Reclaim,
     SessionKind,
     Submit,
@@ -225,7 +225,7 @@ class Gateway(Process):
         """Whoever has tokens finds the logprobs of the prompt, by the model that sampled these."""
         models = {each for got in client.got for each in got.models} if asked.scores_prompt else set()
         for model_digest in models:
-            found, _ = self.pool.call(pool, ReadPromptLogprobs(asked.request_id, model_digest))
+            found, _ = self.pool.call(pool, ReadPromptOutput(asked.request_id, model_digest))
             if found != prompt_logprobs(model_digest):
                 return "a client has tokens, and its prompt has no logprobs"
         return ""

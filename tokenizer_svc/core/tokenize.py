@@ -9,7 +9,7 @@ import numpy as np
 
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
+from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from contract.texts.choice import Decoders
@@ -52,7 +52,7 @@ class PromptTokenizer:
         grammar = self._grammar(request)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(
-            request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request.params, clips)
+            request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request, clips)
         )
         stopping = self._resolve(request, len(token_ids), clips)
         return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
@@ -66,13 +66,15 @@ class PromptTokenizer:
                 raise
             raise invalid(f"{_TOOLS}: {error.message}", _TOOLS) from error
 
-    def _kept(self, params: SamplingParams, clips: bool) -> slice | None:
+    def _kept(self, request: Request, clips: bool) -> slice | None:
         """The part of a prompt's tokens that counts; None: all."""
+        params = request.params
         num = params.truncate_prompt_tokens
         if num is None:
             return None
         if num == _AS_FITS:
-            num = max(1, self.vocabulary.context_length - (1 if clips else params.max_tokens or 1))
+            room = 0 if request.pooling is not None else 1 if clips else params.max_tokens or 1
+            num = max(1, self.vocabulary.context_length - room)
         return slice(num) if params.truncation_side == "right" else slice(-num, None)
 
     def encode_prompt(self, prompt: Prompt, *, now_ns: int = 0, kept: slice | None = None) -> U32:
@@ -225,14 +227,17 @@ class PromptTokenizer:
 
     def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length
-        left = context - num_prompt_tokens
-        if left < 1:
+        left, is_pooled = context - num_prompt_tokens, request.pooling is not None
+        if left < (0 if is_pooled else 1):
+            room = "" if is_pooled else " and must leave room for one of output"
             raise context_exceeded(
                 context,
-                f"the prompt has {num_prompt_tokens} tokens and must leave room for one of output",
+                f"the prompt has {num_prompt_tokens} tokens{room}",
                 "messages" if request.prompt.messages is not None else "prompt",
             )
         stopping = request.params.stopping
+        if is_pooled:  # nothing is generated
+            return stopping
         if clips and stopping.max_tokens is not None:
             stopping = replace(stopping, max_tokens=min(stopping.max_tokens, left))
         for name, wanted in (("max_tokens", stopping.max_tokens or 1), ("min_tokens", stopping.min_tokens)):

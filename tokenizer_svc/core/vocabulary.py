@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
+from contract.domain.pooling import PLAIN_POOLING, PoolingFacts
 from tokenizer_svc.core.chat import ChatTemplates
 
 
@@ -24,4 +25,5 @@ class Vocabulary:
     defaults: GenerationDefaults = OPENAI_DEFAULTS  # what holds where a request does not say otherwise
     grammar_tokens: Callable[[], LLTokenizer] | None = None  # what grammars of outputs are made of; None: none are
     facts: ChatFacts = UNKNOWN_CHAT  # the form of its outputs
+    pooling: PoolingFacts = PLAIN_POOLING  # how prompts become vectors where a request does not say otherwise
     defaults_not_done: tuple[str, ...] = ()  # what the model's makers wish beside them, and nothing here does

@@ -19,7 +19,7 @@ class Batch:
     query_lens: I64  # [seqs]
     query_starts: I64  # [seqs + 1]: where each sequence's tokens begin, and the end
     context_lens: I64  # [seqs]: tokens with KV once the step is done
-    samples: I64  # [samples]: the sequences of the batch that sample their next token
+    samples: I64  # [samples]: the sequences of the batch that sample their next token; none whose prompt is pooled
     sample_positions: I64  # [samples]: index of the sampled token in its sequence
 
     @property
@@ -76,7 +76,7 @@ def build_batch(
         rows, query_lens, context_lens, known = (column[order] for column in (rows, query_lens, context_lens, known))
     query_starts = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(query_lens, out=query_starts[1:])
-    (samples,) = (context_lens == known).nonzero()
+    (samples,) = ((context_lens == known) & ~state.is_pooled[rows]).nonzero()
     return Batch(
         slots=rows,
         query_lens=query_lens,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import AttentionKind, StepAttention
 from worker_svc.core.layers.embedding import VocabParallelEmbedding
+from worker_svc.core.layers.fusion import operand
 from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
@@ -80,6 +81,12 @@ class CausalLM:
         for sublayer in self._layers[-1]:
             hidden = sublayer(hidden, attention, rows)
         return hidden
+
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size] of `forward` -> f32[rows, hidden_size], as transformers' last hidden state."""
+        x, norm = operand(self._norm(hidden.float()))
+        normalized = x if norm is None else norm.normalize(x)
+        return normalized if self.spec.logits_scale == 1.0 else normalized / self.spec.logits_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size] of `forward` -> [rows, vocab_size], the same on every rank."""

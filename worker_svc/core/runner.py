@@ -9,7 +9,7 @@ import torch
 from llguidance import LLTokenizer
 from torch import Tensor
 
-from contract.domain.plan import NO_TOKENS, U32, PromptLogprobs, StepPlan, StepResult
+from contract.domain.plan import F32, NO_TOKENS, U32, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.causal_lm import CausalLM
@@ -21,8 +21,10 @@ from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kv_cache import KVCache
+from worker_svc.core.prompt_hidden import sum_hidden
 from worker_svc.core.prompt_logits import compute_prompt_logprobs
 from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
+from worker_svc.core.prompt_vectors import SlotVectors, VectorRows
 from worker_svc.core.result_logprobs import pack_logprobs
 from worker_svc.core.sampler import Extras, Sampled, SamplerInput, chosen_logprobs, sample
 from worker_svc.core.slot_sampling import SlotSampling
@@ -34,22 +36,48 @@ _PROMPT_COLUMNS = 4  # see `compute_prompt_logprobs`
 
 
 @dataclass(frozen=True, slots=True)
+class _Prompts:
+    """What is asked of the hidden states of a step's prompts."""
+
+    logprobs: PromptRows | None
+    vectors: VectorRows | None
+
+    @property
+    def are_asked(self) -> bool:
+        """Return whether anything is."""
+        return self.logprobs is not None or self.vectors is not None
+
+    @property
+    def rows(self) -> I64:
+        """i64[n]: the batch's rows that count, those for logprobs before those for vectors."""
+        return np.concatenate([each.rows for each in (self.logprobs, self.vectors) if each is not None])
+
+    @property
+    def finished_slots(self) -> U32:
+        """The slots whose prompts are pooled now."""
+        return NO_TOKENS if self.vectors is None else self.vectors.finished_slots
+
+
+_NO_PROMPTS = _Prompts(None, None)
+
+
+@dataclass(frozen=True, slots=True)
 class _Sampling:
-    """The slots that sample in a step, as its result names them."""
+    """The slots that sample in a step, as its result names them, and after them those whose prompts are pooled."""
 
     slots: U32
     counts: U32
     num_logprobs: I64
     failures: Mapping[int, str]  # as in `StepResult`
     chosen: Mapping[int, I64]  # by row, as `SlotSampling.chosen` says: their values are the column after the others
-    prompts: PromptRows | None = None  # whose values are the last columns
+    prompts: _Prompts = _NO_PROMPTS  # whose values are the last columns
 
     @classmethod
-    def of(
-        cls, slots: I64, asked: SlotSampling, failures: Mapping[int, str], prompts: PromptRows | None
-    ) -> "_Sampling":
-        counts, num_logprobs = np.ones(len(slots), np.uint32), asked.num_logprobs(slots)
-        return cls(slots.astype(np.uint32), counts, num_logprobs, failures, asked.chosen(slots), prompts)
+    def of(cls, slots: I64, asked: SlotSampling, failures: Mapping[int, str], prompts: _Prompts) -> "_Sampling":
+        counts, num_logprobs, named = np.ones(len(slots), np.uint32), asked.num_logprobs(slots), slots.astype(np.uint32)
+        if len(pooled := prompts.finished_slots):
+            named, counts = np.concatenate((named, pooled)), np.concatenate((counts, np.zeros_like(pooled)))
+        return cls(named, counts, num_logprobs, failures, asked.chosen(slots), prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +105,13 @@ class PendingModelStep:
         except RuntimeError as error:
             raise DeviceError(self._step, error) from error
         sampling, columns = self._sampling, self._download.take()
+        asked = sampling.prompts
         prompts: Mapping[bytes, PromptLogprobs] = {}
-        if sampling.prompts is not None:
-            prompts, columns = sampling.prompts.complete(*columns[-_PROMPT_COLUMNS:]), columns[:-_PROMPT_COLUMNS]
+        vectors: Mapping[bytes, F32] = {}
+        if asked.vectors is not None:
+            vectors, columns = asked.vectors.complete(columns[-1].astype(np.float32, copy=False)), columns[:-1]
+        if asked.logprobs is not None:
+            prompts, columns = asked.logprobs.complete(*columns[-_PROMPT_COLUMNS:]), columns[:-_PROMPT_COLUMNS]
         return StepResult(
             step=self._step,
             slots=sampling.slots,
@@ -90,6 +122,7 @@ class PendingModelStep:
             idle_ns=idle_ns,
             failures=sampling.failures,
             prompts=prompts,
+            vectors=vectors,
         )
 
 
@@ -126,6 +159,7 @@ class ModelRunner:
         self._slots = DeviceSlots(self._host, self._device)
         self._grammars = DeviceGrammars(SlotGrammars(None, limits.vocab_size), self._device)
         self._prompts = SlotPrompts(limits.vocab_size)
+        self._vectors = SlotVectors()
         self._decoder = make_decoder(self._slots) if make_decoder is not None else None
         self._downloads = Downloads(self._device, limits.max_num_seqs)
         self._last_timing: StepTiming | None = None
@@ -188,7 +222,7 @@ class ModelRunner:
         batch = build_batch(plan.slots, plan.num_tokens, self._host, longest_first=self._decoder is not None)
         slots, positions, asked = batch.slots[batch.samples], batch.sample_positions, self._slots.sampling
         extras = asked.extras(slots, positions, self._device) if self._decoder is not None else None
-        prompts = self._prompts.take(batch)
+        prompts = _Prompts(self._prompts.take(batch), self._vectors.take(batch))
         outputs = self._outputs(batch, extras, prompts)
         failures = self._grammars.follow(slots, outputs[0]) if outputs else {}
         advance(batch, self._host)
@@ -196,7 +230,7 @@ class ModelRunner:
         has_grammars = self._grammars.holds(slots)
         if self._decoder is not None and batch.num_tokens > 0 and batch.only_decodes and not has_grammars:
             going_on = Continuation(plan, batch, self._host, asked.num_alike(slots, positions))
-            self._going_on = going_on, replace(sampling, prompts=None), extras
+            self._going_on = going_on, replace(sampling, prompts=_NO_PROMPTS), extras
         return outputs, sampling
 
     def _update_slots(self, plan: StepPlan) -> None:
@@ -205,14 +239,17 @@ class ModelRunner:
             host.clear()
             self._grammars.clear()
             self._prompts.clear()
+            self._vectors.clear()
         host.release(plan.released_slots)
         self._grammars.release(plan.released_slots)
         self._prompts.release(plan.released_slots)
+        self._vectors.release(plan.released_slots)
         # Most plans have none of these.
         if plan.admissions:
             for admission in plan.admissions:
                 host.admit(admission)
                 self._prompts.admit(admission)
+                self._vectors.admit(admission)
             slots.admit(plan.admissions)
             self._grammars.admit(plan.admissions)
         if len(plan.append_slots):
@@ -222,13 +259,13 @@ class ModelRunner:
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
 
-    def _outputs(self, batch: Batch, extras: Extras | None, prompts: PromptRows | None) -> list[Tensor]:
-        """The sampled tokens and, where asked for, their logprobs and those of prompts, on the device; the tokens are
-        in the histories.
+    def _outputs(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
+        """The sampled tokens and, where asked for, their logprobs, those of prompts and what vectors are made of, on
+        the device; the tokens are in the histories.
         """
         if batch.num_tokens == 0:
             return []
-        if prompts is not None:
+        if prompts.are_asked:
             return self._with_prompts(batch, extras, prompts)
         decoder, output = self._decoder, None
         if decoder is not None and not batch.only_decodes:
@@ -241,20 +278,30 @@ class ModelRunner:
             output = self._logits(batch, self._compute(batch))
         return [] if output is None else self._choose(batch, output, extras)
 
-    def _with_prompts(self, batch: Batch, extras: Extras | None, prompts: PromptRows) -> list[Tensor]:
-        """As `_outputs`, of a batch with prompts whose logprobs are asked for: operation by operation, since graphs
-        keep no hidden states but those of the last tokens.
+    def _with_prompts(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
+        """As `_outputs`, of a batch with prompts whose hidden states are asked for: operation by operation, since
+        graphs keep none but those of the last tokens.
         """
         self._slots.enter()
-        rows, token_ids = upload(self._device, prompts.rows, prompts.token_ids)
-        computed = self._compute(batch, rows)
+        computed = self._compute(batch, *upload(self._device, prompts.rows))
         output = self._logits(batch, computed)
         if output is None:
             chosen = [torch.empty(0, dtype=torch.int64, device=self._device)]
         else:
             chosen = self._choose(batch, output, extras)
-        hidden = computed.hidden[len(batch.samples) :]
-        return [*chosen, *compute_prompt_logprobs(self._model, hidden, token_ids, prompts.num_top)]
+        return [*chosen, *self._of_prompts(computed.hidden[len(batch.samples) :], prompts)]
+
+    def _of_prompts(self, hidden: Tensor, prompts: _Prompts) -> list[Tensor]:
+        """The columns that are made of hidden states [n, hidden_size] of `prompts.rows`."""
+        columns = []
+        if (asked := prompts.logprobs) is not None:
+            (token_ids,) = upload(self._device, asked.token_ids)
+            columns = compute_prompt_logprobs(self._model, hidden[: len(token_ids)], token_ids, asked.num_top)
+            hidden = hidden[len(token_ids) :]
+        if (pooled := prompts.vectors) is not None:
+            (owners,) = upload(self._device, pooled.owners)
+            columns.append(sum_hidden(self._model, hidden, owners, len(pooled.shares)))
+        return columns
 
     def _choose(self, batch: Batch, output: DecodeOutput, extras: Extras | None) -> list[Tensor]:
         """The tokens of the sequences that sample."""

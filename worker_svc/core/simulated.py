@@ -14,11 +14,13 @@ from llguidance import LLTokenizer
 from contract.domain import chain
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from contract.domain.pooling import Pooling, PoolingKind
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import WORD_BITS, SlotGrammars, allowed_ids
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, context_term
 from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
+from worker_svc.core.prompt_vectors import SlotVectors, VectorRows
 from worker_svc.core.script import Script, scripted
 from worker_svc.core.slots import F32, I64, HostSlots
 
@@ -26,6 +28,9 @@ U64 = npt.NDArray[np.uint64]
 _MASK = 2**64 - 1
 _NO_LOGPROBS = -1
 _FIRST_SLOT = np.zeros(1, np.int64)
+
+
+HIDDEN_SIZE = 64  # of a model that does not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class SimulatedConfig:
     min_tokens_per_step: int = 1  # a slot that samples gets a pseudo-random number of tokens between these two,
     max_tokens_per_step: int = 1  # as far as the plan lets it advance; the tokens themselves stay the same
     script: Script | None = None  # what it answers, unless a grammar forbids it; None: all tokens are drawn
+    hidden_size: int = HIDDEN_SIZE  # of its vectors
 
 
 class PendingSimulatedStep:
@@ -90,6 +96,9 @@ class SimulatedRunner:
         self._cache = PretendedCache(limits.num_blocks, limits.block_size)
         self._prompts = SlotPrompts(limits.vocab_size)
         self._prompt_rows: PromptRows | None = None  # of the step
+        self._pooled = SlotVectors()
+        self._vectors: Mapping[bytes, F32] = {}  # of the step
+        self._finished_slots = NO_TOKENS  # of the step: those whose prompts are pooled now
 
     @property
     def limits(self) -> Limits:
@@ -107,14 +116,15 @@ class SimulatedRunner:
         self._device_free_ns = start_ns + self._step_ns
         result = StepResult(
             step=plan.step,
-            slots=slots.astype(np.uint32),
-            counts=counts.astype(np.uint32),
+            slots=np.concatenate((slots.astype(np.uint32), self._finished_slots)),
+            counts=np.concatenate((counts.astype(np.uint32), np.zeros_like(self._finished_slots))),
             token_ids=token_ids,
             logprobs=self._logprobs(slots, counts, token_ids),
             step_ns=self._step_ns,
             idle_ns=start_ns - free_ns,
             failures=self._failures,
             prompts=_prompts(self._prompt_rows, self._limits.vocab_size),
+            vectors=self._vectors,
         )
         return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
 
@@ -139,10 +149,12 @@ class SimulatedRunner:
             state.clear()
             self._grammars.clear()
             self._prompts.clear()
+            self._pooled.clear()
             self._cache.poison_all()
         state.release(plan.released_slots)
         self._grammars.release(plan.released_slots)
         self._prompts.release(plan.released_slots)
+        self._pooled.release(plan.released_slots)
         for admission in plan.admissions:
             self._admit(admission)
         self._cache.poison(state.append(plan).blocks)
@@ -153,6 +165,7 @@ class SimulatedRunner:
         self._slots.admit(admission)
         self._grammars.remember(admission)
         self._prompts.admit(admission)
+        self._pooled.admit(admission)
         slot, sampling = admission.slot, admission.sampling
         self._tokens[slot, : len(admission.token_ids)] = admission.token_ids
         self._salts[slot] = _salt(sampling, admission.seed, self._config.model_seed)
@@ -183,6 +196,7 @@ class SimulatedRunner:
         batch = build_batch(slots, np.minimum(planned, behind), state)
         self._prompt_rows = self._prompts.take(batch)
         self._write(batch)
+        self._pool(batch, self._pooled.take(batch))
         sampling = batch.slots[batch.samples]
         if self._config.min_tokens_per_step == self._config.max_tokens_per_step == 1:
             return sampling, np.ones(len(sampling), np.int64), self._sample(sampling)
@@ -195,6 +209,19 @@ class SimulatedRunner:
             columns[going, index] = self._sample(sampling[going])
         state.num_computed[sampling[counts == 0]] -= 1
         return sampling, counts, columns[np.arange(columns.shape[1]) < counts[:, None]]
+
+    def _pool(self, batch: Batch, rows: VectorRows | None) -> None:
+        """Pool the prompts of a batch whose tokens are written: each hidden state follows from all tokens up to it."""
+        self._vectors, self._finished_slots = {}, NO_TOKENS
+        if rows is None:
+            return
+        tokens = tokens_of(batch, self._slots)
+        slots, num_tokens = tokens.slots[rows.rows], tokens.positions[rows.rows] + 1
+        num_blocks = int(num_tokens.max(initial=0)) // self._limits.block_size + 1
+        hashes = self._cache.context_hashes(self._slots.block_tables[slots, :num_blocks], num_tokens)
+        sums = np.zeros((len(rows.shares), self._config.hidden_size), np.float32)
+        np.add.at(sums, rows.owners, hidden_states(hashes, self._config.hidden_size, self._config.model_seed))
+        self._vectors, self._finished_slots = rows.complete(sums), rows.finished_slots
 
     def _write(self, batch: Batch) -> None:
         tokens = tokens_of(batch, self._slots)
@@ -251,6 +278,29 @@ def choose_allowed(drawn: int, words: npt.NDArray[np.int32], vocab_size: int) ->
     return int(allowed[drawn % len(allowed)])
 
 
+def hidden_states(hashes: U64, size: int, model_seed: int) -> F32:
+    """f32[n, size] in [-1, 1): the hidden states of tokens, by the hashes u64[n] of all tokens up to each."""
+    salted = hashes ^ np.uint64(_salt_of_model(model_seed))
+    drawn = chain.mix_columns(np.add.outer(salted, np.arange(1, size + 1, dtype=np.uint64)).ravel())
+    values: F32 = (drawn >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
+    return values.reshape(len(hashes), size)
+
+
+def expected_vector(
+    prompt_ids: Sequence[int], pooling: Pooling, *, size: int = HIDDEN_SIZE, model_seed: int = 0
+) -> F32:
+    """The vector f32[dimensions] of the simulated runner for one prompt, without slots or blocks: what tests compare
+    with.
+    """
+    terms = [context_term(token_id) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids)]
+    hashes = np.array([sum(terms[: end + 1]) & _MASK for end in range(len(terms))], np.uint64)
+    hidden = hidden_states(hashes, size, model_seed).astype(np.float64)
+    by_kind = {PoolingKind.LAST: hidden[-1], PoolingKind.MEAN: hidden.mean(axis=0), PoolingKind.CLS: hidden[0]}
+    vector = by_kind[pooling.kind][: pooling.dimensions or None]
+    scaled: F32 = (vector / np.linalg.norm(vector) if pooling.normalize else vector).astype(np.float32)
+    return scaled
+
+
 def expected_tokens(
     prompt_ids: Sequence[int],
     sampling: Sampling,
@@ -294,8 +344,12 @@ def _alone(prompt_ids: Sequence[int], sampling: Sampling, seed: int, limits: Lim
     )
 
 
+def _salt_of_model(model_seed: int) -> int:
+    return chain.mix(~model_seed & _MASK) if model_seed else 0
+
+
 def _salt(sampling: Sampling, seed: int, model_seed: int) -> int:
-    return (chain.mix(~model_seed & _MASK) if model_seed else 0) ^ (0 if sampling.is_greedy else chain.mix(seed))
+    return _salt_of_model(model_seed) ^ (0 if sampling.is_greedy else chain.mix(seed))
 
 
 def _choose(drawn: U64, limits: Limits, eos_every: int) -> U32:

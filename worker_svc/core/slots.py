@@ -33,6 +33,7 @@ class HostSlots:
     num_computed    i64[max_num_seqs]  tokens whose KV is written
     num_blocks      i64[max_num_seqs]  entries of the block table in use
     num_prompt      i64[max_num_seqs]  prompt tokens
+    is_pooled       bool[max_num_seqs] nothing is sampled: the prompt becomes a vector
     block_tables    i64[max_num_seqs, blocks of max_model_len + 1 tokens]
     """
 
@@ -46,6 +47,7 @@ class HostSlots:
         self.num_computed = np.zeros(limits.max_num_seqs, np.int64)
         self.num_blocks = np.zeros(limits.max_num_seqs, np.int64)
         self.num_prompt = np.zeros(limits.max_num_seqs, np.int64)
+        self.is_pooled = np.zeros(limits.max_num_seqs, np.bool_)
         self.block_tables = np.zeros((limits.max_num_seqs, self.max_blocks), np.int64)
 
     def clear(self) -> None:
@@ -78,6 +80,7 @@ class HostSlots:
         self.num_tokens[slot] = num_tokens
         self.num_computed[slot] = admission.num_computed_tokens
         self.num_prompt[slot] = admission.num_prompt_tokens
+        self.is_pooled[slot] = admission.pooling is not None
         self.num_blocks[slot] = num_blocks
         self.block_tables[slot, :num_blocks] = admission.block_ids
 

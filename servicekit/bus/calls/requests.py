@@ -125,21 +125,21 @@ class Reject(Call[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepPromptLogprobs(Call[bool]):
-    """Keeps the logprobs of a prompt with its request, for as long as that and its result are kept.
+class KeepPromptOutput(Call[bool]):
+    """Keeps what was computed of a prompt with its request, for as long as that and its result are kept.
 
-    The first that are told of a model stay. False: nothing was kept, as these are there or the request is not (any
+    The first that is told of a model stays. False: nothing was kept, as that is there or the request is not (any
     more).
     """
 
     request_id: bytes
-    model_digest: bytes  # of the model that computed them
-    logprobs: bytes  # penstock.v1.PromptLogprobs
+    model_digest: bytes  # of the model that computed it
+    output: bytes  # penstock.v1.PromptLogprobs, or penstock.v1.PromptVector of a request that is pooled
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPromptLogprobs(Call[bytes | None]):
-    """Reads what `KeepPromptLogprobs` kept of a model; None: nothing is there (any more)."""
+class ReadPromptOutput(Call[bytes | None]):
+    """Reads what `KeepPromptOutput` kept of a model; None: nothing is there (any more)."""
 
     request_id: bytes
     model_digest: bytes

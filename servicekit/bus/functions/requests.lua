@@ -383,7 +383,7 @@ local function commit(keys, args)
 end
 
 -- Beside the log, in the request's hash: they go with it. A request that is gone, or has ended, is nobody's any more.
-local function keep_prompt_logprobs(keys, args)
+local function keep_prompt_output(keys, args)
   local key = request_key(keys[1], args[1])
   local state = redis.call('HGET', key, 'state')
   if not state or state == 'ENDED' or redis.call('HEXISTS', key, args[2]) == 1 then

@@ -12,17 +12,17 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason, Usage
 from contract.domain.plan import Logprobs, PromptLogprobs
 from contract.domain.rows import TextRow, TokenLogprob
-from gateway_svc import prompt_logprobs as module
+from contract.wire.tokens import encode_prompt_logprobs
+from gateway_svc import prompt_outputs as module
 from gateway_svc.core.openai import Form, parse_chat, parse_completion
 from gateway_svc.core.prompt_logprobs import SpelledPrompt
 from gateway_svc.core.replies import Reply, ReplyHead, ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.sse import SseFormat
 from gateway_svc.core.streams import DeliveredSequence
-from gateway_svc.prompt_logprobs import PromptLogprobsSink, with_prompt_logprobs
-from gateway_svc.wire.prompt_logprobs import decode_prompt_logprobs, prompt_events
+from gateway_svc.prompt_outputs import PromptOutputsSink, with_prompt_outputs
+from gateway_svc.wire.prompt_outputs import decode_prompt_logprobs, prompt_events
 from penstock.client.wire import PromptPart, decode_event
-from worker_svc.wire import encode_prompt
 
 PIECES = {1: b"He", 5: b"\xe9", 6: b"\x9b\xaa", 7: b"!", 8: b"?"}
 
@@ -82,8 +82,8 @@ def test_what_is_no_text_takes_the_characters_that_it_is_shown_as() -> None:
 
 
 def test_grpc_clients_get_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway_svc.wire.prompt_logprobs._EVENT_TOKENS", 2)
-    told = SpelledPrompt(None, decode_prompt_logprobs(encode_prompt(prompt_of())), PIECES)
+    monkeypatch.setattr("gateway_svc.wire.prompt_outputs._EVENT_TOKENS", 2)
+    told = SpelledPrompt(None, decode_prompt_logprobs(encode_prompt_logprobs(prompt_of()).SerializeToString()), PIECES)
     events = [decode_event(each) for each in prompt_events(0, told)]
     assert [each.position for each in events if isinstance(each, PromptPart)] == [1, 3]
     entries = [entry for each in events if isinstance(each, PromptPart) for entry in each.logprobs]
@@ -94,7 +94,7 @@ def test_grpc_clients_get_parts_that_add_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_a_worker_did_not_write_is_an_error() -> None:
     with pytest.raises(PenstockError) as caught:
-        decode_prompt_logprobs(encode_prompt(prompt_of())[:-3])
+        decode_prompt_logprobs(encode_prompt_logprobs(prompt_of()).SerializeToString()[:-3])
     assert caught.value.code is ErrorCode.INTERNAL
 
 
@@ -249,10 +249,10 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.0)
 
 
-def run(store: Store, script: Callable[[PromptLogprobsSink], None], known: Sequence[bool] = (False,)) -> list[Any]:
+def run(store: Store, script: Callable[[PromptOutputsSink], None], known: Sequence[bool] = (False,)) -> list[Any]:
     async def go() -> list[Any]:
         kept = Kept()
-        sink = PromptLogprobsSink(kept, 1, store.read, known)
+        sink = PromptOutputsSink(kept, 1, store.read, known)
         script(sink)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -262,7 +262,7 @@ def run(store: Store, script: Callable[[PromptLogprobsSink], None], known: Seque
 
 
 def test_rows_wait_for_the_logprobs_of_their_prompt() -> None:
-    def script(sink: PromptLogprobsSink) -> None:
+    def script(sink: PromptOutputsSink) -> None:
         sink.learn_model(0, b"m")
         sink.take(0, row(1, "a"), 11)
         sink.take(0, row(2, "b", FinishReason.LENGTH), 12)
@@ -275,7 +275,7 @@ def test_rows_wait_for_the_logprobs_of_their_prompt() -> None:
 
 
 def test_each_prompt_waits_for_its_own_and_what_a_client_has_for_nothing() -> None:
-    def script(sink: PromptLogprobsSink) -> None:
+    def script(sink: PromptOutputsSink) -> None:
         for prompt in range(2):
             sink.take(prompt, row(prompt, "a"), 7)
 
@@ -285,14 +285,14 @@ def test_each_prompt_waits_for_its_own_and_what_a_client_has_for_nothing() -> No
 
 
 def test_what_is_missing_is_read_again_while_the_request_goes_on() -> None:
-    def script(sink: PromptLogprobsSink) -> None:
+    def script(sink: PromptOutputsSink) -> None:
         sink.take(0, row(1, "a"), 1)
 
     assert run(Store(False, False, True), script) == [("prompt", 0, 1), ("take", 0, "a", 1)]
 
 
 def test_what_is_lost_when_the_output_has_ended_is_told() -> None:
-    def script(sink: PromptLogprobsSink) -> None:
+    def script(sink: PromptOutputsSink) -> None:
         sink.take(0, row(1, "a", FinishReason.STOP), 1)
         sink.end([Usage()])
 
@@ -300,7 +300,7 @@ def test_what_is_lost_when_the_output_has_ended_is_told() -> None:
 
 
 def test_an_error_of_the_request_is_told_at_once_and_nothing_after_it() -> None:
-    def script(sink: PromptLogprobsSink) -> None:
+    def script(sink: PromptOutputsSink) -> None:
         sink.take(0, row(1, "a"), 1)
         sink.fail(PenstockError(ErrorCode.CANCELLED, "cancelled"))
         sink.take(0, row(2, "b"), 2)
@@ -311,10 +311,10 @@ def test_an_error_of_the_request_is_told_at_once_and_nothing_after_it() -> None:
 def test_only_calls_that_tell_them_wait() -> None:
     form = ReplyForm((b"r" * 16,), 2, Form.COMPLETION, "m", 0, 0, 0)
     kept, store = Kept(), Store()
-    assert with_prompt_logprobs(kept, form, store.read) is kept
+    assert with_prompt_outputs(kept, form, store.read) is kept
     asked = ReplyForm((b"r" * 16,), 2, Form.COMPLETION, "m", 0, 0, 0, wants_prompt_logprobs=True)
     begun = [DeliveredSequence(num_tokens=1), DeliveredSequence()]
     for have, known in ((None, False), (begun, False), ([begun[0]] * 2, True)):
-        sink = with_prompt_logprobs(kept, asked, store.read, have)
-        assert isinstance(sink, PromptLogprobsSink)
+        sink = with_prompt_outputs(kept, asked, store.read, have)
+        assert isinstance(sink, PromptOutputsSink)
         assert sink._known == [known]

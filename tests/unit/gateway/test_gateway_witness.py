@@ -27,7 +27,7 @@ from servicekit.bus.calls import (
     Attach,
     Cancel,
     Fetch,
-    KeepPromptLogprobs,
+    KeepPromptOutput,
     RequestState,
     Revalidate,
     StoredRequest,
@@ -279,7 +279,7 @@ def test_a_restarted_server_is_told_the_logprobs_of_a_prompt_after_its_request(h
     stream.accept(row([5], [], FinishReason.STOP if has_ended else FinishReason.UNSPECIFIED))
     if has_ended:
         witness.end(served)
-    served.prompt_logprobs = kept = KeepPromptLogprobs(ID, b"model---", b"logprobs")  # read a moment after the end
+    served.prompt_output = kept = KeepPromptOutput(ID, b"model---", b"logprobs")  # read a moment after the end
     submit, told = witness.restart_calls([] if has_ended else [served], b"new")
     assert isinstance(submit, Submit)
     assert told is kept

@@ -9,7 +9,7 @@ from memory_bus import MemoryBus
 from memory_connections import MemoryConnection
 
 from servicekit.bus import BusFull, BusUnavailable
-from servicekit.bus.calls import Call, Read, ReadPromptLogprobs, Submit
+from servicekit.bus.calls import Call, Read, ReadPromptOutput, Submit
 from servicekit.bus.keys import PAYLOAD
 from worker_svc import results
 from worker_svc.results import ResultStream
@@ -107,9 +107,9 @@ def test_logprobs_of_a_prompt_are_there_before_the_result_that_follows(bus: Flak
     stream = ResultStream(bus, "w", b"m" * 8, threading.Event())
     stream.append(b"0")
     bus.troubles = [trouble]
-    stream.keep(b"r" * 16, b"logprobs")
+    stream.keep({b"r" * 16: b"logprobs", b"s" * 16: b"of nobody"})
     assert appended(bus) == [b"0"]
-    assert MemoryConnection(bus).call(ReadPromptLogprobs(b"r" * 16, b"m" * 8)) == b"logprobs"
+    assert MemoryConnection(bus).call(ReadPromptOutput(b"r" * 16, b"m" * 8)) == b"logprobs"
     stream.append(b"1")
     stream.settle()
     assert list(dict.fromkeys(appended(bus))) == [b"0", b"1"]  # one may be there twice

@@ -1,4 +1,6 @@
-"""Logprobs of prompts on their way to clients: read beside the log when a prompt's first row comes, told before it."""
+"""The logprobs or vectors of prompts on their way to clients: read beside the log when a prompt's first row comes, and
+told before it.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,31 +11,36 @@ from contract.domain.rows import TextRow
 from gateway_svc import wire
 from gateway_svc.call import Sink
 from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, error_of
 from gateway_svc.delivery import Delivery
 from gateway_svc.large import off_loop
 from gateway_svc.outbox import RETRY_S
 from gateway_svc.vocabulary import Vocabulary
-from servicekit.bus.calls import KeepPromptLogprobs
+from servicekit.bus.calls import KeepPromptOutput
 
-PromptReader = Callable[[int, bytes], Awaitable[SpelledPrompt | None]]  # of a prompt of the call, by a model
+PromptReader = Callable[[int, bytes], Awaitable[PromptOutput | None]]  # of a prompt of the call, by a model
+
+_VECTOR_COST = 16  # bytes of anything else that take as long to be read as one of a vector: it becomes numbers
 
 
 def prompt_reader(delivery: Delivery, vocabulary: Vocabulary, form: ReplyForm) -> PromptReader:
-    """Reads the logprobs of a call's prompts; None: they are not there (any more).
+    """Reads what was computed of a call's prompts; None: it is not there (any more).
 
-    While a request is served, they are what its gateway knows of it: a server that lost them is told them again.
+    While a request is served, it is what its gateway knows of it: a server that lost it is told it again.
     """
 
-    async def read(prompt: int, model_digest: bytes) -> SpelledPrompt | None:
+    async def read(prompt: int, model_digest: bytes) -> PromptOutput | None:
         request_id = form.request_ids[prompt]
         served = delivery.find(request_id)
-        payload = await delivery.outbox.read_prompt_logprobs(request_id, model_digest)
+        payload = await delivery.outbox.read_prompt_output(request_id, model_digest)
         if payload is None:
             return None
         if served is not None:
-            served.prompt_logprobs = KeepPromptLogprobs(request_id, model_digest, payload)
+            served.prompt_output = KeepPromptOutput(request_id, model_digest, payload)
+        if form.form.is_pooled:
+            return await off_loop(len(payload) * _VECTOR_COST, wire.decode_prompt_vector, payload)
         found = await off_loop(len(payload), wire.decode_prompt_logprobs, payload)
         ids = form.prompts[prompt].token_ids if form.prompts else ()
         first = ids[0] if ids else None
@@ -44,26 +51,26 @@ def prompt_reader(delivery: Delivery, vocabulary: Vocabulary, form: ReplyForm) -
     return read
 
 
-def with_prompt_logprobs(
+def with_prompt_outputs(
     sink: Sink, form: ReplyForm, read: PromptReader, have: Sequence[DeliveredSequence] | None = None
 ) -> Sink:
-    """The sink of a call, told the logprobs of its prompts before their rows, if its client asked for them.
+    """The sink of a call, told what was computed of its prompts before their rows, if its client asked for it.
 
     Args:
         sink: of the call.
         form: how it is answered.
         read: gets them.
-        have: what the client has of each choice: those of a prompt all of whose choices have begun it has too.
+        have: what the client has of each choice: it has that of a prompt all of whose choices have begun.
     """
-    if not form.needs_prompt_logprobs:
+    if not form.needs_prompt_outputs:
         return sink
     begun = [bool(each.num_tokens or each.finish) for each in have] if have else [False] * form.num_choices
     known = [all(begun[prompt * form.n : (prompt + 1) * form.n]) for prompt in range(len(form.request_ids))]
-    return PromptLogprobsSink(sink, form.n, read, known)
+    return PromptOutputsSink(sink, form.n, read, known)
 
 
-async def read_prompts(read: PromptReader, form: ReplyForm, rows: Sequence[Sequence[TextRow]]) -> list[SpelledPrompt]:
-    """The logprobs of the prompts of a call whose requests have ended, as far as these have; none: nobody asked.
+async def read_prompts(read: PromptReader, form: ReplyForm, rows: Sequence[Sequence[TextRow]]) -> list[PromptOutput]:
+    """The outputs of the prompts of a call whose requests have ended, as far as these have; none: nobody asked.
 
     Args:
         read: gets them.
@@ -71,9 +78,9 @@ async def read_prompts(read: PromptReader, form: ReplyForm, rows: Sequence[Seque
         rows: of each request that has ended, the whole of each sample.
 
     Raises:
-        PenstockError: UNAVAILABLE: they are lost.
+        PenstockError: UNAVAILABLE: one is lost.
     """
-    if not form.needs_prompt_logprobs or len(rows) < len(form.request_ids):
+    if not form.needs_prompt_outputs or len(rows) < len(form.request_ids):
         return []
     if any(error_of(row) for request in rows for row in request):
         return []
@@ -81,12 +88,12 @@ async def read_prompts(read: PromptReader, form: ReplyForm, rows: Sequence[Seque
     found = await asyncio.gather(*(read(prompt, model) for prompt, model in enumerate(models)))
     told = [each for each in found if each is not None]
     if len(told) < len(found):
-        raise lost_prompt_logprobs()
+        raise lost_prompt_output()
     return told
 
 
-class PromptLogprobsSink:
-    """Holds the rows of a prompt until its logprobs are told. Lives in the gateway's event loop.
+class PromptOutputsSink:
+    """Holds the rows of a prompt until its logprobs or its vector are told. Lives in the gateway's event loop.
 
     They may be missing because the server lost them with its last writes: then whoever computes the request goes on
     with its prompt, and they are read again until it has ended.
@@ -117,9 +124,9 @@ class PromptLogprobsSink:
         self._models[prompt] = model_digest
         self._inner.learn_model(prompt, model_digest)
 
-    def learn_prompt(self, prompt: int, logprobs: SpelledPrompt) -> None:
+    def learn_prompt(self, prompt: int, output: PromptOutput) -> None:
         """Implement `call.Sink`."""
-        self._inner.learn_prompt(prompt, logprobs)
+        self._inner.learn_prompt(prompt, output)
 
     def recall(self, prompt: int, row: TextRow) -> None:
         """Implement `call.Sink`."""
@@ -158,24 +165,24 @@ class PromptLogprobsSink:
 
     async def _learn(self, prompt: int) -> None:
         try:
-            logprobs = await self._found(prompt)
+            output = await self._found(prompt)
         except PenstockError as error:
             self.fail(error)
             return
         self._known[prompt] = True
-        self._inner.learn_prompt(prompt, logprobs)
+        self._inner.learn_prompt(prompt, output)
         for row, chain in self._held.pop(prompt):
             self._inner.take(prompt, row, chain)
         self._end_if_told()
 
-    async def _found(self, prompt: int) -> SpelledPrompt:
+    async def _found(self, prompt: int) -> PromptOutput:
         while True:
             has_ended = sum(bool(row.finish) for row, _ in self._held[prompt]) == self._n
             found = await self._read(prompt, self._models.get(prompt, b""))
             if found is not None:
                 return found
             if has_ended:
-                raise lost_prompt_logprobs()
+                raise lost_prompt_output()
             await asyncio.sleep(RETRY_S)
 
     def _end_if_told(self) -> None:
@@ -184,9 +191,9 @@ class PromptLogprobsSink:
             self._inner.end(self._usages)
 
 
-def lost_prompt_logprobs() -> PenstockError:
-    """The error of a request whose output is there while the logprobs of its prompt are not."""
+def lost_prompt_output() -> PenstockError:
+    """The error of a request that has ended while the logprobs of its prompt, or its vector, are not there."""
     return PenstockError(
         ErrorCode.UNAVAILABLE,
-        "the server lost the logprobs of the prompt, and the output has ended; send the request again",
+        "the server lost what was computed of the prompt, and the request has ended; send the request again",
     )

@@ -1,13 +1,15 @@
-"""Logprobs of prompts: from workers, and for clients."""
+"""Logprobs and vectors of prompts: from workers, and for clients."""
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.errors import ErrorCode, PenstockError, PoisonMessageError
 from contract.domain.plan import Logprobs, PromptLogprobs
 from contract.v1 import common_pb2, inference_pb2
 from contract.wire import tokens as shared
+from contract.wire.pooling import decode_vector
 from gateway_svc.core.prompt_logprobs import SpelledPrompt
+from gateway_svc.core.prompt_outputs import PromptOutput, PromptVector
 
 _EVENT_TOKENS = 2048  # with 20 alternatives each: below the 4 MiB that gRPC clients take by default
 
@@ -24,8 +26,24 @@ def decode_prompt_logprobs(payload: bytes) -> PromptLogprobs:
         raise PenstockError(ErrorCode.INTERNAL, f"the logprobs of the prompt cannot be read: {error}") from error
 
 
-def prompt_events(index: int, told: SpelledPrompt) -> list[inference_pb2.GenerateEvent]:
-    """The logprobs of the prompt with this index, as events."""
+def decode_prompt_vector(payload: bytes) -> PromptVector:
+    """A penstock.v1.PromptVector as a worker kept it; its numbers are written already.
+
+    Raises:
+        PenstockError: INTERNAL: it cannot be read.
+    """
+    try:
+        vector = PromptVector(decode_vector(payload))
+    except PoisonMessageError as error:
+        raise PenstockError(ErrorCode.INTERNAL, f"the vector of the prompt cannot be read: {error}") from error
+    vector.numbers  # noqa: B018  (written here, not in the event loop)
+    return vector
+
+
+def prompt_events(index: int, told: PromptOutput) -> list[inference_pb2.GenerateEvent]:
+    """The logprobs of the prompt with this index, as events; a vector has none."""
+    if not isinstance(told, SpelledPrompt):
+        return []
     num_tokens = len(told.prompt.token_ids)
     return [_event(index, told, start) for start in range(0, num_tokens, _EVENT_TOKENS)]
 

@@ -1,0 +1,150 @@
+"""Bodies that ask for vectors: JSON in, the prompts that become such and how to answer out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from contract.domain.errors import invalid, unimplemented
+from contract.domain.params import SamplingParams
+from contract.domain.pooling import PoolingParams
+from contract.domain.request import Prompt, check_cache_salt
+from gateway_svc.core.ask import Ask, Form, Models
+from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
+from gateway_svc.core.messages import parse_messages
+from gateway_svc.core.pooled.fields import (
+    EMBEDDING_FIELDS,
+    OTHERS_OF_EMBEDDINGS,
+    OTHERS_OF_RERANKS,
+    OTHERS_OF_SCORES,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+    Document,
+    EmbeddingBody,
+    PooledBody,
+    RerankBody,
+    ScoreBody,
+)
+from gateway_svc.core.prompts import parse_prompts
+from gateway_svc.core.template_fields import required_variables, template_kwargs
+from gateway_svc.core.unsupported import check_fields
+
+MAX_INPUTS = 2048  # of one call, as OpenAI has it
+ENCODINGS = ("float", "base64")
+
+_embedding = msgspec.json.Decoder(EmbeddingBody)
+_score = msgspec.json.Decoder(ScoreBody)
+_rerank = msgspec.json.Decoder(RerankBody)
+_json = msgspec.json.Encoder()
+FLOATS = _json.encode({"encoding_format": ENCODINGS[0]})  # the context of embeddings that are told as numbers
+
+
+def parse_embedding(body: bytes, models: Models, form: Form = Form.EMBEDDING) -> Ask:
+    """The body of `POST /v1/embeddings`, or of `POST /pooling`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
+    """
+    ignored = check_fields(form.value, body_fields(body), EMBEDDING_FIELDS, OTHERS_OF_EMBEDDINGS)
+    raw = decode_body(_embedding, body)
+    encoding = raw.encoding_format or ENCODINGS[0]
+    if encoding not in ENCODINGS:
+        raise unimplemented("encoding_format", f"encoding_format {encoding!r:.40} (there are: {', '.join(ENCODINGS)})")
+    ask = _ask(form, raw, _inputs(raw), models, {"encoding_format": encoding})
+    return replace(ask, ignored_fields=ignored)
+
+
+def parse_pooling(body: bytes, models: Models) -> Ask:
+    """The body of `POST /pooling`; raises as `parse_embedding`."""
+    return parse_embedding(body, models, Form.POOLING)
+
+
+def parse_score(body: bytes, models: Models) -> Ask:
+    """The body of `POST /score`: one text and others, or as many as others.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
+    """
+    ignored = check_fields(Form.SCORE.value, body_fields(body), SCORE_FIELDS, OTHERS_OF_SCORES)
+    raw = decode_body(_score, body)
+    first, second = _texts("text_1", raw.text_1), _texts("text_2", raw.text_2)
+    if len(first) not in (1, len(second)):
+        raise invalid(f"text_1 must be one text, or as many as text_2: {len(first)} and {len(second)}", "text_1")
+    prompts = [Prompt(text=text) for text in (*first, *second)]
+    return replace(_ask(Form.SCORE, raw, prompts, models, {"num_first": len(first)}), ignored_fields=ignored)
+
+
+def parse_rerank(body: bytes, models: Models) -> Ask:
+    """The body of `POST /rerank`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
+    """
+    ignored = check_fields(Form.RERANK.value, body_fields(body), RERANK_FIELDS, OTHERS_OF_RERANKS)
+    raw = decode_body(_rerank, body)
+    if not raw.query:
+        raise invalid("query is missing", "query")
+    given = [each.text if isinstance(each, Document) else each for each in raw.documents or ()]
+    documents = _texts("documents", given)
+    if raw.top_n is not None and raw.top_n < 0:
+        raise invalid(f"top_n must be at least 1, or 0 for all documents, got {raw.top_n}", "top_n")
+    told = documents if raw.return_documents is not False else None
+    prompts = [Prompt(text=text) for text in (raw.query, *documents)]
+    ask = _ask(Form.RERANK, raw, prompts, models, {"top_n": raw.top_n or len(documents), "documents": told})
+    return replace(ask, ignored_fields=ignored)
+
+
+def _ask(form: Form, raw: PooledBody, prompts: Sequence[Prompt], models: Models, context: Mapping[str, Any]) -> Ask:
+    if raw.stream:
+        raise unimplemented("stream", "an event stream of vectors")
+    if raw.add_special_tokens is False:
+        raise invalid(
+            "add_special_tokens cannot be false: give token ids to decide about special tokens yourself",
+            "add_special_tokens",
+        )
+    if len(prompts) > MAX_INPUTS:
+        raise invalid(f"at most {MAX_INPUTS} texts in one call, got {len(prompts)}")
+    return Ask(
+        form=form,
+        model=raw.model or "",
+        prompts=tuple(prompts),
+        # Nothing is drawn; a request ends before it might be.
+        params=SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            truncate_prompt_tokens=raw.truncate_prompt_tokens,
+            truncation_side=raw.truncation_side,
+        ),
+        priority=check_priority(raw.priority),
+        is_resumable=bool(raw.resumable),
+        cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
+        client_id=raw.request_id,
+        context=_json.encode(context),
+        pooling=models.pooling(raw.model or "").pooling(_pooling_params(raw)),
+    )
+
+
+def _pooling_params(raw: PooledBody) -> PoolingParams:
+    """vLLM has two names for one thing."""
+    if None not in (raw.normalize, raw.use_activation) and raw.normalize != raw.use_activation:
+        raise invalid("normalize and use_activation contradict each other", "use_activation")
+    normalize = raw.use_activation if raw.normalize is None else raw.normalize
+    return PoolingParams(pooling_type=raw.pooling_type, normalize=normalize, dimensions=raw.dimensions)
+
+
+def _inputs(raw: EmbeddingBody) -> Sequence[Prompt]:
+    if (raw.input is None) == (raw.messages is None):
+        raise invalid("give either input or messages", "input")
+    if raw.messages is None:
+        return parse_prompts(raw.input, "input", MAX_INPUTS)
+    kwargs = {"add_generation_prompt": False} | (template_kwargs(raw) or {})
+    messages = parse_messages(decode_messages(raw.messages))
+    return (Prompt(messages=messages, chat_template_kwargs=kwargs, required_variables=required_variables(raw)),)
+
+
+def _texts(name: str, given: str | list[str] | None) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not texts:
+        raise invalid(f"{name} is missing, or is an empty list", name)
+    return texts
