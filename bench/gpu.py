@@ -9,6 +9,7 @@ counts, of as many for every engine; nano and served, which are long, have one.
 
     0.6b, 8b   decode1, decode32, decode256: that many sequences, 128 tokens in, 256 out
                prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second
+               embed: 32 vectors of such prompts, each in a call of its own, likewise; its share of prefill is told
                nano: 256 requests, in and out uniform in 100-1024, temperature 0.6 (nano-vllm's bench)
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
@@ -35,11 +36,11 @@ from bench.rig.children import ChildError, ask
 from bench.rig.engines import Measured, Options
 from bench.rig.machine import describe_machine
 from bench.rig.qwen3 import SIZES, write_qwen3
-from bench.rig.table import header, latency_lines, notes, row_line
+from bench.rig.table import embed_lines, header, latency_lines, notes, row_line
 from bench.rig.work import Ceilings, Work, as_text, make_work
 
 _OFFLINE = ("decode1", "decode32", "decode256", "prefill", "nano")
-ROWS = {"0.6b": _OFFLINE, "8b": _OFFLINE, "v32k": ("served", "alone"), "8b-text": ("rate",)}
+ROWS = {"0.6b": (*_OFFLINE, "embed"), "8b": _OFFLINE, "v32k": ("served", "alone"), "8b-text": ("rate",)}
 CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
@@ -161,6 +162,7 @@ def main() -> int:
             failures += wrong
             lines += [row_line(name, work, found, ceilings) for work in model.works if work.arrivals_s is None]
             lines += [line for work in model.works for line in latency_lines(name, work, found)]
+            lines += embed_lines(name, model.works, found)
             lines += [f"{name:7} {line}" for line in notes(found)]
             for path in folder.iterdir():
                 path.unlink()

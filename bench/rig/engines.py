@@ -121,7 +121,8 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
         return None
     asked = {
         "model": str(folder),
-        "works": [work.as_json() for work in works],
+        # It makes vectors with an engine that does nothing else.
+        "works": [work.as_json() for work in works if not work.pools],
     }
     return _measured("vLLM", [sys.executable, str(_PEER_SCRIPT)], asked, options, _peer_environ(options))
 

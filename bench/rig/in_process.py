@@ -36,6 +36,9 @@ def run(llm: LLM, work: dict[str, Any]) -> float:
     ]
     group = 1 if work["at_once"] == 1 else len(inputs)
     began_s = time.perf_counter()
+    if work["pools"]:
+        assert len(llm.embed(inputs, use_tqdm=False)) == len(inputs)
+        return time.perf_counter() - began_s
     for first in range(0, len(inputs), group):
         outputs = llm.generate(inputs[first : first + group], params[first : first + group], use_tqdm=False)
         for output, each in zip(outputs, params[first : first + group], strict=True):

@@ -119,16 +119,7 @@ class Server:
         Raises:
             ChildError: a client or the server failed; the text says why.
         """
-        bodies = [
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": num_tokens,
-                "temperature": work.temperature,
-                "ignore_eos": True,
-            }
-            for prompt, num_tokens in zip(work.inputs, work.num_tokens, strict=True)
-        ]
+        bodies = [{"model": self._model, **body} for body in _bodies(work)]
         at_once = work.at_once or len(bodies)
         num_clients = min(NUM_CLIENTS, at_once)
         clients = []
@@ -140,7 +131,7 @@ class Server:
                 "at_once": -(-at_once // num_clients),
                 "arrivals_s": work.arrivals_s and work.arrivals_s[number::num_clients],
             }
-            clients.append(_Client(asked))
+            clients.append(_Client(asked, "embeddings" if work.pools else "completions"))
         for client in clients:
             client.read()
         for client in clients:
@@ -178,10 +169,20 @@ def answers_at(port: int) -> Callable[[str], list[int]]:
     return find
 
 
+def _bodies(work: Work) -> list[dict[str, Any]]:
+    """Of each request, but for the model."""
+    if work.pools:
+        return [{"input": prompt, "encoding_format": "base64"} for prompt in work.inputs]
+    return [
+        {"prompt": prompt, "max_tokens": num_tokens, "temperature": work.temperature, "ignore_eos": True}
+        for prompt, num_tokens in zip(work.inputs, work.num_tokens, strict=True)
+    ]
+
+
 class _Client:
-    def __init__(self, asked: dict[str, Any]) -> None:
+    def __init__(self, asked: dict[str, Any], kind: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.rig.completions"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", f"bench.rig.{kind}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._write(json.dumps(asked))
 

@@ -1,5 +1,7 @@
 """The table of `bench.gpu`: rates, and the ratios that matter."""
 
+from collections.abc import Sequence
+
 from bench.rig.engines import Measured
 from bench.rig.qwen3 import SIZES
 from bench.rig.work import Ceilings, Work, floor_s
@@ -21,7 +23,8 @@ _LATENCIES = {
     "tpot_ms": "TPOT p50",
     "tpot_p99_ms": "TPOT p99",
 }
-PROCESS_GOALS = {"decode1": 0.97, "decode32": 0.97, "decode256": 0.97, "prefill": 0.95, "nano": 0.97}
+PROCESS_GOALS = {"decode1": 0.97, "decode32": 0.97, "decode256": 0.97, "prefill": 0.95, "nano": 0.97, "embed": 0.95}
+EMBED_GOAL = 0.97  # of the rate of the row `prefill`, on the same engine
 _TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
 
 
@@ -55,6 +58,18 @@ def latency_lines(model: str, work: Work, found: dict[str, Measured]) -> list[st
         ours, theirs = (getattr(load, name) if load is not None else None for load in (pipeline, peer))
         shown = f"{_shown(ours, '11.2f')}{_shown(theirs, '11.2f')}  {_ratio(ours, theirs, LATENCY_GOALS.get(name))}"
         lines.append(f"{model:7} {work.name:9} {title:9} pipeline, peer, ÷ peer (at most): {shown}")
+    return lines
+
+
+def embed_lines(model: str, works: Sequence[Work], found: dict[str, Measured]) -> list[str]:
+    """The rate of vectors as a share of that of prompts which are answered with one token, for each engine."""
+    by_row = {work.name: work for work in works}
+    if not {"embed", "prefill"} <= by_row.keys():
+        return []
+    lines = []
+    for engine in ("process", "pipeline"):
+        embed, prefill = (_rate(found.get(engine), by_row[row]) for row in ("embed", "prefill"))
+        lines.append(f"{model:7} embed ÷ prefill (goal), {engine}: {_ratio(embed, prefill, EMBED_GOAL)}")
     return lines
 
 

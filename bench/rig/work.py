@@ -29,6 +29,7 @@ class Work:
     texts: list[str] | None = None  # the prompts as text: then engines get these
     arrivals_s: list[float] | None = None  # when each comes, after the first could; None: `at_once` says
     num_rounds: int = 1  # how often every engine does it: the fastest counts
+    pools: bool = False  # vectors of the prompts are asked for, and nothing is generated
 
     @property
     def inputs(self) -> list[Any]:
@@ -52,8 +53,9 @@ def make_work(row: str, num_rounds: int = 1) -> Work:
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)]
 
-    if row == "prefill":
-        return Work(row, prompts(32, PREFILL_TOKENS), [1] * 32, counts_prompts=True, num_rounds=num_rounds)
+    if row in ("prefill", "embed"):
+        ones, pools = [1] * 32, row == "embed"
+        return Work(row, prompts(32, PREFILL_TOKENS), ones, counts_prompts=True, num_rounds=num_rounds, pools=pools)
     if row == "nano":
         mixed = [prompts(1, draw.randint(100, 1024))[0] for _ in range(256)]
         return Work(row, mixed, [draw.randint(100, 1024) for _ in range(256)], temperature=0.6)

@@ -11,9 +11,10 @@ from contract.domain import chain
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TextRow
-from gateway_svc.core.streams import ClientStream, DeliveredSequence, Refusal
+from gateway_svc.core.streams import WHOLE, ClientStream, DeliveredSequence, Refusal
 from gateway_svc.wire import decode_finished
 from gateway_svc.wire.requests import encode_header, encode_prompt, encode_request
 from tokenizer_svc.core.tokenize import TokenizedPrompt
@@ -52,13 +53,19 @@ class Asked:
     def scores_prompt(self) -> bool:
         return self.request.params.prompt_logprobs is not None
 
+    @property
+    def pools(self) -> bool:
+        return self.request.pooling is not None
 
-def prompt_logprobs(model_digest: bytes) -> bytes:
-    """What stands for the logprobs of a prompt by a model."""
+
+def prompt_output(model_digest: bytes) -> bytes:
+    """What stands for the logprobs of a prompt by a model, or for its vector."""
     return b"by " + model_digest
 
 
-def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool, scores_prompt: bool = False) -> Asked:
+def ask(
+    index: int, *, num_samples: int, max_tokens: int, has_stop: bool, scores_prompt: bool = False, pools: bool = False
+) -> Asked:
     """One request."""
     params = SamplingParams(
         n=num_samples,
@@ -67,7 +74,7 @@ def ask(index: int, *, num_samples: int, max_tokens: int, has_stop: bool, scores
         prompt_logprobs=0 if scores_prompt else None,
     )
     header = Header(b"request        %d" % index, TENANT, 0, 0, 0, "", 0)
-    request = Request(header, "model", Prompt(token_ids=(5, 6)), params)
+    request = Request(header, "model", Prompt(token_ids=(5, 6)), params, pooling=Pooling() if pools else None)
     meta = encode_tokenized(TokenizedPrompt(_PROMPT, tuple(EOS_IDS), params.stopping))
     body, prompt = encode_request(request), encode_prompt(request.prompt)
     return Asked(index, request, encode_header(header), body, prompt, meta, _PROMPT.astype("<u4").tobytes())
@@ -143,11 +150,19 @@ def receive(asked: Asked, client: Client, row: TextRow, samplers: Samplers) -> R
         return Reception(client, wrong="a client got more after the end")
     if taken.chain != chain.extend(chain.CHAIN_START, before.token_ids):
         return Reception(client, wrong="a client got tokens of another history")
-    return Reception(client, wrong=_what_is_wrong(asked, client, taken, got, samplers))
+    wrong = _answered_otherwise(asked, got) or _what_is_wrong(asked, client, taken, got, samplers)
+    return Reception(client, wrong=wrong)
+
+
+def _answered_otherwise(asked: Asked, got: Got) -> str:
+    is_pooled = got.finish == FinishReason.POOLED and not got.token_ids
+    if got.finish in WHOLE and asked.pools != is_pooled:
+        return "a prompt that is to be pooled was answered, or the other way round"
+    return ""
 
 
 def _models_of(row: TextRow) -> frozenset[bytes]:
-    return frozenset((row.model_digest,) if row.token_ids else ())
+    return frozenset((row.model_digest,) if row.token_ids or row.finish is FinishReason.POOLED else ())
 
 
 def contradicts(asked: Asked, client: Client, result: bytes) -> bool:
@@ -162,7 +177,7 @@ def contradicts(asked: Asked, client: Client, result: bytes) -> bool:
 
 def is_whole(client: Client) -> bool:
     """Return whether a client has all there is of its request; one that was cancelled may end elsewhere next time."""
-    return all(got.finish in (FinishReason.STOP, FinishReason.LENGTH) for got in client.got)
+    return all(got.finish in WHOLE for got in client.got)
 
 
 def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, samplers: Samplers) -> str:

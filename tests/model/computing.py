@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from clients import Client, prompt_logprobs
+from clients import Client, prompt_output
 from edges import next_entry
 from explored_pool import ExploredPool, Fields
 from generation import LIMITS, SHARD, Epoch, Samples, SchedulerProcess, SchedulerState, model_of
@@ -16,7 +16,7 @@ from processes import Hold, Move, Process
 from samplers import Kind, Samplers
 
 from contract.domain.params import Sampling
-from contract.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.plan import NO_TOKENS, Admission, StepPlan, StepResult
 from scheduler_svc.core.models import Absences
 from scheduler_svc.pairing import PairedWorker, Pairings, gap_plan
 from scheduler_svc.wire import (
@@ -58,7 +58,8 @@ class WorkerState(NamedTuple):
     step: int = 0
     is_over: bool = False  # the epoch ended badly: another incarnation must be drawn
     plan: tuple[int, bytes, int, tuple[int, ...]] | None = None  # step, request, sample, tokens before
-    scores_prompt: bool = False  # the plan's, whose logprobs are still to be kept
+    keeps_prompt: bool = False  # the plan's logprobs or vector are still to be kept
+    pools: bool = False  # the plan's prompt becomes a vector
 
 
 class WorkerProcess(Process):
@@ -124,33 +125,41 @@ class WorkerProcess(Process):
         (admission,) = plan.admissions
         before = tuple(admission.token_ids[admission.num_prompt_tokens :].tolist())
         todo = (plan.step, admission.request_id, admission.slot, before)
-        wants = admission.prompt_logprobs
-        return me._replace(session=received.session, step=plan.step, plan=todo, scores_prompt=wants)
+        pools = admission.pooling is not None
+        keeps = pools or admission.prompt_logprobs
+        return me._replace(session=received.session, step=plan.step, plan=todo, keeps_prompt=keeps, pools=pools)
 
     def _finish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
-        """The logprobs of the prompt, and then the result."""
-        if me.scores_prompt:
+        """The logprobs or the vector of the prompt, and then the result."""
+        if me.keeps_prompt:
             yield self._keep(me, pool, plan[1])
         else:
             yield from self._publish(me, pool, plan)
 
     def _keep(self, me: WorkerState, pool: int, request_id: bytes) -> Move:
-        kept = KeepPromptOutput(request_id, self.model_digest, prompt_logprobs(self.model_digest))
+        kept = KeepPromptOutput(request_id, self.model_digest, prompt_output(self.model_digest))
         _, changed = self.pool.call(pool, kept)
-        return Move(f"{self.name}: keeps the logprobs of a prompt", me._replace(scores_prompt=False), changed)
+        return Move(f"{self.name}: keeps what it computed of a prompt", me._replace(keeps_prompt=False), changed)
 
     def _publish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
         sid = self.sid(me)
         step, request_id, sequence, before = plan
+        one, index = np.ones(1, np.uint32), self.indices[request_id]
+        if me.pools:
+            payload = self._payload(me, StepResult(step, one * sequence, one * 0, NO_TOKENS))
+            _, changed = self.pool.call(pool, Append(self.pool.keys.results(NAME), payload, k.RESULTS_CAP))
+            yield Move(f"{self.name}: step {step}, {index} is pooled", me._replace(plan=None), changed)
+            return
         for kind in self.kinds:
-            index = self.indices[request_id]
             token_id = self.samplers.sample(me.session + sid, kind, index, sequence, before)
-            one = np.ones(1, np.uint32)
             result = StepResult(step, one * sequence, one, one * token_id)
-            payload = Fields({k.PAYLOAD: worker_wire.encode_result(result, me.session, sid, 0)})
+            payload = self._payload(me, result)
             _, changed = self.pool.call(pool, Append(self.pool.keys.results(NAME), payload, k.RESULTS_CAP))
             name = f"{self.name}: step {step}, token {token_id} of {index}/{sequence} ({kind.name.lower()})"
             yield Move(name, me._replace(plan=None), changed)
+
+    def _payload(self, me: WorkerState, result: StepResult) -> Fields:
+        return Fields({k.PAYLOAD: worker_wire.encode_result(result, me.session, self.sid(me), 0)})
 
 
 class PlanningScheduler(SchedulerProcess):
@@ -257,6 +266,7 @@ class PlanningScheduler(SchedulerProcess):
             0,
             request_id=request_id,
             prompt_logprobs=self.asked[request_id].scores_prompt and not any(each.token_ids for each in samples),
+            pooling=self.asked[request_id].request.pooling,
         )
         return StepPlan(step, admissions=(admission,), slots=one * sequence, num_tokens=one * len(token_ids))
 
@@ -274,7 +284,7 @@ class PlanningScheduler(SchedulerProcess):
         samples = dict(me.held).get(request_id)
         if samples is None or samples[sequence].has_ended:
             return me
-        (token_id,) = result.token_ids.tolist()
+        token_id = next(iter(result.token_ids.tolist()), None)  # None: its prompt is pooled
         after = self.continuations.advance(self.sid(me), request_id, samples, sequence, token_id, epoch.model_digest)
         me = me._replace(unsent=(*me.unsent, after.rows))
         return me.with_held(request_id, after.samples if after.is_live else None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from clients import TENANT, Asked, Client, Phase, is_whole, prompt_logprobs, receive, stream_of
+from clients import TENANT, Asked, Client, Phase, is_whole, prompt_output, receive, stream_of
 from explored_pool import ExploredPool, Fields
 from processes import Hold, Move, Process, Stage
 from samplers import Samplers
@@ -222,12 +222,13 @@ class Gateway(Process):
         return Move(name, me, pool, clients, wrong=wrong, is_reading=True)
 
     def _lacks_prompt(self, pool: int, asked: Asked, client: Client) -> str:
-        """Whoever has tokens finds the logprobs of the prompt, by the model that sampled these."""
-        models = {each for got in client.got for each in got.models} if asked.scores_prompt else set()
+        """Whoever has tokens, or the end of a pooled prompt, finds what was computed of the prompt by that model."""
+        is_kept = asked.scores_prompt or asked.pools
+        models = {each for got in client.got for each in got.models} if is_kept else set()
         for model_digest in models:
             found, _ = self.pool.call(pool, ReadPromptOutput(asked.request_id, model_digest))
-            if found != prompt_logprobs(model_digest):
-                return "a client has tokens, and its prompt has no logprobs"
+            if found != prompt_output(model_digest):
+                return "a client has tokens or an end, and nothing is kept of its prompt"
         return ""
 
     def _take(self, clients: tuple[Client, ...], rows: list[TextRow], asked: Asked) -> tuple[Client, str, bool]:

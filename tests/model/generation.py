@@ -83,10 +83,10 @@ class Continuations:
         request_id: bytes,
         samples: Samples,
         sequence: int,
-        token_id: int,
+        token_id: int | None,
         model_digest: bytes = MODELS[0],
     ) -> Continued:
-        """One sample gets its next token of a worker with this model."""
+        """One sample gets its next token of a worker with this model; None: its prompt is pooled there."""
         key = (sid, request_id, samples, sequence, token_id, model_digest)
         make = partial(self._advance, sid, request_id, samples, sequence, token_id, model_digest)
         return self._look_up(key, make)
@@ -134,7 +134,7 @@ class Continuations:
         return _continued(sid, rows, scheduler, request_id, samples)
 
     def _advance(
-        self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int, model_digest: bytes
+        self, sid: bytes, request_id: bytes, samples: Samples, sequence: int, token_id: int | None, model_digest: bytes
     ) -> Continued:
         alone = tuple(s if i == sequence else s._replace(has_ended=True) for i, s in enumerate(samples))
         # Whether this worker may go on with it was decided before.
@@ -143,8 +143,9 @@ class Continuations:
         scheduler.add_worker("worker", LIMITS, model_digest)
         plan = scheduler.schedule("worker", 0)
         assert plan is not None
-        one = np.ones(1, np.uint32)
-        rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, one, one * token_id), 0)
+        tokens = np.array([] if token_id is None else [token_id], np.uint32)
+        counts = np.array([len(tokens)], np.uint32)
+        rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, counts, tokens), 0)
         ended = bool(rows.finishes[0])
         sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended, model_digest)
         return Continued(encode_rows(rows, sid, Computed()), with_sample(samples, sequence, sample))

@@ -100,12 +100,12 @@ def _accepts_without_hash(self: ClientStream, row: TextRow) -> TextRow | Refusal
 
 
 class _KeepsAfterwards(WorkerProcess):
-    """The result goes before the logprobs of the prompt."""
+    """The result goes before the logprobs or the vector of the prompt."""
 
     def _finish(self, me: WorkerState, pool: int, plan: tuple[int, bytes, int, tuple[int, ...]]) -> Iterator[Move]:
-        if me.scores_prompt:
+        if me.keeps_prompt:
             for move in self._publish(me, pool, plan):
-                yield move._replace(me=me._replace(scores_prompt=False))
+                yield move._replace(me=me._replace(keeps_prompt=False))
         else:
             kept = self._keep(me, pool, plan[1])
             yield kept._replace(me=me._replace(plan=None))
@@ -268,7 +268,13 @@ RULES = [
         "logprobs of a prompt are kept before the result",
         Space("scored", workers=1, scores_prompts=True, max_tokens=1, is_warm=True),
         processes={SessionKind.WORKER: _KeepsAfterwards},
-        reason="its prompt has no logprobs",
+        reason="nothing is kept of its prompt",
+    ),
+    Rule(
+        "a vector is kept before the result",
+        Space("pooled", workers=1, pools_prompts=True, max_tokens=1, is_warm=True),
+        processes={SessionKind.WORKER: _KeepsAfterwards},
+        reason="nothing is kept of its prompt",
     ),
     Rule("detokenizers begin anew after a restart", _RESTART, processes={SessionKind.DETOKENIZER: _KeepsTexts}),
     Rule("schedulers begin anew after a restart", _RESTART, processes={SessionKind.SCHEDULER: _KeepsRequests}),

@@ -50,6 +50,7 @@ class Space:
     mortal: frozenset[str] = frozenset()  # names of the processes that may die
     pausing: frozenset[str] = frozenset()
     keeps_nothing: bool = False  # a restart comes soon and brings the first state back
+    pools_prompts: bool = False  # the requests ask for vectors of their prompts, likewise
     scores_prompts: bool = False  # the requests ask for logprobs of their prompts, which workers keep
     has_two_models: bool = False  # the first worker has one, the second another
     # The first scheduler has claimed what there is, the first detokenizer has the shard, and of two models the first
@@ -91,6 +92,7 @@ class Penstock:
                 max_tokens=space.max_tokens,
                 has_stop=Kind.STOP in space.kinds,
                 scores_prompt=space.scores_prompts,
+                pools=space.pools_prompts,
             )
             for index in range(space.requests)
         )

@@ -23,7 +23,8 @@ class Dialect:
 
     path: str
     body: Callable[[Recipe], dict[str, Any]]
-    take: Callable[[Story, dict[str, Any]], None]  # an event; what ends a story says so in it
+    take: Callable[[Story, dict[str, Any]], None]  # an event, or the reply; what ends a story says so in it
+    streams: bool = True
 
 
 def _chat_body(recipe: Recipe) -> dict[str, Any]:
@@ -53,6 +54,23 @@ def _completion_body(recipe: Recipe) -> dict[str, Any]:
 
 def _part_body(recipe: Recipe) -> dict[str, Any]:
     return {**recipe.asked, "temperature": recipe.params.temperature, "seed": recipe.params.seed}
+
+
+def _embedding_body(recipe: Recipe) -> dict[str, Any]:
+    assert recipe.pooling is not None
+    return {
+        "input": list(recipe.prompt_ids),
+        "pooling_type": recipe.pooling.kind.name,
+        "normalize": recipe.pooling.normalize,
+        "dimensions": recipe.pooling.dimensions or None,
+    }
+
+
+def _take_embedding(story: Story, reply: dict[str, Any]) -> None:
+    story.request_id = reply["id"]
+    story.vector = reply["data"][0]["embedding"]
+    story.usage = reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]
+    story.end = End.DONE
 
 
 def _take_chunk(story: Story, chunk: dict[str, Any], take: Callable[[Story, Sample, dict[str, Any]], None]) -> None:
@@ -179,4 +197,5 @@ DIALECTS: Mapping[Api, Dialect] = {
     Api.CHATS: Dialect("/v1/chat/completions", _chat_body, lambda story, chunk: _take_chunk(story, chunk, _take_chat)),
     Api.RESPONSES: Dialect("/v1/responses", _part_body, _take_response),
     Api.MESSAGES: Dialect("/v1/messages", _part_body, _take_message),
+    Api.EMBEDDINGS: Dialect("/v1/embeddings", _embedding_body, _take_embedding, streams=False),
 }

@@ -22,6 +22,7 @@ from bench.rig.chaos.recipes import Recipe
 from bench.rig.chaos.stories import End, Sample, Story
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
+from contract.domain.pooling import PoolingParams
 from penstock.client import Accepted, AsyncClient, Delta, PromptPart
 
 SILENCE_S = 45.0  # without an event: the stream is lost
@@ -100,7 +101,8 @@ class Book:
 
 async def _read_grpc(story: Story, gateway: Gateway, caller: Caller) -> None:
     key = None if story.recipe.leaves_after else secrets.token_hex(16)
-    while await _is_refused_over_grpc(story, gateway, caller, key):
+    call = _is_refused_over_grpc if story.recipe.pooling is None else _is_not_embedded
+    while await call(story, gateway, caller, key):
         await asyncio.sleep(_RECONNECT_PAUSE_S)
         gateway = caller.gateway()
         story.gateway = gateway.name
@@ -153,6 +155,29 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
     return False
 
 
+async def _is_not_embedded(story: Story, gateway: Gateway, caller: Caller, key: str | None) -> bool:
+    """Calls once for a vector; whether the call must be made again: the key says that it is the same."""
+    pooling = story.recipe.pooling
+    assert pooling is not None
+    params = PoolingParams(pooling.kind.name, pooling.normalize, pooling.dimensions or None)
+    async with AsyncClient(gateway.grpc_address) as client:
+        try:
+            told = await client.embed(list(story.recipe.prompt_ids), params, model=caller.model, idempotency_key=key)
+        except PenstockError as error:
+            story.error = f"{error.code.name}: {error.message}"
+            if error.code is ErrorCode.OVERLOADED:
+                story.refuse()
+                return True
+            is_away = error.code is ErrorCode.UNAVAILABLE
+            story.end = End.REFUSED if is_away else End.FAILED
+            return is_away and time.monotonic() - story.heard_s < _RECONNECT_S
+    story.event_times_s.append(time.monotonic())
+    story.request_id, story.vector = told.request_id, told.embedding
+    story.usage = told.usage.num_prompt_tokens, told.usage.num_output_tokens
+    story.end, story.error = End.DONE, ""
+    return False
+
+
 def _take_prompt(story: Story, part: PromptPart) -> None:
     story.num_gaps += part.position != 1 + len(story.prompt_logprobs)
     story.prompt_logprobs += [
@@ -175,7 +200,7 @@ def _take_delta(story: Story, delta: Delta) -> None:
 
 async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:
     recipe, dialect = story.recipe, DIALECTS[story.recipe.api]
-    body = {"model": caller.model, "stream": True, **dialect.body(recipe)}
+    body = {"model": caller.model, "stream": dialect.streams, **dialect.body(recipe)}
     headers = {} if recipe.leaves_after else {"idempotency-key": secrets.token_hex(16)}
     async with httpx.AsyncClient(timeout=None) as client:
         while True:
@@ -210,6 +235,10 @@ async def _read_events(story: Story, reply: httpx.Response, drop_after: int) -> 
             story.end = End.BROKEN if story.event_times_s else End.REFUSED
         if reply.status_code == 429:
             story.refuse()
+        return
+    if not (dialect := DIALECTS[story.recipe.api]).streams:
+        dialect.take(story, json.loads(await reply.aread()))
+        story.event_times_s.append(time.monotonic())
         return
     num_events = 0
     event_id = ""

@@ -12,11 +12,12 @@ import numpy as np
 from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make_tokenizer
 from contract.domain import chain
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling, PoolingKind
 from contract.domain.structured_outputs import StructuredOutputsParams
 from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.grammars import grammar_of
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens, prompt_logprobs
+from worker_svc.core.simulated import expected_tokens, expected_vector, prompt_logprobs
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
 _TOKENIZER = make_tokenizer()
@@ -32,6 +33,7 @@ _SHARES = {  # of each kind
     "long": 2,
     "logprobs": 2,
     "prompt_logprobs": 2,
+    "embeddings": 2,
     "leaving": 2,
     "structured": 2,
     "told": 2,
@@ -51,6 +53,7 @@ class Api(Enum):
     CHATS = "chats"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +67,7 @@ class Recipe:
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
     api: Api = Api.COMPLETIONS  # over HTTP
     asked: Mapping[str, Any] = field(default_factory=dict)  # what its body says beside parameters
+    pooling: Pooling | None = None  # its prompt becomes a vector
 
     @property
     def is_told(self) -> bool:
@@ -79,6 +83,13 @@ class Recipe:
         own, _, tops, logprobs = prompt_logprobs(token_ids, num_top, VOCAB_SIZE)
         rows = zip(token_ids.tolist(), own.tolist(), tops.tolist(), logprobs.tolist(), strict=True)
         return [{token: each} | dict(zip(ids, values, strict=True)) for token, each, ids, values in rows]
+
+    def expected_vector(self, model_seed: int = 0) -> list[float]:
+        """The vector of the prompt; empty: it is not asked for."""
+        if self.pooling is None:
+            return []
+        found: list[float] = expected_vector(self.prompt_ids, self.pooling, model_seed=model_seed).tolist()
+        return found
 
     def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
@@ -107,6 +118,8 @@ def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -
 def _make(rng: random.Random, kind: str) -> Recipe:
     if kind in _CALLING:
         return _calls(rng, kind)
+    if kind == "embeddings":
+        return _pooled(rng)
     low, high = _LONG_PROMPT if kind in ("long", "prompt_logprobs") else (1, 60)
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
     is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
@@ -125,6 +138,13 @@ def _make(rng: random.Random, kind: str) -> Recipe:
     if kind == "stop":
         return Recipe(kind, recipe.is_http, prompt_ids, _with_stop(rng, recipe))
     return recipe
+
+
+def _pooled(rng: random.Random) -> Recipe:
+    prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(1, _LONG_PROMPT[0])))
+    pooling = Pooling(rng.choice(list(PoolingKind)), rng.random() < 0.5, rng.choice((0, 16)))
+    params = SamplingParams(temperature=0.0, max_tokens=1, seed=rng.randrange(2**31))
+    return Recipe("embeddings", rng.random() < 0.5, prompt_ids, params, api=Api.EMBEDDINGS, pooling=pooling)
 
 
 def _calls(rng: random.Random, kind: str) -> Recipe:

@@ -57,6 +57,7 @@ class Story:
     fingerprints: set[str] = field(default_factory=set)  # of models, over HTTP
     # Of each token of the prompt but the first, by token: logprob and rank.
     prompt_logprobs: list[dict[int, tuple[float, int | None]]] = field(default_factory=list)
+    vector: list[float] = field(default_factory=list)  # of the prompt
 
     @property
     def heard_s(self) -> float:

@@ -71,7 +71,7 @@ def check_reference(story: Story, model_seed: int = 0) -> str:
         return f"{story.end.value} {story.error}"
     if story.recipe.is_told and story.prompt_ids != story.recipe.prompt_ids:
         return "the prompt was told otherwise"
-    if why := _prompt_difference(story, is_whole=True):
+    if why := _prompt_difference(story, model_seed, is_whole=True):
         return why
     for index, sample in enumerate(story.samples):
         if not _is_computed(story, index, sample, model_seed):
@@ -114,8 +114,15 @@ def _is_computed(story: Story, index: int, sample: Sample, model_seed: int) -> b
     return tokens == [token for token, _ in zip(story.recipe.expected(index, model_seed), tokens, strict=False)]
 
 
-def _prompt_difference(story: Story, *, is_whole: bool) -> str:
-    """The reason why the prompt's logprobs are not what the runner computes; empty: they are, as far as they came."""
+def _prompt_difference(story: Story, model_seed: int, *, is_whole: bool) -> str:
+    """The reason why the prompt's logprobs or its vector are not what the runner computes; empty: they are, as far as
+    they came.
+    """
+    wanted = story.recipe.expected_vector(model_seed)
+    if len(story.vector) != len(wanted) and (is_whole or story.vector):
+        return f"a vector of {len(story.vector)} dimensions, not of {len(wanted)}"
+    if any(abs(one - other) > _ROUNDING for one, other in zip(story.vector, wanted, strict=False)):
+        return "the prompt has another vector"
     expected = story.recipe.expected_prompt_logprobs
     told = [{token: logprob for token, (logprob, _) in each.items()} for each in story.prompt_logprobs]
     if len(told) != len(expected) and (is_whole or told):
@@ -143,7 +150,7 @@ def _change(story: Story, model: Model) -> str:
         return f"usage is {story.usage}, not {reference.usage}"
     if story.fingerprints - reference.fingerprints and reference.fingerprints:
         return f"fingerprints are {sorted(story.fingerprints)}, not {sorted(reference.fingerprints)}"
-    return f"{story.num_gaps} gaps" if story.num_gaps else _prompt_difference(story, is_whole=is_whole)
+    return f"{story.num_gaps} gaps" if story.num_gaps else _prompt_difference(story, model.seed, is_whole=is_whole)
 
 
 def _difference(sample: Sample, wanted: Sample, *, is_whole: bool) -> str:

@@ -14,6 +14,7 @@ from bench.rig.chaos.verdict import Model, judge
 from contract.domain import chain
 from contract.domain.finish import FinishReason, Usage
 from contract.domain.generation_defaults import OPENAI_DEFAULTS
+from contract.domain.pooling import PoolingFacts
 from contract.domain.rows import TextRow
 from gateway_svc.core.apis import APIS
 from gateway_svc.core.ask import Form
@@ -32,6 +33,10 @@ class Models:
     def defaults(self, name: str) -> Any:
         del name
         return OPENAI_DEFAULTS
+
+    def pooling(self, name: str) -> PoolingFacts:
+        del name
+        return PoolingFacts(size=64)
 
     def formats(self, name: str) -> ModelFormats:
         del name
@@ -100,10 +105,11 @@ def test_an_id_that_does_not_follow_from_the_request_is_a_change(api: Api) -> No
 
 
 def test_every_recipe_is_a_body_that_its_api_takes() -> None:
-    paths = {api.path: api for api in APIS}
+    paths = {path: api for api in APIS for path in api.paths}
     for recipe in make_recipes(random.Random(1), 48):
         dialect = DIALECTS[recipe.api]
-        body = {"model": "m", "stream": True, **dialect.body(recipe)}
+        body = {"model": "m", "stream": dialect.streams, **dialect.body(recipe)}
         ask = paths[dialect.path].parse(json.dumps(body).encode(), Models())
-        assert ask.stream
-        assert ask.params.seed == recipe.params.seed
+        assert ask.stream is dialect.streams
+        assert ask.pooling == recipe.pooling
+        assert ask.params.seed == (recipe.params.seed if dialect.streams else None)

@@ -3,6 +3,7 @@
 from told_chats import FACTS
 
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
+from contract.domain.pooling import PoolingFacts
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats, choose_formats
 
 
@@ -15,6 +16,10 @@ class Known:
     def defaults(self, name: str) -> GenerationDefaults:
         del name
         return OPENAI_DEFAULTS
+
+    def pooling(self, name: str) -> PoolingFacts:
+        del name
+        return PoolingFacts(size=64)
 
     def formats(self, name: str) -> ModelFormats:
         del name

@@ -89,6 +89,6 @@ def test_a_row_of_another_sample_says_nothing_of_them() -> None:
     assert [each.prompt_logprobs for each in admissions(scheduling)] == [True, False]
     scheduling.cancel(1, CancelReason.STOP, sequence=0)
     request = next(iter(scheduling.scheduler.requests.values()))
-    told_before = request.needs_prompt_outputs
+    told_before = request.needs_prompt_logprobs
     scheduling.step()
-    assert request.needs_prompt_outputs == told_before
+    assert request.needs_prompt_logprobs == told_before
