@@ -10,6 +10,14 @@ from gateway_svc import http, http_calls, http_replies, intake
 from gateway_svc.core import apis, auth, event_ids, idempotency
 from gateway_svc.core.anthropic import fields as messages
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
+from gateway_svc.core.pooled.fields import (
+    EMBEDDING_FIELDS,
+    OTHERS_OF_EMBEDDINGS,
+    OTHERS_OF_RERANKS,
+    OTHERS_OF_SCORES,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+)
 from gateway_svc.core.responses import fields as responses
 from gateway_svc.core.unsupported import HARMLESS, MISPLACED, NEUTRAL, Unsupported
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -98,6 +106,21 @@ def test_the_fields_of_a_response_are_those_of_its_body() -> None:
 
 def test_the_fields_of_a_message_are_those_of_its_body() -> None:
     check_fields_of("a message", messages.MESSAGE_FIELDS, messages.UNSUPPORTED)
+
+
+def test_the_fields_of_vectors_are_those_of_their_bodies() -> None:
+    found = {call: set[str]() for call in ("all", "embedding", "score", "rerank")}
+    table = [cells for cells in rows("Fields of vectors") if len(cells) == 3]
+    for cells in table:
+        found[cells[1]] |= set(names(cells[0]))
+    for call, fields in (("embedding", EMBEDDING_FIELDS), ("score", SCORE_FIELDS), ("rerank", RERANK_FIELDS)):
+        assert found["all"] | found[call] == fields
+    refused = {name: names(cells[1]) for cells in rows("Fields of vectors")[len(table) :] for name in names(cells[0])}
+    refused.pop("field", None)
+    for others in (OTHERS_OF_EMBEDDINGS, OTHERS_OF_SCORES, OTHERS_OF_RERANKS):
+        assert refused == {
+            name: [http_replies.encode(value).decode() for value in values] for name, values in others.neutral.items()
+        }
 
 
 def check_fields_of(call: str, done: Collection[str], unsupported: Unsupported) -> None:

@@ -30,7 +30,7 @@ def scheduler(*, capacity: int = 128, budget: int = 2**20, window: int = 2) -> S
 
 
 def plan_of(made: Scheduler) -> StepPlan:
-    plan = made.schedule("w", 0)
+    plan = made.schedule("w", 1)
     assert plan is not None
     return plan
 
