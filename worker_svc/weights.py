@@ -17,6 +17,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 _INDEX = "model.safetensors.index.json"
 _RANDOM_DEVIATION = 0.02
 _COMPARED_BYTES = 1 << 24  # at once
+_BASE = "model."  # the part of a causal model that embeddings are made with: some checkpoints have it alone
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
@@ -42,8 +43,11 @@ def load_weights(
         by_name[tensor.name].append(tensor)
     remaining = dict(by_name)
     loads = []
-    for path in weight_files(directory):
-        for name, stored in read_header(path).items():
+    headers = {path: read_header(path) for path in weight_files(directory)}
+    prefix = _left_out({name for header in headers.values() for name in header}, by_name)
+    for path, header in headers.items():
+        for stored_name, stored in header.items():
+            name = prefix + stored_name
             if name.endswith(_DERIVED) or name in unused or name.startswith(unused_prefixes):
                 continue
             parts = remaining.pop(name, None)
@@ -58,6 +62,12 @@ def load_weights(
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise broken(f"{directory} lacks the tensor {names[0]}{more}")
     return carry(loads)
+
+
+def _left_out(stored: Collection[str], wanted: Collection[str]) -> str:
+    """The beginning of the wanted names that the stored ones do without; empty: they have it, or are others."""
+    has_base_alone = not any(name in wanted for name in stored) and any(_BASE + name in wanted for name in stored)
+    return _BASE if has_base_alone else ""
 
 
 def has_own_head(directory: Path, embedding: str, head: str) -> bool:

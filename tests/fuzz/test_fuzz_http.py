@@ -18,9 +18,12 @@ from mutations import EXTREMES, ROUNDS, SEED, TEXTS, mutated, random_bytes
 
 from contract.domain.errors import PenstockError
 from contract.domain.generation_defaults import OPENAI_DEFAULTS
+from contract.domain.pooling import PLAIN_POOLING
 from gateway_svc.core.anthropic.parse import parse_message
 from gateway_svc.core.formats.choice import NO_FORMATS
 from gateway_svc.core.openai import parse_chat, parse_completion
+from gateway_svc.core.pooled.apis import POOLED_APIS
+from gateway_svc.core.pooled.parse import parse_rerank, parse_score
 from gateway_svc.core.responses.parse import parse_response
 from gateway_svc.core.vocabulary import parse_detokenize, parse_tokenize
 
@@ -50,18 +53,28 @@ MESSAGE = {
     "system": [{"type": "text", "text": "x"}], "tools": [], "tool_choice": {"type": "auto"}, "stop_sequences": ["x"],
     "thinking": {"type": "adaptive"}, "output_config": {"format": None}, "metadata": {"user_id": "u"}, "stream": False,
 }  # fmt: skip
+EMBEDDING = {
+    "model": "simulated", "input": ["hi", "x"], "encoding_format": "base64", "dimensions": 3, "pooling_type": "mean",
+    "normalize": False, "truncate_prompt_tokens": 5, "user": "u", "stream": False,
+}  # fmt: skip
+SCORE = {"model": "simulated", "text_1": "hi", "text_2": ["x", "y"], "normalize": True}
+RERANK = {"query": "hi", "documents": ["x", {"text": "y"}], "top_n": 1, "return_documents": False}
 BODIES = {  # the others take chats
     "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE, "/v1/completions": COMPLETION, "/v1/responses": RESPONSE,
-    "/v1/messages": MESSAGE, "/v1/messages/count_tokens": MESSAGE,
+    "/v1/messages": MESSAGE, "/v1/messages/count_tokens": MESSAGE, "/v1/embeddings": EMBEDDING, "/pooling": EMBEDDING,
+    "/score": SCORE, "/v1/rerank": RERANK,
 }  # fmt: skip
-_MODELS: Any = SimpleNamespace(defaults=lambda _: OPENAI_DEFAULTS, formats=lambda _: NO_FORMATS)
+_MODELS: Any = SimpleNamespace(
+    defaults=lambda _: OPENAI_DEFAULTS, formats=lambda _: NO_FORMATS, pooling=lambda _: PLAIN_POOLING
+)
 ROUTES = (
     ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/%s"),
     ("GET", "/v1/requests/%s"), ("DELETE", "/v1/requests/%s"), ("GET", "/v1/requests/%s/events"), ("GET", "/health"),
     ("GET", "/ready"), ("GET", "/metrics"), ("GET", "/version"), ("POST", "/tokenize"), ("POST", "/detokenize"),
     ("POST", "/v1/chat/completions/render"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/load"),
     ("GET", "/openapi.json"), ("GET", "/docs"), ("POST", "/v1/responses"), ("POST", "/v1/messages"),
-    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/embeddings"), ("POST", "/pooling"), ("POST", "/score"),
+    ("POST", "/v1/rerank"),
 )  # fmt: skip
 HEADERS = ("x-request-timeout-s", "last-event-id", "idempotency-key", "traceparent", "authorization", "x-request-id",
            "content-type", "content-encoding", "expect", "x-penstock-resumable", "accept", "x-penstock-event-ids",
@@ -71,7 +84,9 @@ STRANGE = (None, True, -1, 0, 1e308, "", "x", [], {}, [None], [[]], {"a": {}}, [
 
 def strange_json(dice: random.Random, valid: dict[str, Any]) -> bytes:
     """A body with fields that are missing or of other types and sizes, sometimes no JSON at all."""
-    body = {name: value for name, value in valid.items() if dice.random() < 0.6 or name in ("prompt", "messages")}
+    body = {
+        name: value for name, value in valid.items() if dice.random() < 0.6 or name in ("prompt", "messages", "input")
+    }
     for _ in range(dice.randrange(3)):
         body[dice.choice([*valid, "unknown"])] = dice.choice(STRANGE)
     content = json.dumps(body).encode()
@@ -146,6 +161,8 @@ json_values = st.recursive(
             *((parse_chat, CHAT), (parse_completion, COMPLETION)),
             *((parse_tokenize, TOKENIZE), (parse_detokenize, DETOKENIZE)),
             *((partial(parse_response, models=_MODELS), RESPONSE), (partial(parse_message, models=_MODELS), MESSAGE)),
+            *((partial(api.parse, models=_MODELS), BODIES[api.paths[-1]]) for api in POOLED_APIS[:2]),
+            *((partial(parse_score, models=_MODELS), SCORE), (partial(parse_rerank, models=_MODELS), RERANK)),
         ]
     ),
 )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from contract.domain.params import Sampling
-from contract.domain.plan import Admission, PromptLogprobs, StepPlan, StepResult
+from contract.domain.plan import F32, Admission, PromptLogprobs, StepPlan, StepResult
+from contract.domain.pooling import Pooling
 from worker_svc.core.interface import PendingStep, Runner
 
 
@@ -26,6 +27,8 @@ class Drive:
     ranks: list[int] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
     prompt: PromptLogprobs | None = None  # if asked for, once complete
+    pooling: Pooling | None = None  # with `max_tokens` 1: there is none
+    vector: F32 | None = None  # likewise
 
 
 @dataclass
@@ -71,6 +74,7 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
                     eos_token_ids=sequence.eos_token_ids,
                     request_id=slot.to_bytes(16, "big"),
                     prompt_logprobs=sequence.sampling.num_prompt_logprobs is not None,
+                    pooling=sequence.pooling,
                 )
             )
             room[slot] = limits.block_size
@@ -119,6 +123,10 @@ def collect(result: StepResult, sequences: list[Drive]) -> None:
         assert sequence.prompt is None
         assert not sequence.output
         sequence.prompt = prompt
+    for request_id, vector in result.vectors.items():
+        sequence = sequences[int.from_bytes(request_id, "big")]
+        assert sequence.vector is None
+        sequence.vector = vector
     token, top = 0, 0
     for slot, count in zip(result.slots.tolist(), result.counts.tolist(), strict=True):
         sequence = sequences[slot]

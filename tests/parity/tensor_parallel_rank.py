@@ -11,7 +11,9 @@ from worker_svc.runner_options import RunnerOptions
 
 
 def prompt_values(sequence: Drive) -> list[list[float]]:
-    """The logprobs of a prompt, its ranks, and what was likeliest."""
+    """The logprobs of a prompt, its ranks, and what was likeliest; or its vector."""
+    if sequence.vector is not None:
+        return [sequence.vector.tolist()]
     assert sequence.prompt is not None
     logprobs = sequence.prompt.logprobs
     columns = (logprobs.sampled, logprobs.ranks, logprobs.top_logprobs)

@@ -12,6 +12,7 @@ from tensor_parallel_rank import prompt_values, run_rank
 
 from contract.domain.errors import PenstockError
 from contract.domain.params import Sampling
+from contract.domain.pooling import Pooling, PoolingKind
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.placement import Placement
 from worker_svc.factory import load_runner
@@ -32,7 +33,9 @@ def sequences() -> list[Drive]:
         Sampling(temperature=0.8, top_p=0.9, num_logprobs=0, num_prompt_logprobs=0),
     ]
     lengths = (1, 17, 90, 130)
-    return [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
+    answered = [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
+    prompt = rng.integers(3, VOCAB_SIZE, 90).tolist()
+    return [*answered, *(Drive(prompt, 1, pooling=Pooling(kind, normalize=False)) for kind in PoolingKind)]
 
 
 @pytest.mark.parametrize("name", NAMES)

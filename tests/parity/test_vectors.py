@@ -2,6 +2,7 @@
 prefixes that are found.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,7 @@ import pytest
 import torch
 from cases import BLOCK_SIZE, FEW_BLOCKS, MANY_BLOCKS
 from reference import BUNDLED, PARAMS, Reference, assert_equal
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vectors import expected_vector
 
@@ -144,3 +146,20 @@ def test_a_prompt_may_fill_the_context(reference: Callable[[str], Reference]) ->
     assert cut.prompt_token_ids == prompt
     with pytest.raises(PenstockError, match="65 tokens"):
         llm.encode([[1, *prompt]], use_tqdm=False)
+
+
+def test_a_checkpoint_may_have_the_decoder_alone(reference: Callable[[str], Reference], tmp_path: Path) -> None:
+    found = reference("llama_llama3_rope_tied")
+    model = model_of(found.directory)
+    model.base_model.save_pretrained(tmp_path)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(found.directory / name, tmp_path)
+    (tmp_path / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    with safe_open(tmp_path / "model.safetensors", "pt") as stored:
+        assert not any(name.startswith("model.") for name in stored.keys())  # noqa: SIM118  (it is no dict)
+    llm = LLM(str(tmp_path), dtype="float32")
+    prompt = found.answers[9].prompt
+    (output,) = llm.encode([prompt], use_tqdm=False)
+    assert_near(output.outputs.data, expected_vector(model, prompt, Pooling(PoolingKind.MEAN, normalize=False)))
