@@ -192,7 +192,7 @@ def test_errors_have_openais_shape(http: httpx.Client) -> None:
     assert (reply.status_code, error_of(reply)["code"]) == (404, "model_not_found")
     reply = http.post("/v1/chat/completions", content=chat(functions=[{"name": "f"}]))
     assert (reply.status_code, error_of(reply)["param"], error_of(reply)["code"]) == (400, "functions", "unimplemented")
-    reply = http.post("/v1/embeddings", content=b"{}")
+    reply = http.post("/v1/edits", content=b"{}")
     assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
     reply = http.get("/v1/completions")
     assert (reply.status_code, error_of(reply)["code"]) == (405, "invalid_argument")

@@ -13,6 +13,7 @@ from gateway_svc.core import openapi
 from gateway_svc.core.anthropic.fields import MESSAGE_FIELDS
 from gateway_svc.core.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from gateway_svc.core.openapi import describe
+from gateway_svc.core.pooled.fields import EMBEDDING_FIELDS, RERANK_FIELDS, SCORE_FIELDS
 from gateway_svc.core.responses.fields import RESPONSE_FIELDS
 from gateway_svc.core.vocabulary import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 
@@ -39,6 +40,9 @@ def test_the_fields_of_bodies_are_those_that_are_done() -> None:
         "DetokenizeCall": DETOKENIZE_FIELDS,
         "ResponseCall": RESPONSE_FIELDS,
         "MessageCall": MESSAGE_FIELDS,
+        "EmbeddingCall": EMBEDDING_FIELDS,
+        "ScoreCall": SCORE_FIELDS,
+        "RerankCall": RERANK_FIELDS,
     }
 
 
