@@ -368,4 +368,6 @@ def _outcome_of_stream(stream: ClientStream) -> Outcome:
     reasons = {state.finish for state in stream.sequences}
     if FinishReason.POOLED in reasons:
         return Outcome.POOLED
-    return Outcome.LENGTH if FinishReason.LENGTH in reasons else Outcome.STOP
+    if FinishReason.LENGTH in reasons:
+        return Outcome.LENGTH
+    return Outcome.REPETITION if FinishReason.REPETITION in reasons else Outcome.STOP

@@ -15,7 +15,12 @@ from gateway_svc.pools import Pools
 from servicekit.metric_families import CounterFamily, Family, GaugeFamily, HistogramFamily, InfoFamily
 
 _MODEL = "model_name"  # the first name that the model is served by
-_REASONS = {"stop": Outcome.STOP, "length": Outcome.LENGTH, "abort": Outcome.CANCELLED}
+_REASONS = {
+    "stop": Outcome.STOP,
+    "length": Outcome.LENGTH,
+    "repetition": Outcome.REPETITION,
+    "abort": Outcome.CANCELLED,
+}
 
 WAITING = GaugeFamily("vllm:num_requests_waiting", "Requests of the pool that wait for their first slot.", {_MODEL: ()})
 RUNNING = GaugeFamily(

@@ -6,6 +6,7 @@ from contract import __version__
 from contract.domain.errors import PenstockError
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import PoolingParams
+from contract.domain.repetition import RepetitionDetectionParams
 from contract.domain.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "PenstockError",
     "PoolingParams",
     "PoolingRequestOutput",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "ScoringRequestOutput",

@@ -159,7 +159,12 @@ class LLMEngine:
             request_id=header.request_id,
             prompt_token_ids=tokenized.token_ids,
             n=params.n,
-            sampling=replace(params.sampling, bad_word_ids=tokenized.bad_word_ids, grammar=tokenized.grammar),
+            sampling=replace(
+                params.sampling,
+                bad_word_ids=tokenized.bad_word_ids,
+                grammar=tokenized.grammar,
+                thinking_token_ids=tokenized.thinking_token_ids,
+            ),
             stopping=tokenized.stopping,
             seed=header.seed,
             eos_token_ids=tokenized.eos_token_ids,

@@ -13,7 +13,7 @@ from contract.domain.plan import PromptLogprobs
 from contract.domain.pooling import F32
 from contract.domain.rows import TextRow, TokenLogprob
 
-FinishText = Literal["stop", "length", "abort", "error", "pooled"]
+FinishText = Literal["stop", "length", "abort", "error", "pooled", "repetition"]
 
 _FINISH_TEXTS: dict[FinishReason, FinishText] = {
     FinishReason.STOP: "stop",
@@ -21,6 +21,7 @@ _FINISH_TEXTS: dict[FinishReason, FinishText] = {
     FinishReason.CANCELLED: "abort",
     FinishReason.ERROR: "error",
     FinishReason.POOLED: "pooled",
+    FinishReason.REPETITION: "repetition",
 }
 
 

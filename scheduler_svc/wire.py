@@ -46,9 +46,13 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
         if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
             stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
         sampling = decode_sampling(generate.sampling)
-        if prompt.bad_word_ids or prompt.grammar:
-            words = decode_words(prompt.bad_word_ids)
-            sampling = dataclasses.replace(sampling, bad_word_ids=words, grammar=prompt.grammar)
+        if prompt.bad_word_ids or prompt.grammar or prompt.thinking_token_ids:
+            sampling = dataclasses.replace(
+                sampling,
+                bad_word_ids=decode_words(prompt.bad_word_ids),
+                grammar=prompt.grammar,
+                thinking_token_ids=tuple(_u32(prompt.thinking_token_ids).tolist()),
+            )
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,

@@ -159,6 +159,7 @@ def tokenized_message(
         tokenized_unix_ns=tokenized_ns,
         bad_word_ids=requests.encode_words(prompt.bad_word_ids),
         grammar=prompt.grammar,
+        thinking_token_ids=pack(prompt.thinking_token_ids),
     )
 
 

@@ -15,6 +15,7 @@ class FinishReason(IntEnum):
     CANCELLED = 3  # the client left or asked for it
     ERROR = 4  # a typed error says whose fault it is
     POOLED = 5  # the prompt is computed, and its vector kept: nothing was to be generated
+    REPETITION = 6  # the output repeats itself
 
 
 class CancelReason(IntEnum):

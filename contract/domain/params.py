@@ -21,6 +21,7 @@ from contract.domain.parameter import (
     TokenIds,
     Word,
 )
+from contract.domain.repetition import Repetition, RepetitionDetectionParams
 from contract.domain.structured_outputs import Structured, StructuredOutputsParams
 
 MAX_N = 128
@@ -61,6 +62,8 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
     # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_token_budget: int | None = None  # tokens of a thought, then it is closed; None: as many as it takes
+    thinking_token_ids: tuple[int, ...] = ()  # those that open and close a thought: tokenizers know them; none: nobody
     grammar: str = ""  # of the whole output, in llguidance's form: tokenizers make it of `structured_outputs`; "": none
 
     @property
@@ -77,6 +80,7 @@ class Stopping:
     min_tokens: int = 0  # EOS and stop ids cannot be sampled before
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_detection: RepetitionDetectionParams | None = None  # None: it may repeat itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class TextOptions:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True  # false: no token has a text
 
 
 SAMPLING, STOPPING, TEXT, FLOATS, INTEGERS = Part.SAMPLING, Part.STOPPING, Part.TEXT, Column.FLOATS, Column.INTEGERS
@@ -154,6 +159,13 @@ class SamplingParams:
         default=(), hash=False
     )
     ignore_eos: Annotated[bool, Flag(), STOPPING, "go on after the model's end token"] = False
+    repetition_detection: Annotated[
+        RepetitionDetectionParams | None,
+        Repetition(),
+        STOPPING,
+        "an output ends, with the finish reason `repetition`, that has a pattern of `min_pattern_size` to "
+        "`max_pattern_size` tokens `min_count` times in a row",
+    ] = None
     logprobs: Annotated[
         int | None,
         Integer(0, MAX_LOGPROBS),
@@ -176,6 +188,7 @@ class SamplingParams:
     ] = None
     skip_special_tokens: Annotated[bool, Flag(), TEXT, "special tokens have no text"] = True
     include_stop_str_in_output: Annotated[bool, Flag(), TEXT, "the stop string is part of the text"] = False
+    detokenize: Annotated[bool, Flag(), TEXT, "tokens become text; where not, the text is empty"] = True
     suppress_tokens: Annotated[
         Sequence[int] | None,
         TokenIds(MAX_SUPPRESS_TOKENS, is_set=True),
@@ -188,6 +201,12 @@ class SamplingParams:
         default=None, hash=False
     )
 
+    thinking_token_budget: Annotated[
+        int | None,
+        Integer(0, U32_END - 1),
+        SAMPLING,
+        "tokens of the output that a thought may have: then the token comes that closes it",
+    ] = None
     bad_words: Annotated[
         Sequence[str] | None,
         _BAD_WORDS,
@@ -219,6 +238,8 @@ class SamplingParams:
             each.check(getattr(self, each.name))
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+        if self.stop and not self.detokenize:
+            raise invalid("stop needs detokenize: without text nothing can stop it; stop_token_ids can", "stop")
         if self.logprob_token_ids and self.logprobs is None:
             raise invalid("logprob_token_ids needs logprobs, whose number does not count then", "logprob_token_ids")
         if self.structured_outputs is not None and (also := next(filter(self._says, _NOT_BESIDE_A_FORM), None)):

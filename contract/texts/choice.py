@@ -12,6 +12,7 @@ from contract.texts.decoder import (
     TokenTexts,
     TokenwiseDecoder,
     WindowDecoder,
+    WithoutText,
     byte_of,
 )
 
@@ -39,11 +40,12 @@ class Decoders:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._by_skipping = {skip: choose_decoder(tokenizer, skip_special_tokens=skip) for skip in (True, False)}
+        self._without_text = WithoutText()
         self._token_bytes: dict[int, bytes] = {}
 
-    def of(self, *, skip_special_tokens: bool) -> TextDecoder:
-        """The decoder that leaves special tokens out, or the one that does not."""
-        return self._by_skipping[skip_special_tokens]
+    def of(self, *, skip_special_tokens: bool, detokenize: bool = True) -> TextDecoder:
+        """The decoder that leaves special tokens out, the one that does not, or the one that leaves out everything."""
+        return self._by_skipping[skip_special_tokens] if detokenize else self._without_text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token alone stands for, special tokens included; may be a part of a character."""

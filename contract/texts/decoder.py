@@ -53,6 +53,29 @@ def byte_of(name: str) -> bytes | None:
     return bytes([int(name[3:5], 16)]) if _BYTE_TOKEN.fullmatch(name) else None
 
 
+class WithoutText:
+    """No token has a text, and nothing is held back."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, str] = {}
+
+    def start(self) -> None:
+        """Nothing is held back."""
+
+    def step(self, state: None, token_id: int) -> tuple[str, None]:  # noqa: ARG002  (there is none)
+        """No text."""
+        self.pieces[token_id] = ""
+        return "", None
+
+    def flush(self, state: None) -> str:  # noqa: ARG002  (nothing is held back)
+        """Nothing."""
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:  # noqa: ARG002  (none has any)
+        """None."""
+        return b""
+
+
 class TokenTexts:
     """The texts of single tokens, under one choice of `skip_special_tokens`."""
 

@@ -37,6 +37,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """A typed error ended it."""
     FINISH_REASON_POOLED: _FinishReason.ValueType  # 5
     """The prompt is computed and its vector is kept with the request: nothing was to be generated."""
+    FINISH_REASON_REPETITION: _FinishReason.ValueType  # 6
+    """It repeats itself, as repetition_detection says."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence ended."""
@@ -53,6 +55,8 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """A typed error ended it."""
 FINISH_REASON_POOLED: FinishReason.ValueType  # 5
 """The prompt is computed and its vector is kept with the request: nothing was to be generated."""
+FINISH_REASON_REPETITION: FinishReason.ValueType  # 6
+"""It repeats itself, as repetition_detection says."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _CancelReason:

@@ -610,6 +610,8 @@ class SamplingParameters(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    THINKING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Divides the logits [1]; 0: the most likely token is taken."""
     top_k: _builtins.int
@@ -644,6 +646,12 @@ class SamplingParameters(_message.Message):
     """u32 per token, packed little-endian: where there are logprobs, those of these tokens are told at each place instead
     of those of the most likely [none].
     """
+    thinking_token_budget: _builtins.int
+    """Tokens of the output that a thought may have; then the token comes that closes it [any number]."""
+    thinking_token_ids: _builtins.bytes
+    """u32 per token, packed little-endian: the token that opens a thought and the one that closes it; both or none. Told
+    by the tokenizer; in a client's call nobody reads it.
+    """
     @_builtins.property
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
         """Token sequences: the last of each is not sampled where the output ends with the others. Made of bad_words by the
@@ -669,10 +677,12 @@ class SamplingParameters(_message.Message):
         grammar: _builtins.str = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
         logprob_token_ids: _builtins.bytes | None = ...,
+        thinking_token_budget: _builtins.int | None = ...,
+        thinking_token_ids: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_thinking_token_budget", b"_thinking_token_budget", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "frequency_penalty", b"frequency_penalty", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "thinking_token_budget", b"thinking_token_budget", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids", "_frequency_penalty", b"_frequency_penalty", "_logprob_token_ids", b"_logprob_token_ids", "_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_suppress_token_ids", b"_suppress_token_ids", "_temperature", b"_temperature", "_thinking_token_budget", b"_thinking_token_budget", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_ids", b"bad_word_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias_ids", b"logit_bias_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "suppress_token_ids", b"suppress_token_ids", "temperature", b"temperature", "thinking_token_budget", b"thinking_token_budget", "thinking_token_ids", b"thinking_token_ids", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__allowed_token_ids: _TypeAlias = _typing.Literal["allowed_token_ids"]  # noqa: Y015
     _WhichOneofArgType__allowed_token_ids: _TypeAlias = _typing.Literal["_allowed_token_ids", b"_allowed_token_ids"]  # noqa: Y015
@@ -694,6 +704,8 @@ class SamplingParameters(_message.Message):
     _WhichOneofArgType__suppress_token_ids: _TypeAlias = _typing.Literal["_suppress_token_ids", b"_suppress_token_ids"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__thinking_token_budget: _TypeAlias = _typing.Literal["thinking_token_budget"]  # noqa: Y015
+    _WhichOneofArgType__thinking_token_budget: _TypeAlias = _typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -718,6 +730,8 @@ class SamplingParameters(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__suppress_token_ids) -> _WhichOneofReturnType__suppress_token_ids | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking_token_budget) -> _WhichOneofReturnType__thinking_token_budget | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
@@ -768,6 +782,7 @@ class StoppingParameters(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_IS_DEFAULT_FIELD_NUMBER: _builtins.int
+    REPETITION_DETECTION_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Output tokens at most [what the context holds]."""
     min_tokens: _builtins.int
@@ -780,6 +795,10 @@ class StoppingParameters(_message.Message):
     """Nobody asked for max_tokens: what the model's defaults say goes before it, and what the context leaves bounds it
     [whether max_tokens is absent].
     """
+    @_builtins.property
+    def repetition_detection(self) -> Global___RepetitionDetection:
+        """Ends an output that repeats itself [none]."""
+
     def __init__(
         self,
         *,
@@ -788,16 +807,52 @@ class StoppingParameters(_message.Message):
         stop_token_ids: _builtins.bytes = ...,
         ignore_eos: _builtins.bool = ...,
         max_tokens_is_default: _builtins.bool = ...,
+        repetition_detection: Global___RepetitionDetection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_repetition_detection", b"_repetition_detection", "max_tokens", b"max_tokens", "repetition_detection", b"repetition_detection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "max_tokens_is_default", b"max_tokens_is_default", "min_tokens", b"min_tokens", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_repetition_detection", b"_repetition_detection", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "max_tokens_is_default", b"max_tokens_is_default", "min_tokens", b"min_tokens", "repetition_detection", b"repetition_detection", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_detection: _TypeAlias = _typing.Literal["repetition_detection"]  # noqa: Y015
+    _WhichOneofArgType__repetition_detection: _TypeAlias = _typing.Literal["_repetition_detection", b"_repetition_detection"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_detection) -> _WhichOneofReturnType__repetition_detection | None: ...
 
 Global___StoppingParameters: _TypeAlias = StoppingParameters  # noqa: Y015
+
+@_typing.final
+class RepetitionDetection(_message.Message):
+    """A pattern of tokens that ends an output where it stands at its end so many times in a row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_PATTERN_SIZE_FIELD_NUMBER: _builtins.int
+    MIN_PATTERN_SIZE_FIELD_NUMBER: _builtins.int
+    MIN_COUNT_FIELD_NUMBER: _builtins.int
+    max_pattern_size: _builtins.int
+    """Tokens of the longest pattern that counts."""
+    min_pattern_size: _builtins.int
+    """Tokens of the shortest one."""
+    min_count: _builtins.int
+    """Times, at least 2."""
+    def __init__(
+        self,
+        *,
+        max_pattern_size: _builtins.int = ...,
+        min_pattern_size: _builtins.int = ...,
+        min_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_pattern_size", b"max_pattern_size", "min_count", b"min_count", "min_pattern_size", b"min_pattern_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepetitionDetection: _TypeAlias = RepetitionDetection  # noqa: Y015
 
 @_typing.final
 class TextParameters(_message.Message):
@@ -808,10 +863,13 @@ class TextParameters(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    DETOKENIZE_FIELD_NUMBER: _builtins.int
     include_stop_str_in_output: _builtins.bool
     """Whether the stop string is part of the text [false]."""
     skip_special_tokens: _builtins.bool
     """Whether special tokens have no text [true]."""
+    detokenize: _builtins.bool
+    """Whether tokens become text at all [true]."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Strings that end the sequence."""
@@ -822,13 +880,19 @@ class TextParameters(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         include_stop_str_in_output: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        detokenize: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_detokenize", b"_detokenize", "_skip_special_tokens", b"_skip_special_tokens", "detokenize", b"detokenize", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "include_stop_str_in_output", b"include_stop_str_in_output", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_detokenize", b"_detokenize", "_skip_special_tokens", b"_skip_special_tokens", "detokenize", b"detokenize", "include_stop_str_in_output", b"include_stop_str_in_output", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__detokenize: _TypeAlias = _typing.Literal["detokenize"]  # noqa: Y015
+    _WhichOneofArgType__detokenize: _TypeAlias = _typing.Literal["_detokenize", b"_detokenize"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__detokenize) -> _WhichOneofReturnType__detokenize | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
 
 Global___TextParameters: _TypeAlias = TextParameters  # noqa: Y015
@@ -846,6 +910,7 @@ class TokenizedPrompt(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    THINKING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     eos_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: the model's end-of-sequence tokens."""
     max_tokens: _builtins.int
@@ -857,6 +922,8 @@ class TokenizedPrompt(_message.Message):
     num_tokens: _builtins.int
     """How many tokens the prompt has; their ids are stored beside this, u32 each, packed little-endian."""
     grammar: _builtins.str
+    """What SamplingParameters has under this name."""
+    thinking_token_ids: _builtins.bytes
     """What SamplingParameters has under this name."""
     @_builtins.property
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
@@ -872,10 +939,11 @@ class TokenizedPrompt(_message.Message):
         num_tokens: _builtins.int = ...,
         bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
         grammar: _builtins.str = ...,
+        thinking_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "thinking_token_ids", b"thinking_token_ids", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

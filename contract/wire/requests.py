@@ -4,7 +4,7 @@ What one hop alone carries is in its two ends' own `wire`.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from google.protobuf.message import Message as ProtobufMessage
 from contract.domain.errors import invalid
 from contract.domain.parameter import Biases, Parameter, Part, Strings, TokenIds
 from contract.domain.params import PARTS, Sampling, SamplingParams, Stopping, TextOptions
+from contract.domain.repetition import Repetition, RepetitionDetectionParams
 from contract.domain.request import Header, Message
 from contract.domain.structured_outputs import FORMS, StructuredOutputsParams
 from contract.v1 import common_pb2, requests_pb2
@@ -133,7 +134,10 @@ def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
     """The worker's part of the parameters."""
     bad_word_ids = encode_words(sampling.bad_word_ids)
     return requests_pb2.SamplingParameters(
-        **_encode_part(Part.SAMPLING, sampling), bad_word_ids=bad_word_ids, grammar=sampling.grammar
+        **_encode_part(Part.SAMPLING, sampling),
+        bad_word_ids=bad_word_ids,
+        grammar=sampling.grammar,
+        thinking_token_ids=pack_u32(sampling.thinking_token_ids),
     )
 
 
@@ -156,6 +160,7 @@ def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
         **_decode_part(Part.SAMPLING, message),
         bad_word_ids=decode_words(message.bad_word_ids),
         grammar=message.grammar,
+        thinking_token_ids=tuple(unpack_u32("thinking_token_ids", message.thinking_token_ids)),
     )
 
 
@@ -232,6 +237,8 @@ def encode_value(parameter: Parameter, value: Any) -> dict[str, Any]:
     match parameter.kind:
         case TokenIds() if value is not None:
             return {parameter.field: pack_u32(value)}
+        case Repetition() if value is not None:
+            return {parameter.field: requests_pb2.RepetitionDetection(**asdict(value))}
         case Biases():
             ids, biases = zip(*value, strict=True) if value else ((), ())
             return {
@@ -272,6 +279,11 @@ def decode_value(parameter: Parameter, message: ProtobufMessage) -> Any:
             return tuple(zip(ids, np.frombuffer(packed, "<f4").tolist(), strict=True))
         case Strings():
             return tuple(getattr(message, parameter.field))
+        case Repetition():
+            said = getattr(message, parameter.field)
+            return RepetitionDetectionParams(
+                **{each.name: getattr(said, each.name) for each in fields(RepetitionDetectionParams)}
+            )
         case _:
             return getattr(message, parameter.field)
 

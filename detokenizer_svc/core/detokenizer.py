@@ -79,7 +79,8 @@ class Detokenizer:
             route: who gets its text rows.
         """
         if not self.is_known(opened.request_id):
-            decoder = self._decoders.of(skip_special_tokens=opened.text.skip_special_tokens)
+            options = opened.text
+            decoder = self._decoders.of(skip_special_tokens=options.skip_special_tokens, detokenize=options.detokenize)
             self._requests.open(opened, decoder, route)
 
     def forget(self, request_id: bytes) -> None:

@@ -22,6 +22,7 @@ _REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "cancelled",
     FinishReason.POOLED: "pooled",
+    FinishReason.REPETITION: "repetition",
 }
 
 

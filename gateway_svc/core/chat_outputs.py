@@ -38,6 +38,8 @@ def chat_output(
         PenstockError: INVALID_ARGUMENT naming the field that cannot be done.
     """
     use, form = read_tools(raw), params.structured_outputs
+    if use is not None and not params.detokenize:
+        raise invalid("tools need detokenize: calls are found in the text", "detokenize")
     tools = None if use is None else _format_of(use, formats)
     if use is not None and kwargs.get("tools", raw.tools) != raw.tools:
         raise invalid("tools and chat_template_kwargs.tools contradict each other", "tools")

@@ -21,7 +21,7 @@ _VERSION = "1"
 _HAVE = struct.Struct("<IIQB")
 _SUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
-_ENDS = (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)
+_ENDS = (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 
 
 class EventIds:

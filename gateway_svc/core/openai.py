@@ -10,6 +10,7 @@ import msgspec
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.generation_defaults import FILLED, OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from contract.domain.repetition import read_repetition
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.ask import Ask, DefaultsOf, Form
 from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
@@ -222,6 +223,8 @@ def _params(
     """
     said = {name: getattr(raw, name) for name in PARAMETERS} | {"max_tokens": max_tokens, "logprobs": num_logprobs}
     said["structured_outputs"] = read_form(raw, said["structured_outputs"])
+    if raw_repetition := said["repetition_detection"]:
+        said["repetition_detection"] = read_repetition(raw_repetition)
     said = {
         name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value is not None
     }

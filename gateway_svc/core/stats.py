@@ -17,6 +17,7 @@ class Outcome(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"  # an output repeated itself
     POOLED = "pooled"  # nothing was to be generated
     CANCELLED = "cancelled"
     ERROR = "error"  # nobody's or the operator's fault

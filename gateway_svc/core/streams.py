@@ -13,7 +13,12 @@ from contract.domain.finish import FinishReason
 from contract.domain.logprob_records import first_records, pack_records
 from contract.domain.rows import TextRow, TokenLogprob
 
-WHOLE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.POOLED)  # ends after which nothing is missing
+WHOLE = (
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.POOLED,
+    FinishReason.REPETITION,
+)  # ends after which nothing is missing
 
 
 class Refusal(Enum):

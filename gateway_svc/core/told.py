@@ -11,7 +11,11 @@ from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.thinking_tokens import ThinkingTokens
 
-FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.REPETITION: "repetition",
+}
 _REASONING = ("reasoning", "reasoning_content")  # vLLM's name, and the one that was first
 
 

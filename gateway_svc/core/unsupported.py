@@ -39,12 +39,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "logits_processors": ([],),
     "return_prompt_text": (False,),
-    "detokenize": (True,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
     "vllm_xargs": ({},),
-    "thinking_token_budget": (),
-    "repetition_detection": (),
     "lora_request": (),
     # SGLang
     "stop_regex": ("", []),

@@ -29,7 +29,10 @@ _U64 = 2**64
 _DELTA_LOGPROBS = 2048 * 21  # of tokens and their alternatives
 _DELTA_TOKENS = 2048
 _DELTA_CHARS = 2**18
-_ENDS = {int(each): each for each in (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH)}
+_ENDS = {
+    int(each): each
+    for each in (FinishReason.UNSPECIFIED, FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from contract.domain.errors import ErrorCode, context_exceeded, model_replaced
 from contract.domain.finish import CancelReason, FinishReason, RequestError
 from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
 from contract.domain.rows import U8, TokenRows
+from scheduler_svc.core.repetition import RepetitionDetector
 from scheduler_svc.core.sequence import QueuedRequest, SequenceState
 from scheduler_svc.core.worker import I64, Mask, WorkerState
 
@@ -61,6 +62,9 @@ def finish_of(request: QueuedRequest, output: Sequence[int]) -> FinishReason:
         return FinishReason.STOP
     if stopping.max_tokens is not None and len(output) >= stopping.max_tokens:
         return FinishReason.LENGTH
+    detection = stopping.repetition_detection
+    if detection and len(output) > stopping.min_tokens and RepetitionDetector(detection, output).has_found:
+        return FinishReason.REPETITION
     return FinishReason.UNSPECIFIED
 
 
@@ -209,10 +213,22 @@ def _ends(worker: WorkerState, slots: I64, received: I64, tokens: U32) -> U8 | N
     """u8[slots] the ends that `tokens` have brought, the last of `received` in each slot; None: no slot's."""
     full = received >= worker.max_num_tokens[slots]
     stops = worker.stops[slots] == tokens[:, None]
-    if not np.count_nonzero(full) and not np.count_nonzero(stops):
+    repeats = _repeats(worker, slots, tokens)
+    if not np.count_nonzero(full) and not np.count_nonzero(stops) and not np.count_nonzero(repeats):
         return None
-    stopped = stops.any(axis=1) & (received - worker.num_prompt_tokens[slots] > worker.min_tokens[slots])
-    return np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, _GOES_ON)).astype(np.uint8)
+    may_end = received - worker.num_prompt_tokens[slots] > worker.min_tokens[slots]
+    ends = np.where(repeats & may_end, FinishReason.REPETITION, _GOES_ON)
+    ends = np.where(full, FinishReason.LENGTH, ends)
+    return np.where(stops.any(axis=1) & may_end, FinishReason.STOP, ends).astype(np.uint8)
+
+
+def _repeats(worker: WorkerState, slots: I64, tokens: U32) -> Mask:
+    """bool[slots]: with `tokens`, its output repeats itself, and may not."""
+    repeats = worker.may_not_repeat[slots]
+    for row in repeats.nonzero()[0].tolist():
+        detector = worker.sequence_in(int(slots[row])).repetition
+        repeats[row] = detector is not None and detector.add(int(tokens[row]))
+    return repeats
 
 
 def take_logprobs(logprobs: Logprobs, tokens: I64) -> Logprobs:

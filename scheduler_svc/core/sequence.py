@@ -12,6 +12,7 @@ from contract.domain.plan import U32
 from contract.domain.pooling import Pooling
 from contract.domain.timeline import StartReason
 from scheduler_svc.core.blocks import extend_hashes, root_hash
+from scheduler_svc.core.repetition import RepetitionDetector
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class SequenceState:
         "num_deferrals",
         "output",
         "prompt_issued",
+        "repetition",
         "request",
         "seed",
         "slot",
@@ -125,6 +127,8 @@ class SequenceState:
         outputs = request.queued.output_token_ids
         self.output = array("I", outputs[index].tolist() if index < len(outputs) else ())
         self.chain = chain.extend(chain.CHAIN_START, self.output)  # kept here while the sequence does not run
+        detection = request.queued.stopping.repetition_detection
+        self.repetition = RepetitionDetector(detection, self.output) if detection else None  # None: it may do so
         self.status = Status.WAITING
         self.started = len(self.output) > 0
         self.start_reason = StartReason.TAKEN_OVER if self.started else StartReason.FIRST  # why it gets its next slot

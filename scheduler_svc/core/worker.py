@@ -96,6 +96,7 @@ class WorkerState:
     placed_ns: I64 = field(init=False)  # when the occupant got the slot, Unix time, until a row has told; else 0
     num_untold: int = 0  # slots of which no row has
     is_pooled: Mask = field(init=False)  # the occupant ends once its prompt is computed
+    may_not_repeat: Mask = field(init=False)  # the occupant ends if it repeats itself
     chains: npt.NDArray[np.uint64] = field(init=False)
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
     free_slots: list[int] = field(init=False)
@@ -113,7 +114,7 @@ class WorkerState:
         slots = self.limits.max_num_seqs
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
-        self.at_tip, self.is_pooled = (np.zeros(slots, np.bool_) for _ in range(2))
+        self.at_tip, self.is_pooled, self.may_not_repeat = (np.zeros(slots, np.bool_) for _ in range(3))
         self.generation, self.capacity, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(3))
         self.num_tokens, self.num_computed_tokens, self.num_received_tokens = (
             np.zeros(slots, np.int64) for _ in range(3)
@@ -184,6 +185,7 @@ class WorkerState:
         self.placed_ns[slot] = now_ns
         self.num_untold += now_ns > 0
         self.is_pooled[slot] = sequence.is_pooled
+        self.may_not_repeat[slot] = sequence.repetition is not None
         self.chains[slot] = sequence.chain
         stop_ids = request.stop_token_ids
         if len(stop_ids) > self.stops.shape[1]:

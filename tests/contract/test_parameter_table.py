@@ -20,7 +20,7 @@ MESSAGES: dict[Part, type[Message]] = {
     Part.TEXT: requests_pb2.TextParameters,
 }
 
-MADE = {"bad_word_ids", "grammar"}  # by tokenizers, of `bad_words` and `structured_outputs`
+MADE = {"bad_word_ids", "grammar", "thinking_token_ids"}  # by tokenizers
 
 
 @pytest.mark.parametrize("part", MESSAGES)

@@ -5,7 +5,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from contract.domain.chat_facts import THINKING_SWITCHES, ChatFacts, Mark, setting_of
+from contract.domain.chat_facts import THINKING_SWITCHES, THOUGHT_MARKS, ChatFacts, Mark, setting_of
 from contract.domain.errors import PenstockError
 from contract.domain.request import Message
 from tokenizer_svc.core.chat import ChatTemplates
@@ -21,14 +21,13 @@ _TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
     "llama3_json": ('{"name": function name, "parameters":',),
 }
 _OTHERS = ("<function=",)  # of models that call in ways that are not read here, though they share marks
-_THINK = "<think>", "</think>"
 _ASKED = (Message("user", "a"),)
 
 
 def chat_facts(chat: ChatTemplates, tokenizer: Tokenizer) -> ChatFacts:
     """The facts of a model with these templates and this vocabulary."""
     written = "\n".join(chat.sources.values())
-    thinks = _THINK[1] in written
+    thinks = THOUGHT_MARKS[1] in written
     return ChatFacts(
         tool_format=_tool_format(written),
         reasoning_format="think" if thinks else "",
@@ -51,7 +50,7 @@ def _thinking_settings(chat: ChatTemplates) -> Iterable[str]:
             text = chat.render(_ASKED, variables)
         except PenstockError:  # a template that wants more than one message: it opens nothing, as far as is known
             continue
-        if text.rstrip().endswith(_THINK[0]):
+        if text.rstrip().endswith(THOUGHT_MARKS[0]):
             yield setting_of(variables)
 
 

@@ -7,9 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
+from contract.domain.chat_facts import THOUGHT_MARKS
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Stopping
+from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from contract.texts.choice import Decoders
@@ -30,6 +31,7 @@ class TokenizedPrompt:
     stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # see `Sampling`
     grammar: str = ""  # see `Sampling`
+    thinking_token_ids: tuple[int, ...] = ()  # see `Sampling`
 
 
 class PromptTokenizer:
@@ -49,13 +51,15 @@ class PromptTokenizer:
         """
         bad_word_ids = self._bad_word_ids(request.params.bad_words or ())
         self._check_params(request, bad_word_ids)
-        grammar = self._grammar(request)
+        grammar, thinking_token_ids = self._grammar(request), self._thinking_token_ids(request.params, bad_word_ids)
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(
             request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request, clips)
         )
         stopping = self._resolve(request, len(token_ids), clips)
-        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar)
+        return TokenizedPrompt(
+            token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar, thinking_token_ids
+        )
 
     def _grammar(self, request: Request) -> str:
         """The grammar of the output: beside tools it is theirs, and what is wrong with it is wrong with them."""
@@ -209,6 +213,31 @@ class PromptTokenizer:
             if len(spaced) == len(plain) and spaced[0] != plain[0]:
                 found.append(tuple(spaced))
         return tuple(found)
+
+    def _thinking_token_ids(self, params: SamplingParams, bad_word_ids: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+        """The tokens that open and close a thought, where its length is bounded."""
+        param = "thinking_token_budget"
+        if params.thinking_token_budget is None:
+            return ()
+        opening, closing = self._id_of(THOUGHT_MARKS[0]), self._id_of(THOUGHT_MARKS[1])
+        if opening is None or closing is None:
+            marks = " and ".join(THOUGHT_MARKS)
+            raise invalid(
+                f"{param} needs thoughts between {marks}, each a token of its own, and this model has no such tokens: "
+                "leave it out",
+                param,
+            )
+        allowed = params.allowed_token_ids
+        is_never = closing in (params.suppress_tokens or ()) or (closing,) in bad_word_ids
+        if is_never or (allowed is not None and closing not in allowed):
+            raise invalid(
+                f"{param} needs the token {closing}, which closes a thought, and the request forbids it", param
+            )
+        return opening, closing
+
+    def _id_of(self, token: str) -> int | None:
+        token_id: int | None = self.vocabulary.tokenizer.token_to_id(token)
+        return token_id
 
     def _check_params(self, request: Request, bad_word_ids: tuple[tuple[int, ...], ...]) -> None:
         size = self.vocabulary.vocab_size

@@ -65,7 +65,8 @@ class SlotSampling:
         )
         is_cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self._has_cuts[slot] = has_cuts = is_cut and sampling.temperature > 0
-        has_changes = self._changes.remember(admission) or bool(sampling.grammar)
+        has_masks = bool(sampling.grammar) or sampling.thinking_token_budget is not None
+        has_changes = self._changes.remember(admission) or has_masks
         self._is_plain[slot] = wanted == _NO_LOGPROBS and not (has_penalties or has_changes or has_cuts)
 
     def num_logprobs(self, slots: I64) -> I64:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,8 @@ def _chat_body(recipe: Recipe) -> dict[str, Any]:
         "logprob_token_ids": list(params.logprob_token_ids or ()) or None,
         "prompt_logprobs": params.prompt_logprobs,
         "structured_outputs": params.structured_outputs and {"regex": params.structured_outputs.regex},
+        "repetition_detection": params.repetition_detection and asdict(params.repetition_detection),
+        "detokenize": params.detokenize,
         "stream_options": {"include_usage": True},
     }
 

@@ -13,6 +13,7 @@ from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make
 from contract.domain import chain
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.repetition import RepetitionDetectionParams
 from contract.domain.structured_outputs import StructuredOutputsParams
 from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.grammars import grammar_of
@@ -36,6 +37,7 @@ _SHARES = {  # of each kind
     "embeddings": 2,
     "leaving": 2,
     "structured": 2,
+    "repetition": 2,
     "told": 2,
     "tools": 2,
     "responses": 2,
@@ -43,6 +45,7 @@ _SHARES = {  # of each kind
 }
 _ANTHROPICS = {"required": "any", "auto": "auto"}
 _MAX_CALL_TOKENS = 600  # of calls and thoughts: some are cut
+_MUMBLE = r"( w00[0-2]){200}"  # three words
 _SENTENCES = r"(( w[0-9]{3}){2} w[0-9]{2}7){%d,%d}"  # a regular expression: every third word ends in 7
 
 
@@ -128,12 +131,14 @@ def _make(rng: random.Random, kind: str) -> Recipe:
         temperature=0.0 if is_greedy else 1.0,
         seed=rng.randrange(2**31),
         max_tokens=ENDLESS_TOKENS if kind == "leaving" else rng.randint(20, MAX_TOKENS),
-        ignore_eos=kind == "leaving" or (kind != "structured" and rng.random() < 0.3),
+        ignore_eos=kind == "leaving" or (kind not in ("structured", "repetition") and rng.random() < 0.3),
         logprobs=rng.choice((0, 2)) if kind == "logprobs" else None,
         logprob_token_ids=(3, 5) if kind == "logprobs" and rng.random() < 0.5 else (),
         prompt_logprobs=rng.choice((0, 2)) if kind == "prompt_logprobs" else None,
         structured_outputs=_form(rng) if kind == "structured" else None,
     )
+    if kind == "repetition":
+        params = replace(params, **_repetition(rng))
     recipe = Recipe(kind, rng.random() < 0.5, prompt_ids, params, rng.randint(1, 200) if kind == "leaving" else 0)
     if kind == "stop":
         return Recipe(kind, recipe.is_http, prompt_ids, _with_stop(rng, recipe))
@@ -158,6 +163,8 @@ def _calls(rng: random.Random, kind: str) -> Recipe:
     said = [{"role": "user", "content": f" w{rng.randrange(NUM_WORDS):03}"}]
     choice, function = rng.choice(("required", "auto")), {"name": "count", "strict": True}
     asked: dict[str, Any] = {"chat_template_kwargs": {"thinking": rng.random() < 0.3}}
+    if rng.random() < 0.3:
+        asked["thinking_token_budget"] = rng.randint(0, 40)
     match api := _CALLING[kind]:
         case Api.RESPONSES:
             asked |= {"input": said, "tools": [{"type": "function", **function, "parameters": schema}]}
@@ -169,6 +176,14 @@ def _calls(rng: random.Random, kind: str) -> Recipe:
             asked |= {"messages": said, "tool_choice": choice}
             asked |= {"tools": [{"type": "function", "function": {**function, "parameters": schema}}]}
     return Recipe(kind, True, (), params, api=api, asked=asked)
+
+
+def _repetition(rng: random.Random) -> dict[str, Any]:
+    """What few words say that may not say it again; without a text sometimes."""
+    count = rng.randint(3, 5)
+    detection = RepetitionDetectionParams(max_pattern_size=rng.randint(1, 4), min_count=count)
+    form = StructuredOutputsParams(regex=_MUMBLE)
+    return {"repetition_detection": detection, "structured_outputs": form, "detokenize": rng.random() < 0.7}
 
 
 def _form(rng: random.Random) -> StructuredOutputsParams:

@@ -8,7 +8,7 @@ import msgspec
 from contract.domain.errors import invalid
 from gateway_svc.core.anthropic.conversation import as_messages, is_begun
 from gateway_svc.core.anthropic.fields import MESSAGE_BODY, MESSAGE_FIELDS, UNSUPPORTED, OutputConfig
-from gateway_svc.core.anthropic.thinking import check_thinking, thinking_switches
+from gateway_svc.core.anthropic.thinking import check_thinking, thinking_budget, thinking_switches
 from gateway_svc.core.anthropic.tools import as_chat_choice, as_chat_tools, calls_several
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
@@ -63,6 +63,7 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
             chat_template_kwargs=_kwargs(raw, models),
             continue_final_message=is_begun(messages) or None,
             include_reasoning=False if is_omitted else None,
+            thinking_token_budget=_thinking_budget(raw, models),
         )
         ask = ask_chat(chat, messages, models.defaults, models.formats)
     return replace(
@@ -72,6 +73,12 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
         ignored_fields=ignored,
         continuous_usage=True,  # a stream begins with the tokens of its prompt
     )
+
+
+def _thinking_budget(raw: Any, models: Models) -> int | None:
+    """By Penstock's own name first."""
+    said: int | None = raw.thinking_token_budget
+    return thinking_budget(raw.thinking, models.formats(raw.model or "")) if said is None else said
 
 
 def _kwargs(raw: Any, models: Models) -> dict[str, Any] | None:

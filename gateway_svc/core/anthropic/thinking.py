@@ -27,8 +27,14 @@ def thinking_switches(asked: Thinking | None, formats: ModelFormats) -> Mapping[
     return dict.fromkeys(switches, is_enabled)
 
 
+def thinking_budget(asked: Thinking | None, formats: ModelFormats) -> int | None:
+    """The tokens that a thought may have, where a token closes it; None: nothing but `max_tokens` ends it."""
+    form = formats.reasoning
+    return None if asked is None or form is None or form.closes not in formats.facts.marks else asked.budget_tokens
+
+
 def check_thinking(asked: Thinking | None, max_tokens: int | None) -> None:
-    """Makes sure that it says something; a budget is taken, though nothing but `max_tokens` ends a thought.
+    """Makes sure that it says something.
 
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED, naming the field.

@@ -3,6 +3,7 @@
 Where the chat template has written the first one already, the output begins inside.
 """
 
+from contract.domain.chat_facts import THOUGHT_MARKS
 from gateway_svc.core.formats.table import ReasoningFormat
 
-THINK = ReasoningFormat("think", opens="<think>", closes="</think>")
+THINK = ReasoningFormat("think", *THOUGHT_MARKS)

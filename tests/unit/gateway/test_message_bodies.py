@@ -213,3 +213,12 @@ def test_the_type_of_an_error_follows_from_its_status(code: ErrorCode, kind: str
         "type": "error",
         "error": {"type": kind, "message": "hm"},
     }
+
+
+def test_the_budget_of_a_thought_holds_where_a_token_closes_it() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    assert parse(thinking=thinking).params.thinking_token_budget == 2000
+    assert parse(thinking=thinking, thinking_token_budget=3).params.thinking_token_budget == 3
+    assert parse(thinking={"type": "disabled"}).params.thinking_token_budget is None
+    without_token = Known(choose_formats(replace(FACTS, marks={}), "auto", "auto"))
+    assert parse(without_token, thinking=thinking).params.thinking_token_budget is None

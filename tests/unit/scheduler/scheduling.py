@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from paged_worker import PagedWorker, reference
@@ -20,15 +20,16 @@ from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 
 EOS = 0
+STOPPING = [each.name for each in fields(Stopping)]
 
 
 def request_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def make_request(number: int, prompt: Collection[int], **fields: object) -> QueuedRequest:
+def make_request(number: int, prompt: Collection[int], **said: object) -> QueuedRequest:
     """A greedy request that cannot end before its max_tokens unless it is told how."""
-    stopping = {name: fields.pop(name) for name in ("max_tokens", "min_tokens", "stop_token_ids") if name in fields}
+    stopping = {name: said.pop(name) for name in STOPPING if name in said}
     return QueuedRequest(
         request_id=request_id(number),
         prompt_token_ids=np.array(prompt, np.uint32),
@@ -36,7 +37,7 @@ def make_request(number: int, prompt: Collection[int], **fields: object) -> Queu
         stopping=Stopping(**stopping),  # type: ignore[arg-type]
         seed=number,
         arrival_ns=number,
-        **fields,  # type: ignore[arg-type]
+        **said,  # type: ignore[arg-type]
     )
 
 
