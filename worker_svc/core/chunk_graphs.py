@@ -79,11 +79,17 @@ class Shape:
         """Of all runs together."""
         return _CELLS + _CELLS_OF_TOKEN * self.tokens
 
-    def has_room(self, decodes: int, chunks: int, tokens: int) -> bool:
-        """For so many, the tokens in chunks."""
+    @property
+    def last_tokens(self) -> int:
+        """Rows whose hidden states are kept."""
+        return self.decodes + self.chunks
+
+    def has_room(self, decodes: int, chunks: int, tokens: int, kept: int = 0) -> bool:
+        """For so many, the tokens in chunks, and rows whose hidden states are kept."""
         if self.is_flexible:
             tokens -= max(0, self.decodes - decodes - 1)
-        return self.decodes >= decodes and self.tokens >= tokens and self.chunks >= chunks
+        has_rows = self.tokens >= tokens and self.last_tokens >= kept
+        return self.decodes >= decodes and self.chunks >= chunks and has_rows
 
 
 def make_shapes(
@@ -138,7 +144,7 @@ class _Columns:
     decode_contexts: Tensor
     num_decodes: Tensor  # [1]: how many of these stand before all others
     work: PrefillTiles | Spans  # of the sequences that advance by chunks
-    last_tokens: Tensor  # of the sequences that sample, as the next two
+    last_tokens: Tensor  # of the sequences that sample, as the next two; after them further rows that are wanted
     sample_slots: Tensor
     sample_positions: Tensor
     runs: Tensor  # [most, 3]: of cells in the slots' tables, see `Runs.write`
@@ -177,13 +183,14 @@ class ChunkStep:
             block_tables=state.block_tables,
         )
         hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
-        logits = self._model.logits(self._model.transform(hidden, attention, columns.last_tokens))
+        hidden = self._model.transform(hidden, attention, columns.last_tokens)
+        logits = self._model.logits(hidden)
         conclude(staging.turn, staging.num_done, columns.slots, columns.contexts, state)
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
         asked = draw_inputs(columns.sample_slots, state)
         token_ids = sample_tokens(logits, asked.temperatures, asked.seeds, columns.sample_positions, advance=advance)
-        return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions)
+        return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions, hidden)
 
 
 class ChunkGraphs:
@@ -213,7 +220,7 @@ class ChunkGraphs:
         """
         for shape in sorted(self.shapes, key=lambda shape: (-shape.rows, not shape.by_flash)):
             columns, staging = self._columns[shape], self._staging
-            self._fill(shape, _NOTHING, Runs())
+            self._fill(shape, _NOTHING, _NONE, Runs())
             # Once without a graph: kernels are compiled and cuBLAS makes its workspaces.
             self._step(columns, staging)
             staging.launched()
@@ -223,30 +230,30 @@ class ChunkGraphs:
             self._graphs[shape] = graph, output
             yield shape
 
-    def shape_of(self, batch: Batch) -> Shape | None:
-        """The smallest shape that has room for a step, whose decodes stand first, and in which those attend for its
-        chunks who do it best; None: there is none.
+    def shape_of(self, batch: Batch, num_rows: int = 0) -> Shape | None:
+        """The smallest shape that has room for a step, whose decodes stand first, and for so many rows beside those
+        that sample, and in which those attend for its chunks who do it best; None: there is none.
         """
         num_decodes = batch.num_decodes
         num_chunks = len(batch.slots) - num_decodes
         if not num_chunks:
             return None
         by_flash = self._step.attention.gains_by_flash(batch, num_decodes)
-        room = num_decodes, num_chunks, batch.num_tokens - num_decodes
+        room = num_decodes, num_chunks, batch.num_tokens - num_decodes, len(batch.samples) + num_rows
         return next((each for each in self.shapes if each.by_flash == by_flash and each.has_room(*room)), None)
 
-    def compute(self, batch: Batch) -> DecodeOutput | None:
-        """Carry out a step that has a shape; rows of the output are its samples, whose tokens are in the histories.
-        None, and nothing done, for others.
+    def compute(self, batch: Batch, rows: I64 = _NONE) -> DecodeOutput | None:
+        """Carry out a step that has a shape; rows of the output are its samples, whose tokens are in the histories, and
+        its hidden states are theirs and those of `rows` i64[n] of the batch. None, and nothing done, for others.
         """
-        shape = self.shape_of(batch)
+        shape = self.shape_of(batch, len(rows))
         if shape is None:
             return None
         state, staging = self._step.state, self._staging
         entering = state.entering
         if len(entering.starts) > shape.runs or entering.num_cells > shape.cells:
             state.enter()
-        self._fill(shape, batch, state.take_entering())
+        self._fill(shape, batch, rows, state.take_entering())
         if shape in self._graphs:
             graph, output = self._graphs[shape]
             graph.replay()
@@ -290,17 +297,20 @@ class ChunkGraphs:
         else:
             work = [-(-most_tokens // QUERY_TILE) + shape.chunks + 2] * 4
         lengths = [shape.decodes + num_chunks] * 3 + [shape.decodes] * 3 + [1]
-        lengths += work + [shape.decodes + shape.chunks] * 3
+        lengths += work + [shape.last_tokens] * 3
         lengths += [3 * shape.runs, shape.cells // 2]
         starts = np.cumsum([0, *map(_aligned, lengths)]).tolist()
         return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
 
-    def _fill(self, shape: Shape, batch: Batch, entering: Runs) -> None:
-        """Write the columns of a batch, of which what is left is the dummy's, and what enters the tables."""
+    def _fill(self, shape: Shape, batch: Batch, rows: I64, entering: Runs) -> None:
+        """Write the columns of a batch and of the rows that are wanted beside its samples, of which what is left is the
+        dummy's, and what enters the tables.
+        """
         words, places = self._staging.next(), self._columns[shape].places
         dummy_slot = self._step.state.dummy_slot
         num_decodes = batch.num_decodes if shape.is_flexible else shape.decodes
         padded = self._padded(shape, batch, num_decodes)
+        rows = rows + np.where(rows >= batch.num_decodes, num_decodes - batch.num_decodes, 0)
         if shape.by_flash:
             # Those after the end are empty.
             work = [(column, int(column[-1])) for column in chunk_spans(padded, num_decodes)]
@@ -315,7 +325,7 @@ class ChunkGraphs:
             (padded.context_lens[:num_decodes], 1),
             (np.array([num_decodes]), 0),
             *work,
-            (padded.query_starts[padded.samples + 1] - 1, 0),
+            (np.concatenate((padded.query_starts[padded.samples + 1] - 1, rows)), 0),
             (padded.slots[padded.samples], dummy_slot),
             (padded.sample_positions, 0),
         ]

@@ -57,7 +57,7 @@ class StepDecoder:
         (on_device,) = upload(self._step.state.num_computed.device, slots)
         return self._step(on_device)
 
-    def compute(self, batch: Batch) -> DecodeOutput | None:  # noqa: ARG002
+    def compute(self, batch: Batch, rows: I64) -> DecodeOutput | None:  # noqa: ARG002
         """Implement `DeviceDecoder.compute`."""
         return None
 

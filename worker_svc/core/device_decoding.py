@@ -1,6 +1,6 @@
 """The work that a runner may leave to the device: steps that only decode or are small, and the choice of tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -20,11 +20,19 @@ class DecodeOutput:
     token_ids: Tensor | None  # i64[rows], as temperatures alone decide; None: not chosen yet
     slots: Tensor  # i64[rows]
     positions: Tensor  # i64[rows], of the tokens
+    # [rows and more, hidden_size]: hidden states, not yet normalised; after those of the samples those of further rows
+    # that were wanted. None: they are not kept.
+    hidden: Tensor | None = None
 
     def first(self, num_rows: int) -> "DecodeOutput":
-        """Of the first so many rows."""
-        token_ids = self.token_ids[:num_rows] if self.token_ids is not None else None
-        return DecodeOutput(self.logits[:num_rows], token_ids, self.slots[:num_rows], self.positions[:num_rows])
+        """Of the first so many rows, with all hidden states."""
+        return replace(
+            self,
+            logits=self.logits[:num_rows],
+            token_ids=self.token_ids[:num_rows] if self.token_ids is not None else None,
+            slots=self.slots[:num_rows],
+            positions=self.positions[:num_rows],
+        )
 
 
 class DeviceDecoder(Protocol):
@@ -33,9 +41,9 @@ class DeviceDecoder(Protocol):
     def decode(self, slots: I64) -> DecodeOutput:
         """Compute the last known token of each slot and sample the next."""
 
-    def compute(self, batch: Batch) -> DecodeOutput | None:
+    def compute(self, batch: Batch, rows: I64) -> DecodeOutput | None:
         """Carry out a small step of any kind, with what is still to enter the slots' tables; None, and nothing done,
-        for one that is not small enough.
+        for one that is not small enough. `rows` i64[n]: those of the batch whose hidden states are wanted, too.
         """
 
     def sample(self, logits: Tensor, slots: Tensor, positions: Tensor, extras: Extras | None) -> Sampled:

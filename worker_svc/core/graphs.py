@@ -122,6 +122,6 @@ class DecodeGraphs(StepDecoder):
         graph, output = self._graphs[size]
         self._chosen = graph, output.first(len(slots))
 
-    def compute(self, batch: Batch) -> DecodeOutput | None:
+    def compute(self, batch: Batch, rows: I64) -> DecodeOutput | None:
         """Implement `DeviceDecoder.compute`."""
-        return self._chunks.compute(batch) if self._chunks is not None else None
+        return self._chunks.compute(batch, rows) if self._chunks is not None else None

@@ -35,6 +35,9 @@ from worker_svc.core.transfer import Download, Downloads, upload
 _PROMPT_COLUMNS = 4  # see `compute_prompt_logprobs`
 
 
+_NO_ROWS = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class _Prompts:
     """What is asked of the hidden states of a step's prompts."""
@@ -50,7 +53,7 @@ class _Prompts:
     @property
     def rows(self) -> I64:
         """i64[n]: the batch's rows that count, those for logprobs before those for vectors."""
-        return np.concatenate([each.rows for each in (self.logprobs, self.vectors) if each is not None])
+        return np.concatenate([_NO_ROWS, *(each.rows for each in (self.logprobs, self.vectors) if each is not None)])
 
     @property
     def finished_slots(self) -> U32:
@@ -265,31 +268,25 @@ class ModelRunner:
         """
         if batch.num_tokens == 0:
             return []
-        if prompts.are_asked:
-            return self._with_prompts(batch, extras, prompts)
         decoder, output = self._decoder, None
         if decoder is not None and not batch.only_decodes:
-            output = decoder.compute(batch)
+            output = decoder.compute(batch, prompts.rows)
         # Unless that took what enters the tables along.
         self._slots.enter()
-        if decoder is not None and batch.only_decodes:
+        if decoder is not None and batch.only_decodes and not prompts.are_asked:
             output = decoder.decode(batch.slots)
-        if output is None:
-            output = self._logits(batch, self._compute(batch))
-        return [] if output is None else self._choose(batch, output, extras)
-
-    def _with_prompts(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
-        """As `_outputs`, of a batch with prompts whose hidden states are asked for: operation by operation, since
-        graphs keep none but those of the last tokens.
-        """
-        self._slots.enter()
-        computed = self._compute(batch, *upload(self._device, prompts.rows))
-        output = self._logits(batch, computed)
-        if output is None:
-            chosen = [torch.empty(0, dtype=torch.int64, device=self._device)]
+        if output is not None:
+            hidden = output.hidden
         else:
-            chosen = self._choose(batch, output, extras)
-        return [*chosen, *self._of_prompts(computed.hidden[len(batch.samples) :], prompts)]
+            computed = self._compute(batch, prompts.rows)
+            output, hidden = self._logits(batch, computed), computed.hidden
+        chosen = [] if output is None else self._choose(batch, output, extras)
+        if not prompts.are_asked:
+            return chosen
+        assert hidden is not None
+        num_samples = len(batch.samples)
+        of_prompts = self._of_prompts(hidden[num_samples : num_samples + len(prompts.rows)], prompts)
+        return [*(chosen or [torch.empty(0, dtype=torch.int64, device=self._device)]), *of_prompts]
 
     def _of_prompts(self, hidden: Tensor, prompts: _Prompts) -> list[Tensor]:
         """The columns that are made of hidden states [n, hidden_size] of `prompts.rows`."""
@@ -313,26 +310,25 @@ class ModelRunner:
             return self._sample(batch, output, masks)
         return _chosen(decoder, output, extras.masked(masks) if extras is not None else None)
 
-    def _compute(self, batch: Batch, rows: Tensor | None = None) -> _Computed:
+    def _compute(self, batch: Batch, rows: I64) -> _Computed:
         """Operation by operation; nobody has chosen tokens then. Hidden states are those of the sequences that sample,
         and after them those of further `rows` i64[n] of the batch.
         """
         tokens = tokens_of(batch, self._host)
-        token_slots, positions, slot_mapping, slots, contexts, last_tokens, sample_slots, sample_positions = upload(
+        token_slots, positions, slot_mapping, slots, contexts, wanted_rows, sample_slots, sample_positions = upload(
             self._device,
             tokens.slots,
             tokens.positions,
             tokens.slot_mapping,
             batch.slots,
             batch.context_lens,
-            batch.query_starts[batch.samples + 1] - 1,
+            np.concatenate((batch.query_starts[batch.samples + 1] - 1, rows)),
             batch.slots[batch.samples],
             batch.sample_positions,
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
         attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
-        wanted = last_tokens if rows is None else torch.cat((last_tokens, rows))
-        hidden = self._model.forward(token_ids, attention, wanted)
+        hidden = self._model.forward(token_ids, attention, wanted_rows)
         self._slots.advance(slots, contexts)
         return _Computed(hidden, sample_slots, sample_positions)
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from plans import drive
+from plans import Drive, drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
 from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
 
 from contract.domain.params import Sampling
+from contract.domain.pooling import Pooling, PoolingKind
 from worker_svc.compute import TorchCompute, TritonCompute
 from worker_svc.core import chunk_graphs
 from worker_svc.core.attention.triton_backend import TritonAttention
@@ -22,6 +23,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention import decode
 from worker_svc.core.kernels.attention.tuning import Shares
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.slots import I64
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
 
@@ -36,11 +38,11 @@ class Unrecorded(StepDecoder):
         self.chunks = ChunkGraphs(step, list(shapes))
         self.taken: list[Shape] = []
 
-    def compute(self, batch: Batch) -> DecodeOutput | None:
-        shape = self.chunks.shape_of(batch)
+    def compute(self, batch: Batch, rows: I64) -> DecodeOutput | None:
+        shape = self.chunks.shape_of(batch, len(rows))
         if shape is not None:
             self.taken.append(shape)
-        return self.chunks.compute(batch)
+        return self.chunks.compute(batch, rows)
 
 
 @pytest.mark.parametrize("samplings", [PLAIN[:3], [*PLAIN[:2], Sampling(temperature=0.0, num_logprobs=2)]])
@@ -101,6 +103,41 @@ def test_a_package_that_attends_for_chunks_is_given_what_the_reference_computes(
     assert [each.output for each in padded] == [each.output for each in expected]
     assert int(runner._slots.num_computed[-1]) == 0
     assert bool(torch.isfinite(runner._cache.keys[:, -1]).all())
+
+
+def test_vectors_and_logprobs_of_prompts_are_those_of_the_reference_beside_decodes() -> None:
+    """As long as a shape has room for their rows: the mean of a chunk has none, and is computed without it."""
+    scored = Sampling(temperature=0.0, num_prompt_logprobs=1)
+
+    def mixed() -> list[Drive]:
+        made = sequences([*PLAIN[:3], PLAIN[0], PLAIN[0], scored], num=6)
+        for one, kind in zip(made[2:5], (PoolingKind.LAST, PoolingKind.MEAN, PoolingKind.CLS), strict=True):
+            one.pooling, one.max_tokens = Pooling(kind), 1
+        return made
+
+    expected, padded = mixed(), mixed()
+    drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=24, stagger=1)
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+    decoder = runner._decoder = Unrecorded(runner, Shape(3, 80))
+    stats = drive(runner, padded, chunk=24, stagger=1)
+    assert 2 <= len(decoder.taken) < stats.num_steps
+    assert [each.output for each in padded] == [each.output for each in expected]
+    for one, other in zip(padded, expected, strict=True):
+        assert (one.vector is None) == (other.vector is None) == (one.pooling is None)
+        if one.vector is not None and other.vector is not None:
+            np.testing.assert_allclose(one.vector, other.vector, atol=2e-6)
+    assert padded[5].prompt is not None
+    assert expected[5].prompt is not None
+    np.testing.assert_allclose(padded[5].prompt.logprobs.sampled, expected[5].prompt.logprobs.sampled, atol=2e-5)
+
+
+def test_rows_that_are_wanted_must_have_room() -> None:
+    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+    chunks = Unrecorded(runner, Shape(4, 48)).chunks
+    batch = make_batch(2, 30)
+    room = Shape(4, 48).last_tokens - len(batch.samples)
+    assert chunks.shape_of(batch, room) == Shape(4, 48)
+    assert chunks.shape_of(batch, room + 1) is None
 
 
 def make_batch(num_decodes: int, *lengths: int) -> Batch:
