@@ -17,6 +17,8 @@ from worker_svc.core.graphs import DecodeGraphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+ONE_BY_ONE = ("gemma2", "gemma3", "cohere2", "gpt_oss")  # windows or sinks: their decodes' kernel leaves no row out
+
 
 def replayed_shapes(variant: Variant, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Shape]:
     """Those of a run in which one sequence enters with each step, the first of one token, and many come to an end while
@@ -25,8 +27,8 @@ def replayed_shapes(variant: Variant, directory: Path, monkeypatch: pytest.Monke
     found: list[Shape | None] = []
     shape_of = ChunkGraphs.shape_of
 
-    def remembered(self: ChunkGraphs, batch: Batch) -> Shape | None:
-        found.append(shape_of(self, batch))
+    def remembered(self: ChunkGraphs, batch: Batch, num_rows: int = 0) -> Shape | None:
+        found.append(shape_of(self, batch, num_rows))
         return found[-1]
 
     monkeypatch.setattr(ChunkGraphs, "shape_of", remembered)
@@ -50,7 +52,9 @@ def test_tokens_in_bf16_are_near_the_likeliest(
     assert {shape.decodes for shape in replayed} == {16, NUM_PROMPTS}
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize(
+    "variant", [each for each in VARIANTS if each.name not in ONE_BY_ONE], ids=lambda variant: variant.name
+)
 def test_so_they_are_where_tokens_have_the_rows_of_decodes_that_are_not_there(
     variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ ASKED = SamplingParams(temperature=0.0, max_tokens=1)
 
 @lru_cache(1)
 def model_of(directory: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
 
 
 def pooling_of(index: int) -> Pooling:
