@@ -339,7 +339,6 @@ class OutputReading(_message.Message):
     WITHOUT_REASONING_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     CLOSING_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    STOP_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     tool_format: _builtins.str
     """Name of the format in which functions are called; empty: none are."""
@@ -351,8 +350,6 @@ class OutputReading(_message.Message):
     """Whether thoughts are left out of the reply."""
     closing_token_id: _builtins.int
     """The token with which thoughts end; absent: it is no token of its own, and they are not counted."""
-    stop: _builtins.str
-    """The stop string by which the output ends after one call: it is not told as what ended it; empty: there is none."""
     @_builtins.property
     def hidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Special tokens of the model that are not told."""
@@ -370,12 +367,11 @@ class OutputReading(_message.Message):
         without_reasoning: _builtins.bool = ...,
         hidden: _abc.Iterable[_builtins.str] | None = ...,
         closing_token_id: _builtins.int | None = ...,
-        stop: _builtins.str = ...,
         texts: _abc.Iterable[Global___FunctionTexts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id", "closing_token_id", b"closing_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id", "begins_thinking", b"begins_thinking", "closing_token_id", b"closing_token_id", "hidden", b"hidden", "reasoning_format", b"reasoning_format", "stop", b"stop", "texts", b"texts", "tool_format", b"tool_format", "without_reasoning", b"without_reasoning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id", "begins_thinking", b"begins_thinking", "closing_token_id", b"closing_token_id", "hidden", b"hidden", "reasoning_format", b"reasoning_format", "texts", b"texts", "tool_format", b"tool_format", "without_reasoning", b"without_reasoning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__closing_token_id: _TypeAlias = _typing.Literal["closing_token_id"]  # noqa: Y015
     _WhichOneofArgType__closing_token_id: _TypeAlias = _typing.Literal["_closing_token_id", b"_closing_token_id"]  # noqa: Y015

@@ -10,6 +10,7 @@ from contract.domain.structured_outputs import JSON_FORMS, StructuredOutputsPara
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.formats.table import KeyedCall, ToolFormat
+from gateway_svc.core.grammars.keyed import plain_texts
 from gateway_svc.core.tool_grammars import output_grammar
 from gateway_svc.core.tools import ToolFields, ToolUse, read_tools
 
@@ -48,14 +49,10 @@ def chat_output(
     if tools is None and formats.reasoning is None:
         return ChatOutput(params)
     is_thinking = _is_thinking(kwargs, formats)
-    stop = ""
-    if form is not None or (use is not None and tools is not None and _needs_grammar(use, tools)):
+    is_held = form is not None or (use is not None and (use.must_call or use.is_strict or use.is_single))
+    if is_held:
         grammar = output_grammar(use, formats, is_thinking=is_thinking, answer=form)
         params = replace(params, structured_outputs=grammar)
-    elif use is not None and tools is not None and use.is_single:
-        stop = tools.end_of_call
-        stops = (params.stop,) if isinstance(params.stop, str) else tuple(params.stop or ())
-        params = replace(params, stop=(*stops, stop))
     shows_special = not params.skip_special_tokens
     if not shows_special and _has_special_marks(tools, formats):
         params = replace(params, skip_special_tokens=False)
@@ -68,8 +65,7 @@ def chat_output(
             without_reasoning=raw.include_reasoning is False,
             hidden=() if shows_special or params.skip_special_tokens else _hidden(tools, formats),
             closing_token_id=_closing_token_id(formats),
-            stop=stop,
-            texts=_texts(use, tools),
+            texts=_texts(use, tools, is_held=is_held),
         ),
         {"tools": raw.tools} if use is not None else {},
     )
@@ -96,13 +92,6 @@ def _format_of(use: ToolUse, formats: ModelFormats) -> ToolFormat:
             "tools",
         )
     return formats.tools
-
-
-def _needs_grammar(use: ToolUse, tools: ToolFormat) -> bool:
-    """Return whether what is asked cannot be had from free text."""
-    if use.must_call or use.is_strict:
-        return True
-    return use.is_single and (bool(tools.written) or not tools.end_of_call)
 
 
 def _is_thinking(kwargs: Mapping[str, Any], formats: ModelFormats) -> bool:
@@ -137,8 +126,9 @@ def _closing_token_id(formats: ModelFormats) -> int | None:
     return None if mark is None else mark.token_id
 
 
-def _texts(use: ToolUse | None, tools: ToolFormat | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The parameters that are texts, where the format does not say it."""
+def _texts(use: ToolUse | None, tools: ToolFormat | None, *, is_held: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The parameters that are written as texts, where the format does not say it; `is_held`: by a grammar."""
     if use is None or tools is None or not any(isinstance(body.call, KeyedCall) for body in tools.bodies):
         return ()
-    return tuple((each.name, each.texts) for each in use.functions if each.texts)
+    found = [(each.name, plain_texts(each) if is_held and use.is_bound(each) else each.texts) for each in use.functions]
+    return tuple((name, texts) for name, texts in found if texts)

@@ -99,7 +99,7 @@ class Parts:
             for piece in self._reader.end():
                 yield from self._take(piece)
             self.finish = row.finish
-            self.stop_reason = None if row.stop_reason == self._reading.stop else row.stop_reason
+            self.stop_reason = row.stop_reason
             yield from self._end_last(is_whole=row.finish is FinishReason.STOP)
 
     def logprobs_of(self, start: int, end: int) -> list[TokenLogprob]:

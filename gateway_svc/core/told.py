@@ -97,8 +97,7 @@ class ToldChoice:
         reason = FINISH_REASONS.get(row.finish)
         fields: dict[str, Any] = {"finish_reason": "tool_calls" if reason == "stop" and self._num_calls else reason}
         if row.finish:
-            is_ours = self._reading.stop and row.stop_reason == self._reading.stop
-            fields["stop_reason"] = None if is_ours else row.stop_reason
+            fields["stop_reason"] = row.stop_reason
         return fields
 
     def _call(self) -> dict[str, Any]:

@@ -63,6 +63,10 @@ class ToolUse:
         """Return whether the arguments of some function must be as its schema says."""
         return any(each.is_strict for each in self.functions)
 
+    def is_bound(self, function: Function) -> bool:
+        """Return whether the arguments of one of them must be as its schema says."""
+        return self.must_call or function.is_strict
+
 
 def read_tools(raw: ToolFields) -> ToolUse | None:
     """The use of functions that a body asks for; None: none is to be called.

@@ -60,7 +60,6 @@ def _encode_reading(reading: OutputReading) -> requests_pb2.OutputReading:
         without_reasoning=reading.without_reasoning,
         hidden=reading.hidden,
         closing_token_id=reading.closing_token_id,
-        stop=reading.stop,
         texts=[
             requests_pb2.FunctionTexts(function=function, parameters=parameters)
             for function, parameters in reading.texts
@@ -76,7 +75,6 @@ def _decode_reading(message: requests_pb2.OutputReading) -> OutputReading:
         without_reasoning=message.without_reasoning,
         hidden=tuple(message.hidden),
         closing_token_id=message.closing_token_id if message.HasField("closing_token_id") else None,
-        stop=message.stop,
         texts=tuple((each.function, tuple(each.parameters)) for each in message.texts),
     )
 

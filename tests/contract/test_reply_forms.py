@@ -18,7 +18,6 @@ READINGS = st.builds(
     without_reasoning=st.booleans(),
     hidden=_NAMES,
     closing_token_id=st.none() | st.integers(0, 2**32 - 1),
-    stop=st.sampled_from(["", "</tool_call>"]),
     texts=st.lists(st.tuples(st.text(max_size=9), _NAMES), max_size=2).map(tuple),
 )
 FORMS = st.builds(

@@ -17,7 +17,6 @@ class OutputReading:
     without_reasoning: bool = False  # thoughts are not told
     hidden: tuple[str, ...] = ()  # special tokens that are not told
     closing_token_id: int | None = None  # with which thoughts end; None: their tokens are not counted
-    stop: str = ""  # the stop string by which an output ends after one call
     texts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # functions and their parameters that are texts
 
     @property

@@ -56,22 +56,17 @@ class ToolFormat:
     name: str
     opens: tuple[str, ...]  # marks after which calls stand
     bodies: tuple[Body, ...]  # the ways in which they may be spelled there, tried in this order
+    written: tuple[Written, ...]  # the ways in which a model may be made to write them
     is_bare: bool = False  # calls may also begin an output, without a mark
     silent: tuple[str, ...] = ()  # marks around calls that say nothing more
-    written: tuple[Written, ...] = ()  # the ways in which a model may be made to write them; none: it cannot be
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All texts that may be tokens of their own."""
         calls = [body.call for body in self.bodies]
         inner = [mark for call in calls if isinstance(call, NamedCall) for mark in (call.between, call.ignored)]
+        inner += [mark for call in calls if isinstance(call, KeyedCall) for mark in (*call.key, *call.value)]
         return (*self.opens, *self.silent, *(body.end for body in self.bodies), *inner)
-
-    @property
-    def end_of_call(self) -> str:
-        """The mark with which a call ends and nothing else does; empty: there is none."""
-        ends = {body.end for body in self.bodies if not body.separator}
-        return ends.pop() if len(ends) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,18 @@ def test_it_is_known_whether_a_prompt_ends_in_a_thought(kwargs: dict[str, Any], 
     assert told.reading.begins_thinking is is_thinking
 
 
-def test_a_format_without_a_grammar_ends_after_one_call() -> None:
-    told = output(formats("glm"), parallel_tool_calls=False, params={"stop": "x"})
-    assert told.params.stop == ("x", "</tool_call>")
-    assert told.reading is not None
-    assert told.reading.stop == "</tool_call>"
-    assert told.reading.texts == (("f", ("path",)),)
+def test_texts_are_read_as_they_are_written() -> None:
+    """Of GLM: a text of which the schema says more than that is JSON where a grammar holds it to that."""
+    schema = {"properties": {"path": {"type": "string"}, "zip": {"type": "string", "pattern": "[0-9]{5}"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for fields, texts in (
+        ({}, ("path", "zip")),
+        ({"parallel_tool_calls": False}, ("path", "zip")),
+        ({"tool_choice": "required"}, ("path",)),
+    ):
+        told = output(formats("glm"), **{"tools": [tool], **fields})
+        assert told.reading is not None
+        assert told.reading.texts == (("f", texts),)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +115,6 @@ def test_what_must_hold_is_a_grammar(fields: dict[str, Any], has_grammar: bool) 
         ({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        ({"parallel_tool_calls": False, "params": {"stop": ["x"] * 16}}, "stop"),
         ({"kwargs": {"tools": []}}, "tools"),
     ],
 )

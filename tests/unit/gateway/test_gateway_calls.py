@@ -252,7 +252,8 @@ def test_tools_that_are_not_to_be_called_are_not_shown(gateway: RunningGateway) 
     ("settings", "fields", "param"),
     [
         ({"tool_format": "none"}, {}, "tools"),
-        ({"tool_format": "pythonic"}, {"tool_choice": "required"}, "tool_choice"),
+        ({"tool_format": "pythonic"}, {"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "a", "parameters": {"properties": {"a-b": {}}}}}]}, "tools"),
         ({}, {"tool_choice": "sometimes"}, "tool_choice"),
         ({}, {"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({}, {"tools": None, "tool_choice": "required"}, "tool_choice"),

@@ -1,0 +1,1 @@
+"""Grammars in Lark's syntax of outputs that call functions."""
