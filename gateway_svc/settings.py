@@ -132,14 +132,16 @@ class GatewaySettings(ServiceSettings):
     default_timeout_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = field(
         default=0.0, metadata={"help": "seconds after which a request is given up if its client says nothing; 0: never"}
     )
-    tool_format: Literal["auto", "none", "deepseek", "glm", "hermes", "llama3_json", "mistral", "pythonic"] = field(
+    tool_format: Literal[
+        "auto", "none", "deepseek", "glm", "harmony", "hermes", "llama3_json", "mistral", "pythonic"
+    ] = field(
         default="auto",
         metadata={
             "help": "format in which the model calls functions; auto: as its chat template shows; none: `tools` are "
             "refused"
         },
     )
-    reasoning_format: Literal["auto", "none", "think"] = field(
+    reasoning_format: Literal["auto", "none", "harmony", "think"] = field(
         default="auto",
         metadata={
             "help": "format in which the model thinks; auto: as its chat template shows; none: its thoughts are content"

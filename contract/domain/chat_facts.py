@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-TOOL_FORMATS: Final = ("deepseek", "glm", "hermes", "llama3_json", "mistral", "pythonic")
-REASONING_FORMATS: Final = ("think",)
+TOOL_FORMATS: Final = ("deepseek", "glm", "harmony", "hermes", "llama3_json", "mistral", "pythonic")
+REASONING_FORMATS: Final = ("harmony", "think")
 THOUGHT_MARKS: Final = ("<think>", "</think>")  # before and after a thought, in the format `think`
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")  # variables of templates that turn thoughts on and off
 

@@ -10,6 +10,7 @@ from contract.domain.structured_outputs import JSON_FORMS, StructuredOutputsPara
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.formats.table import KeyedCall, ToolFormat
+from gateway_svc.core.grammars.channels import check_answer
 from gateway_svc.core.grammars.keyed import plain_texts
 from gateway_svc.core.tool_grammars import output_grammar
 from gateway_svc.core.tools import ToolFields, ToolUse, read_tools
@@ -51,8 +52,10 @@ def chat_output(
     is_thinking = _is_thinking(kwargs, formats)
     is_held = form is not None or (use is not None and (use.must_call or use.is_strict or use.is_single))
     if is_held:
+        _check_beginning(kwargs, formats, is_thinking=is_thinking)
         grammar = output_grammar(use, formats, is_thinking=is_thinking, answer=form)
         params = replace(params, structured_outputs=grammar)
+    params = _with_ends(params, formats)
     shows_special = not params.skip_special_tokens
     if not shows_special and _has_special_marks(tools, formats):
         params = replace(params, skip_special_tokens=False)
@@ -73,6 +76,10 @@ def chat_output(
 
 def _beside_form(form: StructuredOutputsParams, use: ToolUse | None, formats: ModelFormats) -> ModelFormats:
     """The formats of an output whose answer has a form: JSON may come after a thought, others are the whole output."""
+    if (words := formats.channels) is not None:
+        check_answer(form, words)
+        if use is None or not use.must_call:
+            return formats
     if form.said in JSON_FORMS and (use is None or not use.must_call):
         return formats
     if use is not None:
@@ -104,7 +111,29 @@ def _is_thinking(kwargs: Mapping[str, Any], formats: ModelFormats) -> bool:
     return kwargs.get("add_generation_prompt", True) and formats.facts.is_thinking(kwargs)
 
 
+def _check_beginning(kwargs: Mapping[str, Any], formats: ModelFormats, *, is_thinking: bool) -> None:
+    """Check that an output that a grammar holds begins where the grammar does: with the header of a message."""
+    continued = kwargs.get("continue_final_message", False)
+    if formats.channels is None or is_thinking or kwargs.get("add_generation_prompt", not continued):
+        return
+    raise invalid(
+        "tool_choice required or of one function, strict, parallel_tool_calls=false and a form of the output need a "
+        "prompt that opens a message of this model's: leave out continue_final_message and add_generation_prompt",
+        "continue_final_message" if continued else "add_generation_prompt",
+    )
+
+
+def _with_ends(params: SamplingParams, formats: ModelFormats) -> SamplingParams:
+    """The parameters with the marks that end an output, whatever the checkpoint says of end tokens."""
+    if formats.channels is None or params.ignore_eos:
+        return params
+    known = [formats.facts.marks[each].token_id for each in formats.channels.last if each in formats.facts.marks]
+    return replace(params, stop_token_ids=tuple(dict.fromkeys((*(params.stop_token_ids or ()), *known))))
+
+
 def _has_special_marks(tools: ToolFormat | None, formats: ModelFormats) -> bool:
+    if formats.channels is not None:  # whatever is known of them: without them nothing can be told apart
+        return True
     return any((mark := formats.facts.marks.get(text)) and mark.is_special for text in _marks(tools, formats))
 
 
@@ -115,7 +144,7 @@ def _hidden(tools: ToolFormat | None, formats: ModelFormats) -> tuple[str, ...]:
 
 
 def _marks(tools: ToolFormat | None, formats: ModelFormats) -> tuple[str, ...]:
-    thoughts = () if formats.reasoning is None else (formats.reasoning.opens, formats.reasoning.closes)
+    thoughts = () if formats.reasoning is None else formats.reasoning.marks
     return (*thoughts, *(() if tools is None else tools.marks))
 
 

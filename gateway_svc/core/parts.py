@@ -12,7 +12,6 @@ from enum import Enum
 from contract.domain.finish import FinishReason
 from contract.domain.rows import TextRow, TokenLogprob
 from gateway_svc.core.formats.pieces import Kind, Piece
-from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.thinking_tokens import ThinkingTokens
 
@@ -69,7 +68,7 @@ class Parts:
 
     def __init__(self, reading: OutputReading) -> None:
         self._reading = reading
-        self._reader = Reader(reading.format)
+        self._reader = reading.reader()
         self._thinking = ThinkingTokens(reading.closing_token_id)
         self.all: list[Part] = []
         self.num_calls = 0
@@ -86,7 +85,7 @@ class Parts:
     @property
     def num_reasoning_tokens(self) -> int | None:
         """The tokens that it thought with; None: they are not known."""
-        return self._thinking.count(has_reasoned=self._reader.has_reasoned)
+        return self._thinking.count(self._reader.thoughts)
 
     def read(self, row: TextRow) -> Iterator[Moment]:
         """The steps that the next row brings; with the last row all parts have ended."""

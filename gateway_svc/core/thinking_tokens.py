@@ -4,25 +4,24 @@ from collections.abc import Sequence
 
 
 class ThinkingTokens:
-    """Counts the tokens up to the one that closes a thought."""
+    """Counts the tokens of each stretch of an output up to one that closes a thought."""
 
-    __slots__ = ("_closing_token_id", "_is_closed", "_num")
+    __slots__ = ("_closing_token_id", "_nums")
 
     def __init__(self, closing_token_id: int | None) -> None:
         """`closing_token_id`: the token with which thoughts end; None: it is no token of its own."""
         self._closing_token_id = closing_token_id
-        self._is_closed = False
-        self._num = 0
+        self._nums = [0]
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens of the output."""
-        if self._is_closed or self._closing_token_id is None:
-            return
-        self._is_closed = self._closing_token_id in token_ids
-        self._num += token_ids.index(self._closing_token_id) + 1 if self._is_closed else len(token_ids)
+        for token_id in token_ids if self._closing_token_id is not None else ():
+            self._nums[-1] += 1
+            if token_id == self._closing_token_id:
+                self._nums.append(0)
 
-    def count(self, *, has_reasoned: bool) -> int | None:
-        """The number of them, in an output that has a thought or has none; None: it is not known."""
+    def count(self, thoughts: Sequence[bool]) -> int | None:
+        """The number of them, where these stretches are thoughts; None: it is not known."""
         if self._closing_token_id is None:
             return None
-        return self._num if has_reasoned else 0
+        return sum(num for num, is_thought in zip(self._nums, thoughts, strict=False) if is_thought)

@@ -7,7 +7,6 @@ from contract.domain.finish import FinishReason
 from contract.domain.rows import TextRow
 from gateway_svc.core.formats.call_ids import call_id
 from gateway_svc.core.formats.pieces import Kind, Piece
-from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.thinking_tokens import ThinkingTokens
 
@@ -37,7 +36,7 @@ class ToldChoice:
         self._request_id = request_id
         self._choice = choice
         self._place = place
-        self._reader = Reader(reading.format)
+        self._reader = reading.reader()
         self._num_calls = 0
         self._thinking = ThinkingTokens(reading.closing_token_id)
 
@@ -49,7 +48,7 @@ class ToldChoice:
     @property
     def num_reasoning_tokens(self) -> int | None:
         """The tokens that it thought with; None: they are not known."""
-        return self._thinking.count(has_reasoned=self._reader.has_reasoned)
+        return self._thinking.count(self._reader.thoughts)
 
     def recall(self, row: TextRow) -> None:
         """Read what the client has been told of already."""

@@ -8,12 +8,11 @@ from contract.domain.errors import invalid
 from contract.domain.structured_outputs import MAX_FORM_BYTES, StructuredOutputsParams, spaced_schema
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.table import ReasoningFormat, ToolFormat
-from gateway_svc.core.formats.written import Arguments, Written
-from gateway_svc.core.grammars.keyed import keyed_arguments
-from gateway_svc.core.grammars.parameters import any_parameters, parameters_of
-from gateway_svc.core.grammars.python import python_arguments
+from gateway_svc.core.formats.written import Written
+from gateway_svc.core.grammars.calls import call_rules
+from gateway_svc.core.grammars.channels import channel_rules
 from gateway_svc.core.grammars.terms import Speller, json_value, options, terms, without
-from gateway_svc.core.tools import Function, ToolUse
+from gateway_svc.core.tools import ToolUse
 
 _SPACE = r"/[ \r\n\t]*/"
 
@@ -33,6 +32,26 @@ def output_grammar(
         PenstockError: INVALID_ARGUMENT: the model's format cannot be held to, or the schemas are too long.
     """
     speller = Speller(formats.facts.marks)
+    write = _rules if formats.channels is None else channel_rules
+    lines = write(use, formats, speller, is_thinking=is_thinking, answer=answer)
+    grammar = "\n".join(lines)
+    if len(grammar.encode()) > MAX_FORM_BYTES:
+        raise invalid(
+            f"the functions that must be called rightly may have {MAX_FORM_BYTES // 1024} KiB of schemas together",
+            "tools" if use is not None else "structured_outputs",
+        )
+    return StructuredOutputsParams(grammar=grammar)
+
+
+def _rules(
+    use: ToolUse | None,
+    formats: ModelFormats,
+    speller: Speller,
+    *,
+    is_thinking: bool,
+    answer: StructuredOutputsParams | None,
+) -> Iterable[str]:
+    """The rules of an output that is one text."""
     thoughts = _thoughts(formats.reasoning, speller, is_thinking=is_thinking)
     output, rules = "answer", [] if answer is None else [f"answer: {json_value(spaced_schema(answer))}"]
     if use is not None:
@@ -46,14 +65,7 @@ def output_grammar(
         else:
             output = "text"
             rules += _text(tools, ways, use, speller)
-    lines = [f"start: {'thoughts ' if thoughts else ''}({output})", *thoughts, *rules]
-    grammar = "\n".join(lines)
-    if len(grammar.encode()) > MAX_FORM_BYTES:
-        raise invalid(
-            f"the functions that must be called rightly may have {MAX_FORM_BYTES // 1024} KiB of schemas together",
-            "tools" if use is not None else "structured_outputs",
-        )
-    return StructuredOutputsParams(grammar=grammar)
+    return [f"start: {'thoughts ' if thoughts else ''}({output})", *thoughts, *rules]
 
 
 def _ways(formats: ModelFormats) -> Sequence[Written]:
@@ -75,30 +87,7 @@ def _calls(index: int, way: Written, use: ToolUse, speller: Speller) -> Iterable
     """Rules of one call after the other."""
     again = "" if use.is_single else f"({terms(speller.spell(way.between), f'call_{index}')})*"
     yield f"calls_{index}: {terms(speller.spell(way.first), f'call_{index}', again, speller.spell(way.last))}"
-    yield from _call(index, way, use, speller)
-
-
-def _call(index: int, way: Written, use: ToolUse, speller: Speller) -> Iterable[str]:
-    """Rules of one call of one of the functions."""
-    yield f"call_{index}: {options(f'call_{index}', len(use.functions))}"
-    for number, each in enumerate(use.functions):
-        name, is_bound = f"call_{index}_{number}", use.is_bound(each)
-        arguments, rules = _arguments(f"{name}_arguments", way.arguments, each, speller, is_bound=is_bound)
-        begin, end = speller.spell(f"{way.begin}{each.name}{way.middle}"), speller.spell(way.end)
-        yield f"{name}: {terms(begin, arguments, end)}"
-        yield from rules
-
-
-def _arguments(
-    name: str, written: Arguments, function: Function, speller: Speller, *, is_bound: bool
-) -> tuple[str, Iterable[str]]:
-    """The term of a function's arguments, as its schema says if they are bound to it, and the rules that it needs."""
-    if written is Arguments.JSON:
-        return json_value({"type": "object"} | dict(function.parameters if is_bound else {})), ()
-    parameters = parameters_of(function) if is_bound else any_parameters()
-    if written is Arguments.KEYED:
-        return name, keyed_arguments(name, function, parameters, speller)
-    return name, python_arguments(name, function, parameters)
+    yield from call_rules(index, way, use, speller)
 
 
 def _prose(tools: ToolFormat, ways: Sequence[Written]) -> str:
@@ -127,10 +116,10 @@ def _text(tools: ToolFormat, ways: Sequence[Written], use: ToolUse, speller: Spe
             again = "" if use.is_single else f"({terms(speller.spell(way.between), f'call_{index}')})*"
             rest = speller.spell(way.first.removeprefix(mark))
             yield f"unit_{index}: {terms(opening, rest, f'call_{index}', again, speller.spell(way.last))}"
-            yield from _call(index, way, use, speller)
+            yield from call_rules(index, way, use, speller)
         else:
             yield f"unit_{index}: {terms(opening, f'call_{index}')}"
-            yield from _call(index, replace(way, begin=way.begin.removeprefix(mark)), use, speller)
+            yield from call_rules(index, replace(way, begin=way.begin.removeprefix(mark)), use, speller)
 
 
 def _opening(way: Written, opens: str) -> str:

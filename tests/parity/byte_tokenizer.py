@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 
-def write_tokenizer(directory: Path, marks: tuple[str, ...] = ()) -> None:
+def write_tokenizer(directory: Path, marks: tuple[str, ...] = (), *, are_special: bool = False) -> None:
     """One token for each byte, `<eos>` with id 256, and one for each of the marks; further ids of the model have no
     text.
     """
@@ -15,7 +15,7 @@ def write_tokenizer(directory: Path, marks: tuple[str, ...] = ()) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
-    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
+    tokenizer.add_tokens([AddedToken(mark, special=are_special) for mark in marks])
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
@@ -31,6 +31,34 @@ TOOL_TEMPLATE = (
     "{% endfor %}assistant:{% if enable_thinking %}<think>\n{% endif %}"
 )
 TOOL_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+# As gpt-oss has it, but shorter.
+HARMONY_TEMPLATE = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% if m.tool_calls %}{% set call = m.tool_calls[0].function %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('cannot have both content and thinking') }}{% endif %}"
+    "{% if m.content or m.thinking %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{ call.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
+    "{% elif m.role == 'tool' %}<|start|>functions to=assistant<|channel|>commentary<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+HARMONY_MARKS = ("<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+
+
+def write_harmony_model(directory: Path, *, max_model_len: int = 512) -> None:
+    """A checkpoint for the simulated runner that answers in messages on channels; calls and answers end it."""
+    write_byte_model(directory, vocab_size=300, max_model_len=max_model_len)
+    write_tokenizer(directory, HARMONY_MARKS, are_special=True)
+    template = {"chat_template": HARMONY_TEMPLATE, "eos_token": "<|return|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(template))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 258]}))
 
 
 def write_byte_model(

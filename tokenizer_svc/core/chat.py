@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,6 +23,7 @@ from tokenizer_svc.core.conversation import (
     REASONING_KEYS,
     Conversation,
     conversation,
+    with_joined_thoughts,
     with_null_contents,
     with_objects,
 )
@@ -239,10 +241,21 @@ class ChatTemplates:
         first: _UnrenderableError | None = None
         for messages in forms:
             try:
-                return self._run(chosen, {**variables, "messages": messages})
+                return self._run_or_join(chosen, variables, messages)
             except _UnrenderableError as error:
                 first = first or error
         raise invalid(f"the chat template cannot render these messages ({first})", "messages") from first
+
+    def _run_or_join(self, chosen: _Named, variables: dict[str, Any], messages: Conversation) -> str:
+        """The text of messages; gpt-oss's template refuses those that think, say something and call functions."""
+        try:
+            return self._run(chosen, {**variables, "messages": messages})
+        except _Refused as error:
+            joined = with_joined_thoughts(messages)
+            if joined != messages:
+                with suppress(_Refused):
+                    return self._run(chosen, {**variables, "messages": joined})
+            raise invalid(f"the chat template refuses these messages: {error.message}", "messages") from error
 
     def _run(self, chosen: _Named, variables: dict[str, Any]) -> str:
         parts: list[str] = []
@@ -253,10 +266,8 @@ class ChatTemplates:
                 if num_chars > MAX_RENDERED_CHARS:
                     raise invalid(f"the rendered chat exceeds {MAX_RENDERED_CHARS} characters", "messages")
                 parts.append(part)
-        except PenstockError:
+        except (PenstockError, _Refused):
             raise
-        except _Refused as error:
-            raise invalid(f"the chat template refuses these messages: {error.message}", "messages") from error
         except jinja2.exceptions.SecurityError as error:
             if chosen not in self._templates.values():
                 raise invalid(f"chat_template does what the sandbox forbids: {error}", "chat_template") from error

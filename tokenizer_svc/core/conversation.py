@@ -72,6 +72,20 @@ def _object(where: str, text: str) -> dict[str, Any]:
     return found
 
 
+def with_joined_thoughts(messages: Conversation) -> Conversation:
+    """The same, with what is said beside calls of functions as the end of the thought before them, if there is one."""
+    return [_with_joined_thought(message) for message in messages]
+
+
+def _with_joined_thought(message: dict[str, Any]) -> dict[str, Any]:
+    thought, said = message.get(REASONING_KEYS[0]), message.get("content")
+    if not message.get("tool_calls") or not isinstance(thought, str) or not thought or not said:
+        return message
+    texts = [said] if isinstance(said, str) else [part["text"] for part in said]
+    joined = "\n\n".join((thought, *texts))
+    return {**message, "content": "", **{key: joined for key in REASONING_KEYS if key in message}}
+
+
 def with_null_contents(messages: Conversation) -> Conversation:
     """The same, with a null content where there was none."""
     return [{"content": None, **message} for message in messages]

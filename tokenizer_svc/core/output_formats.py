@@ -10,9 +10,12 @@ from contract.domain.errors import PenstockError
 from contract.domain.request import Message
 from tokenizer_svc.core.chat import ChatTemplates
 
+_HARMONY = "<|channel|>", "<|message|>", "<|call|>"
+_UNWRITTEN = ("<|constrain|>",)  # marks that models write and templates do not
 # What a template of each family has in it: the first that fits is it. A template writes earlier calls as its model
 # does, so the marks are there.
 _TOOLS: Final[Mapping[str, tuple[str, ...]]] = {
+    "harmony": _HARMONY,
     "deepseek": ("<｜tool▁call▁begin｜>",),
     "mistral": ("[TOOL_CALLS]",),
     "glm": ("<arg_key>", "<tool_call>"),
@@ -28,9 +31,10 @@ def chat_facts(chat: ChatTemplates, tokenizer: Tokenizer) -> ChatFacts:
     """The facts of a model with these templates and this vocabulary."""
     written = "\n".join(chat.sources.values())
     thinks = THOUGHT_MARKS[1] in written
+    is_harmony = all(mark in written for mark in _HARMONY)
     return ChatFacts(
         tool_format=_tool_format(written),
-        reasoning_format="think" if thinks else "",
+        reasoning_format="harmony" if is_harmony else "think" if thinks else "",
         begins_thinking=frozenset(_thinking_settings(chat)) if thinks else frozenset(),
         marks=_marks(written, chat.special_texts, tokenizer),
         switches=frozenset(THINKING_SWITCHES) & chat.variables,
@@ -59,5 +63,5 @@ def _marks(written: str, special: Iterable[str], tokenizer: Tokenizer) -> dict[s
     return {
         token.content: Mark(token_id, bool(token.special))
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
-        if token.content and (token.content in written or token.content in wanted)
+        if token.content and (token.content in written or token.content in wanted or token.content in _UNWRITTEN)
     }

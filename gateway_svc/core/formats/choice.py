@@ -1,11 +1,12 @@
 """The formats of one model: as the operator says, or as its chat templates show."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
+from gateway_svc.core.formats.channels import Channels
 from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from gateway_svc.core.formats.table import ReasoningFormat, ToolFormat
+from gateway_svc.core.formats.table import ReasoningFormat, ToolFormat, channels_of
 
 AUTO = "auto"
 NONE = "none"
@@ -19,6 +20,11 @@ class ModelFormats:
     reasoning: ReasoningFormat | None = None  # None: its thoughts are content
     facts: ChatFacts = UNKNOWN_CHAT
 
+    @property
+    def channels(self) -> Channels | None:
+        """The marks of the messages that an output is made of; None: it is one."""
+        return channels_of(self.tools, self.reasoning)
+
 
 NO_FORMATS: Final = ModelFormats()
 
@@ -28,4 +34,8 @@ def choose_formats(facts: ChatFacts, tool_format: str, reasoning_format: str) ->
     tools = facts.tool_format if tool_format == AUTO else tool_format
     reasoning = facts.reasoning_format if reasoning_format == AUTO else reasoning_format
     # A name that is not known here was told by a tokenizer of a newer version.
-    return ModelFormats(TOOL_FORMATS.get(tools), REASONING_FORMATS.get(reasoning), facts)
+    chosen = ModelFormats(TOOL_FORMATS.get(tools), REASONING_FORMATS.get(reasoning), facts)
+    if chosen.tools is None or chosen.reasoning is None or chosen.tools.channels is chosen.reasoning.channels:
+        return chosen
+    # Channels are of a whole output: what stands in one text goes with none of them.
+    return replace(chosen, tools=None) if chosen.tools.channels is None else replace(chosen, reasoning=None)

@@ -2,46 +2,29 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gateway_svc.core.formats.heads import MAX_HEAD_CHARS, MORE, Found, Head, find_head, skip_space
 from gateway_svc.core.formats.json_values import JsonSpan
-from gateway_svc.core.formats.pieces import Kind, Piece
-from gateway_svc.core.formats.table import Body, KeyedCall, ReasoningFormat, ToolFormat
-
-_SPACE = " \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
-    """The way in which one output is read."""
-
-    tools: ToolFormat | None = None  # None: calls are text
-    reasoning: ReasoningFormat | None = None  # None: thoughts are text
-    is_reasoning: bool = False  # the prompt ends inside of a thought
-    hidden: tuple[str, ...] = ()  # special tokens of the model that nobody is told
-    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)  # function → its parameters that are texts
-
-    def __bool__(self) -> bool:
-        return bool(self.tools or self.reasoning or self.hidden)
+from gateway_svc.core.formats.output_format import OutputFormat
+from gateway_svc.core.formats.pieces import Kind
+from gateway_svc.core.formats.table import Body, KeyedCall
+from gateway_svc.core.formats.teller import SPACE, Teller, any_of, num_held
 
 
-class Reader:
-    """One output. Text that may turn out to be the beginning of a mark is held back until it is known."""
+class Reader(Teller):
+    """One output: a thought, content, and calls of functions between marks."""
 
     __slots__ = (
-        *("_after_call", "_body", "_format", "_function", "_has_content", "_held", "_is_last", "_marks", "_may_think"),
-        *("_num_keys", "_pieces", "_span", "_step", "_strips", "at", "has_reasoned"),
+        *("_after_call", "_body", "_format", "_function", "_has_content", "_has_reasoned", "_marks", "_may_think"),
+        *("_num_keys", "_span", "_strips"),
     )
 
     def __init__(self, form: OutputFormat) -> None:
+        super().__init__(self._reasoning if form.is_reasoning else self._start)
         self._format = form
-        self._held = ""  # text that is not told so far, from `at` on
-        self._pieces: list[Piece] = []
-        self._is_last = False
-        self._step: Callable[[], bool] = self._reasoning if form.is_reasoning else self._start
         self._may_think = form.reasoning is not None and not form.is_reasoning
         self._strips = form.is_reasoning  # white space at the front of what comes next
         self._after_call = False
@@ -51,39 +34,12 @@ class Reader:
         self._function = ""
         self._num_keys = 0
         self._span = JsonSpan()
-        self.at = 0  # characters of the raw text up to which all was told
-        self.has_reasoned = form.is_reasoning  # the output has a thought, or begins in one
+        self._has_reasoned = form.is_reasoning  # the output has a thought, or begins in one
 
-    def feed(self, text: str) -> list[Piece]:
-        """The pieces that more of the raw text brings."""
-        self._held += text
-        return self._run()
-
-    def end(self) -> list[Piece]:
-        """The pieces that were held back; nothing comes after them."""
-        self._is_last = True
-        return self._run()
-
-    def _run(self) -> list[Piece]:
-        while self._step():
-            pass
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def _tell(self, kind: Kind, size: int) -> None:
-        """Tell the next `size` characters as they are."""
-        if size:
-            self._pieces.append(Piece(kind, self._held[:size], self.at, self.at + size))
-            self._drop(size)
-
-    def _tell_whole(self, kind: Kind, text: str, size: int) -> None:
-        """Tell what the next `size` characters mean."""
-        self._pieces.append(Piece(kind, text, self.at, self.at + size, is_plain=False))
-        self._drop(size)
-
-    def _drop(self, size: int) -> None:
-        self._held = self._held[size:]
-        self.at += size
+    @property
+    def thoughts(self) -> tuple[bool, ...]:
+        """Implement `Teller.thoughts`: one, at the beginning."""
+        return (self._has_reasoned,)
 
     def _start(self) -> bool:
         """Nothing but white space was seen: a thought may begin here, or calls that have no mark."""
@@ -95,7 +51,7 @@ class Reader:
             mark = form.reasoning.opens
             if text.startswith(mark, first):
                 self._drop(first + len(mark))
-                self._step, self._strips, self.has_reasoned = self._reasoning, True, True
+                self._step, self._strips, self._has_reasoned = self._reasoning, True, True
                 return True
             if mark.startswith(text[first:]) and not self._is_last:
                 return False
@@ -120,11 +76,11 @@ class Reader:
             self._drop(len(hidden[0]))
             return True
         if end >= 0:
-            self._tell(Kind.REASONING, len(text[:end].rstrip(_SPACE)))
+            self._tell(Kind.REASONING, len(text[:end].rstrip(SPACE)))
             self._drop(self._held.index(closes) + len(closes))
             self._step, self._strips, self._may_think = self._start, True, False
             return True
-        held = 0 if self._is_last else _num_held(text, (closes, *self._format.hidden), holds_space=True)
+        held = 0 if self._is_last else num_held(text, (closes, *self._format.hidden), holds_space=True)
         self._tell(Kind.REASONING, len(text) - held)
         return False
 
@@ -138,7 +94,7 @@ class Reader:
             self._tell_content(found.start())
             self._drop(len(found[0]))
             return True
-        self._tell_content(len(text[: found.start()].rstrip(_SPACE)))
+        self._tell_content(len(text[: found.start()].rstrip(SPACE)))
         assert self._format.tools is not None
         if found[0] in self._format.tools.opens:
             self._step = self._open
@@ -150,12 +106,12 @@ class Reader:
     def _go_on_with_content(self) -> None:
         text = self._held
         if self._is_last:
-            if self._after_call and not text.strip(_SPACE):
+            if self._after_call and not text.strip(SPACE):
                 self._drop(len(text))
             self._tell_content(len(self._held))
             return
         holds_space = self._strips or self._format.tools is not None
-        self._tell_content(len(text) - _num_held(text, self._marks.texts, holds_space=holds_space))
+        self._tell_content(len(text) - num_held(text, self._marks.texts, holds_space=holds_space))
 
     def _tell_content(self, size: int) -> None:
         if self._strips:
@@ -259,8 +215,8 @@ class Reader:
         if not self._is_last and any(mark.startswith(rest) for mark in marks):
             return False
         found = [place for mark in marks if (place := text.find(mark, at + 1)) >= 0]
-        held = 0 if self._is_last else _num_held(text, marks, holds_space=True)
-        size = len(text[: min(found)].rstrip(_SPACE)) if found else len(text) - held
+        held = 0 if self._is_last else num_held(text, marks, holds_space=True)
+        size = len(text[: min(found)].rstrip(SPACE)) if found else len(text) - held
         self._tell(Kind.ARGUMENTS, size)
         return bool(found)
 
@@ -268,7 +224,7 @@ class Reader:
         if key not in self._format.texts.get(self._function, ()):
             try:
                 json.loads(value, parse_constant=_refuse)
-                return value.strip(_SPACE)
+                return value.strip(SPACE)
             except (ValueError, RecursionError):
                 pass
         return json.dumps(value, ensure_ascii=False)
@@ -290,20 +246,7 @@ def _marks_of(form: OutputFormat) -> _Marks:
 
 @lru_cache(64)
 def _compiled(hidden: tuple[str, ...], of_tools: tuple[str, ...]) -> _Marks:
-    return _Marks((*of_tools, *hidden), _any_of((*of_tools, *hidden)), _any_of(hidden))
-
-
-def _any_of(marks: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(marks, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def _num_held(text: str, marks: Iterable[str], *, holds_space: bool) -> int:
-    """Characters at the end of a text that may be the beginning of a mark, or the white space before one."""
-    most = min(len(text), max(map(len, marks), default=1) - 1)
-    held = next((size for size in range(most, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
-    told = text[: len(text) - held]
-    return len(text) - len(told.rstrip(_SPACE)) if holds_space else held
+    return _Marks((*of_tools, *hidden), any_of((*of_tools, *hidden)), any_of(hidden))
 
 
 def _read_pair(call: KeyedCall, text: str, at: int) -> tuple[str, str, int] | None:

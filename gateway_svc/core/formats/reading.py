@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway_svc.core.formats.reader import OutputFormat
+from gateway_svc.core.formats.channel_reader import ChannelReader
+from gateway_svc.core.formats.output_format import OutputFormat
+from gateway_svc.core.formats.reader import Reader
 from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.core.formats.teller import Teller
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,15 @@ class OutputReading:
     def format(self) -> OutputFormat:
         """The format of an output."""
         return _format_of(self)
+
+    def reader(self) -> Teller:
+        """A reader of an output that begins."""
+        return reader_of(self.format)
+
+
+def reader_of(form: OutputFormat) -> Teller:
+    """A reader of an output in this format."""
+    return Reader(form) if form.channels is None else ChannelReader(form, form.channels)
 
 
 @lru_cache(64)

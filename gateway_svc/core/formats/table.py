@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gateway_svc.core.formats.channels import Channels
 from gateway_svc.core.formats.written import Written
 
 
@@ -59,10 +60,13 @@ class ToolFormat:
     written: tuple[Written, ...]  # the ways in which a model may be made to write them
     is_bare: bool = False  # calls may also begin an output, without a mark
     silent: tuple[str, ...] = ()  # marks around calls that say nothing more
+    channels: Channels | None = None  # in which calls are messages; None: they stand in the text
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All texts that may be tokens of their own."""
+        if self.channels is not None:
+            return self.channels.marks
         calls = [body.call for body in self.bodies]
         inner = [mark for call in calls if isinstance(call, NamedCall) for mark in (call.between, call.ignored)]
         inner += [mark for call in calls if isinstance(call, KeyedCall) for mark in (*call.key, *call.value)]
@@ -76,3 +80,14 @@ class ReasoningFormat:
     name: str
     opens: str
     closes: str
+    channels: Channels | None = None  # in which thoughts are messages; None: there is one, at the beginning
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that may be tokens of their own."""
+        return (self.opens, self.closes) if self.channels is None else self.channels.marks
+
+
+def channels_of(*formats: ToolFormat | ReasoningFormat | None) -> Channels | None:
+    """The marks of the messages that an output in these formats is made of; None: it is one text."""
+    return next((each.channels for each in formats if each is not None and each.channels is not None), None)

@@ -28,15 +28,16 @@ class Speller:
         """Return whether a text is one token."""
         return text in self._marks
 
-    def up_to(self, name: str, mark: str) -> tuple[str, str]:
+    def up_to(self, name: str, mark: str, *others: str) -> tuple[str, str]:
         """The terms of a text up to the first time that a mark comes, with it, and the rule that they need.
 
         Args:
             name: of the rule, in lower case.
             mark: a text that is not empty.
+            others: further marks that the text does not have, where marks are tokens.
         """
         if self.is_token(mark):
-            return f"{name.upper()} {self.spell(mark)}", f"{name.upper()}: {without(mark)}"
+            return f"{name.upper()} {self.spell(mark)}", f"{name.upper()}: {without(mark, *others)}"
         return name, f"{name}[lazy]: /(.|\\n)*{_escaped(mark)}/"
 
     def _term(self, part: str) -> str:

@@ -141,6 +141,25 @@ def test_json_comes_after_a_thought_and_beside_tools_and_other_forms_are_the_who
         assert refused.value.param == "tools"
 
 
+def test_messages_on_channels_are_read_whatever_is_known_of_their_marks() -> None:
+    known = choose_formats(ChatFacts(marks={"<|call|>": Mark(7, True), "<|x|>": Mark(8, True)}), "harmony", "harmony")
+    told = output(known, params={"stop_token_ids": (3,)})
+    assert told.params.stop_token_ids == (3, 7)
+    assert told.params.skip_special_tokens is False
+    assert told.reading is not None
+    assert (told.reading.tool_format, told.reading.reasoning_format) == ("harmony", "harmony")
+    assert told.reading.hidden == ("<|x|>",)
+    unknown = output(choose_formats(ChatFacts(), "harmony", "none"), params={"ignore_eos": True})
+    assert (unknown.params.skip_special_tokens, unknown.params.stop_token_ids) == (False, ())
+
+
+def test_channels_and_texts_do_not_go_together() -> None:
+    for tools, reasoning in (("harmony", "think"), ("hermes", "harmony")):
+        chosen = choose_formats(ChatFacts(), tools, reasoning)
+        found = [each.name for each in (chosen.tools, chosen.reasoning) if each is not None]
+        assert found == ["harmony"]
+
+
 def test_the_operator_decides_about_formats() -> None:
     facts = ChatFacts("hermes", "think")
     assert choose_formats(facts, "none", "none") == ModelFormats(None, None, facts)

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
-from byte_tokenizer import TOOL_MARKS, TOOL_TEMPLATE, write_byte_model
+from byte_tokenizer import HARMONY_MARKS, HARMONY_TEMPLATE, TOOL_MARKS, TOOL_TEMPLATE, write_byte_model
 from model_templates import QWEN25
 from tokenizers import AddedToken, Tokenizer, models
 
 from contract.domain import chat_facts as facts_of_chats
 from contract.domain.chat_facts import ChatFacts, Mark
+from contract.domain.errors import PenstockError
+from contract.domain.request import Message
 from contract.wire.chat_facts import decode_chat_facts, encode_chat_facts
 from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from tokenizer_svc.core.chat import ChatTemplates
@@ -42,6 +44,7 @@ def facts(template: str, *special: str, plain: tuple[str, ...] = ()) -> ChatFact
         (DEEPSEEK, "deepseek", "think"),
         (GLM, "glm", ""),
         (TOOL_TEMPLATE, "hermes", "think"),
+        (HARMONY_TEMPLATE, "harmony", "harmony"),
         (CODER, "", ""),
         ("{{ messages[0].content }}", "", ""),
     ],
@@ -69,6 +72,21 @@ def test_marks_are_the_tokens_that_templates_write() -> None:
     assert found.marks["</s>"].is_special
     assert not found.marks["[INST]"].is_special
     assert "[NEVER]" not in found.marks
+
+
+def test_marks_that_no_template_writes_are_known_too() -> None:
+    assert set(HARMONY_MARKS) - {"<|return|>"} == facts(HARMONY_TEMPLATE, *HARMONY_MARKS).marks.keys() - {"<|return|>"}
+
+
+def test_a_message_that_thinks_says_and_calls_is_given_as_its_template_takes_it() -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
+    templates = ChatTemplates({"default": HARMONY_TEMPLATE}, {})
+    said = Message("assistant", "I look.", {"reasoning": "hm", "tool_calls": [call]})
+    text = templates.render([Message("user", "a"), said])
+    assert "<|channel|>analysis<|message|>hm\n\nI look.<|end|>" in text
+    assert text.count("I look.") == 1
+    with pytest.raises(PenstockError, match="no"):
+        ChatTemplates({"default": "{{ raise_exception('no') }}"}, {}).render([said])
 
 
 def test_facts_come_as_they_were_told() -> None:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gateway_svc.core.formats.output_format import OutputFormat
 from gateway_svc.core.formats.pieces import Kind, Piece
-from gateway_svc.core.formats.reader import OutputFormat, Reader
-from gateway_svc.core.formats.registry import TOOL_FORMATS
-from gateway_svc.core.formats.think import THINK
+from gateway_svc.core.formats.reading import reader_of
+from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.core.formats.table import ReasoningFormat
 
 
 @dataclass
@@ -33,15 +34,20 @@ class Told:
         return self
 
 
+def thoughts_of(name: str) -> ReasoningFormat:
+    """The format of thoughts that goes with one of calls."""
+    return REASONING_FORMATS.get(name, REASONING_FORMATS["think"])
+
+
 def form(name: str, **more: object) -> OutputFormat:
     """That of a family, with its thoughts."""
     texts = {"f": frozenset({"path", "text"})}
-    return OutputFormat(TOOL_FORMATS[name], THINK, hidden=("<|im_end|>",), texts=texts, **more)  # type: ignore[arg-type]
+    return OutputFormat(TOOL_FORMATS[name], thoughts_of(name), hidden=("<|im_end|>",), texts=texts, **more)  # type: ignore[arg-type]
 
 
 def read(form: OutputFormat, parts: Sequence[str]) -> Told:
     """The pieces that are told of a text that comes in parts."""
-    reader = Reader(form)
+    reader = reader_of(form)
     told = Told()
     for part in parts:
         told.add(reader.feed(part))
@@ -83,10 +89,20 @@ SPELLINGS: dict[str, list[str]] = {
         )
         + "<｜tool▁calls▁end｜>",
     ],
+    "harmony": [
+        "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+            for name, arguments in CALLS
+        ),
+        "<|start|>assistant".join(
+            f" to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|end|>" for name, arguments in CALLS
+        ),
+    ],
     "glm": [
         "<tool_call>f\n<arg_key>path</arg_key>\n<arg_value>a.py</arg_value>\n<arg_key>n</arg_key>\n<arg_value>1"
         '</arg_value>\n</tool_call>\n<tool_call>g\n<arg_key>path</arg_key>\n<arg_value>say "}</x>"</arg_value>\n'
         '<arg_key>list</arg_key>\n<arg_value>[1, {"k": [null, true]}]</arg_value>\n</tool_call>'
     ],
 }
+THOUGHTS = {"harmony": "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"}  # of formats with others
 EXAMPLES = [(name, spelling) for name, spellings in SPELLINGS.items() for spelling in spellings]

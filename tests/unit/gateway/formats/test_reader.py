@@ -6,11 +6,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outputs import CALLS, EXAMPLES, Told, form, read
+from outputs import CALLS, EXAMPLES, THOUGHTS, Told, form, read
 
+from gateway_svc.core.formats.output_format import OutputFormat
 from gateway_svc.core.formats.pieces import Piece
-from gateway_svc.core.formats.reader import OutputFormat, Reader
-from gateway_svc.core.formats.registry import TOOL_FORMATS
+from gateway_svc.core.formats.reading import reader_of
+from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.core.formats.think import THINK
 
 NAMES = sorted(TOOL_FORMATS)
@@ -25,6 +26,8 @@ _WORDS = (
         "\n```",
     ),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<|start|>assistant", "<|channel|>analysis", "<|channel|>final", "<|channel|>commentary", "<|message|>"),
+    *("<|end|>", "<|call|>", "<|return|>", "<|constrain|>json", " to=functions.f", " to=", "<|"),
     *('{"name": "f", "arguments": ', '{"name": "f", "parameters": ', '"name": "f"', '{"a": [1, "}"]}', "{}", "}", "]"),
     *("[f(a=1)", "f(a='x')", "[", ",", ";", "f", "hello", " ", "\n", '"', "\\", "<", "<|im_end|>", "<t", "1", "é"),
 )
@@ -61,12 +64,12 @@ def parts_of(text: str, cuts: list[int]) -> list[str]:
 def test_what_is_told_does_not_depend_on_how_the_text_is_cut(
     name: str, text: str, cuts: list[int], is_reasoning: bool
 ) -> None:
-    whole, cut = (Reader(form(name, is_reasoning=is_reasoning)) for _ in range(2))
+    whole, cut = (reader_of(form(name, is_reasoning=is_reasoning)) for _ in range(2))
     expected = [*whole.feed(text), *whole.end()]
     found = [piece for part in parts_of(text, cuts) for piece in cut.feed(part)] + cut.end()
     assert same(found) == same(expected)
     assert cut.at == whole.at == len(text)
-    singly = Reader(form(name, is_reasoning=is_reasoning))
+    singly = reader_of(form(name, is_reasoning=is_reasoning))
     assert same([piece for character in text for piece in singly.feed(character)] + singly.end()) == same(expected)
 
 
@@ -75,14 +78,14 @@ def test_what_is_told_does_not_depend_on_how_the_text_is_cut(
 def test_who_goes_on_tells_exactly_what_was_not_told(
     name: str, text: str, cuts: list[int], heard: int, rng: random.Random
 ) -> None:
-    first = Reader(form(name))
+    first = reader_of(form(name))
     told = [piece for part in parts_of(text[:heard], cuts) for piece in first.feed(part)]
     place = first.at
-    second = Reader(form(name))
+    second = reader_of(form(name))
     known = second.feed(text[:place])
     later = [*second.feed(text[place:heard]), *second.feed(text[heard:])]
     rest = [left for piece in [*known, *later] if (left := piece.after(place))]
-    whole = Reader(form(name))
+    whole = reader_of(form(name))
     expected = [*whole.feed(text), *whole.end()]
     assert same([*told, *rest, *second.end()]) == same(expected)
 
@@ -90,7 +93,7 @@ def test_who_goes_on_tells_exactly_what_was_not_told(
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(NAMES), OUTPUTS)
 def test_pieces_follow_each_other_and_plain_ones_are_the_text(name: str, text: str) -> None:
-    reader, at = Reader(form(name)), 0
+    reader, at = reader_of(form(name)), 0
     for piece in [*reader.feed(text), *reader.end()]:
         assert at <= piece.end
         assert piece.start >= at or not piece.is_plain
@@ -101,11 +104,55 @@ def test_pieces_follow_each_other_and_plain_ones_are_the_text(name: str, text: s
 
 @pytest.mark.parametrize(("name", "spelling"), EXAMPLES)
 def test_calls_are_read(name: str, spelling: str) -> None:
-    for before, told in (("", Told()), ("<think>\nhm\n</think>\n\n", Told(reasoning="hm"))):
+    thought = THOUGHTS.get(name, "<think>\nhm\n</think>\n\n")
+    for before, told in (("", Told()), (thought, Told(reasoning="hm"))):
         found = read(form(name), [f"{before}{spelling}<|im_end|>"])
         assert (found.reasoning, found.content) == (told.reasoning, "")
         calls = [(each, json.loads(arguments)) for each, arguments in found.calls]
         assert calls == [(each, json.loads(arguments)) for each, arguments in CALLS]
+
+
+def message(channel: str, text: str, end: str = "<|end|><|start|>assistant") -> str:
+    return f"<|channel|>{channel}<|message|>{text}{end}"
+
+
+CALL = message("commentary to=functions.f <|constrain|>json", '{"a": 1}', "<|call|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (message("analysis", "hm") + message("final", "so", "<|return|>"), Told("hm", "so")),
+        (message("analysis", "a") + message("analysis", " b ") + CALL, Told("a\n b ", calls=[("f", '{"a": 1}')])),
+        (message("commentary", "I look.") + CALL, Told(content="I look.", calls=[("f", '{"a": 1}')])),
+        (message("commentary", "a") + message("final", "b", ""), Told(content="a\nb")),
+        (message("analysis to=browser.search code", "x") + message("final", "y", ""), Told("x", "y")),
+        (message("commentary to=python", "x", ""), Told(content="x")),
+        (" to=functions.f<|channel|>analysis<|message|>{}<|call|>", Told(calls=[("f", "{}")])),
+        (message("final", "a <|end", ""), Told(content="a <|end")),
+        (message("final", "a<|im_end|>b", ""), Told(content="ab")),
+        ("<|channel|>final", Told()),
+        ("<|channel|>analysis<|end|>" + message("final", "a", ""), Told(content="a")),
+        (message("analysis", "a", "<|channel|>final<|message|>b"), Told("a", "b")),
+        (" told before<|return|>", Told(content=" told before")),
+        ("<|channel|>" + "x" * 20_000, Told(content="x" * 20_000)),
+        ("", Told()),
+    ],
+)
+def test_messages_are_told_by_their_channels(text: str, told: Told) -> None:
+    assert read(form("harmony"), [text]) == told
+    assert read(form("harmony"), list(text)) == told
+
+
+def test_messages_without_functions_or_thoughts_are_content() -> None:
+    text = message("analysis", "a") + CALL
+    assert read(OutputFormat(TOOL_FORMATS["harmony"]), [text]) == Told(content="a", calls=[("f", '{"a": 1}')])
+    assert read(OutputFormat(reasoning=REASONING_FORMATS["harmony"]), [text]) == Told("a", '{"a": 1}')
+
+
+def test_an_output_may_begin_inside_of_a_thought_of_several_messages() -> None:
+    text = "b<|end|><|start|>assistant" + message("final", "c", "")
+    assert read(form("harmony", is_reasoning=True), [text]) == Told("b", "c")
 
 
 @pytest.mark.parametrize("name", ["hermes", "deepseek", "mistral", "glm"])
@@ -117,7 +164,7 @@ def test_text_before_calls_is_content_and_the_space_between_is_not(name: str) ->
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = Reader(form("hermes"))
+    reader = reader_of(form("hermes"))
     told = [*reader.feed('<tool_call>{"name": "f", "arguments": {"path": "a')]
     assert [piece.text for piece in told] == ["f", '{"path": "a']
     assert [piece.text for piece in reader.feed('bc\\"d')] == ['bc\\"d']
@@ -126,7 +173,7 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_the_end_of_a_text_may_be_the_beginning_of_a_mark() -> None:
-    reader = Reader(form("hermes"))
+    reader = reader_of(form("hermes"))
     assert [piece.text for piece in reader.feed("a <tool")] == ["a"]
     assert reader.at == 1
     assert [piece.text for piece in reader.feed("s are fine")] == [" <tools are fine"]
