@@ -16,6 +16,7 @@ pipelines, each with a server, whose gateways serve both; at the end one server 
     penstock bench chaos --seed 7 --kills 20 --kinds server --hows killed,cut --every-s 5
     penstock bench chaos --hows killed,slow,silent,readonly,bombed --kinds gateway,worker,upgrade,server --max-streams 4
     penstock bench chaos --pools 2 --kinds gateway,tokenizer,scheduler,worker,detokenizer,server --kills 60
+    penstock bench chaos -- --tool-format=harmony --reasoning-format=harmony
     penstock bench chaos --rolling
     penstock bench chaos --rolling --from v0.1.0
 """

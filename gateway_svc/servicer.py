@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,6 +24,8 @@ from gateway_svc.core.pooled.parse import FLOATS
 from gateway_svc.core.prompt_outputs import PromptOutput, PromptVector
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import Outcome
+from gateway_svc.core.streams import DeliveredSequence
+from gateway_svc.core.told import ToldChoice
 from gateway_svc.grouping import grouped_sink
 from gateway_svc.intake import too_large_error
 from gateway_svc.large import off_loop
@@ -84,13 +86,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         with self._streaming():
             try:
                 pool, checked, form, is_idempotent, limits = await self._check(
-                    request, context, wire.decode_generate, self._pools.routes.defaults
+                    request, context, wire.decode_generate, self._pools.routes
                 )
             except PenstockError:
                 self._pools.stats.outcomes[Outcome.REJECTED] += 1
                 raise
             _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
-            sink = QueueSink(form.n, self._max_backlog_bytes)
+            sink = QueueSink(form.n, self._max_backlog_bytes, _told(form))
             told = pool.told_prompts(grouped_sink(sink, form), None, form=form)
             call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
             await self._tell(pool, call, sink, context)
@@ -120,7 +122,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if form.form.is_pooled:
                 raise no_stream(form.form)
             have = wire.decode_offsets(request, form.num_choices)
-            sink = QueueSink(form.n, self._max_backlog_bytes)
+            sink = QueueSink(form.n, self._max_backlog_bytes, _told(form, have))
             told = pool.told_prompts(grouped_sink(sink, form), have, form=form)
             call = await pool.reception.resume(form, caller.tenant, told, have)
             await self._tell(pool, call, sink, context)
@@ -205,6 +207,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             pool=pool.label,
             stream_interval=ask.stream_interval,
             returns_token_ids=ask.returns_prompt_ids,
+            reading=ask.reading,
         )
         if is_idempotent:
             form = await pool.reception.agreed(form, caller.tenant)
@@ -237,7 +240,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     for event in wire.prompt_events(prompt, output):
                         await context.write(event)
                 for choice, row in rows:
-                    for event in wire.deltas(choice, row):
+                    for event in wire.deltas(choice, row, sink.told[choice] if sink.told else None):
                         await context.write(event)
         finally:
             self._close(pool, call)
@@ -248,6 +251,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         deadline_ns = call.form.deadline_ns
         is_late = deadline_ns and time.time_ns() >= deadline_ns
         pool.delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
+
+
+def _told(form: ReplyForm, have: Sequence[DeliveredSequence] = ()) -> list[ToldChoice]:
+    """The choices of a call whose outputs are told apart, as its client has them; none: they are told as they are."""
+    places = [each.num_chars for each in have] or [0] * form.num_choices
+    told = (form.head.told(choice, place) for choice, place in enumerate(places))
+    return [each for each in told if each is not None]
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -15,6 +15,7 @@ from gateway_svc.core.backlog import Backlog
 from gateway_svc.core.prompt_outputs import PromptOutput
 from gateway_svc.core.replies import encode
 from gateway_svc.core.sse import KEEP_ALIVE
+from gateway_svc.core.told import ToldChoice
 from gateway_svc.outlet import Outlet, Send
 
 Headers = list[tuple[bytes, bytes]]
@@ -230,7 +231,9 @@ class ReplySink:
 class QueueSink:
     """Rows for a coroutine that fetches them; what it does not fetch in time is merged."""
 
-    def __init__(self, n: int, max_backlog_bytes: int) -> None:
+    def __init__(self, n: int, max_backlog_bytes: int, told: Sequence[ToldChoice] = ()) -> None:
+        """`told`: of a call whose outputs are told in parts, its choices, for who fetches their rows."""
+        self.told = told
         self._n = n
         self._backlog = Backlog(max_backlog_bytes)
         self._woken = asyncio.Event()
@@ -260,7 +263,9 @@ class QueueSink:
         return prompts
 
     def recall(self, prompt: int, row: TextRow) -> None:
-        """Its client is told the text as it is."""
+        """Implement `call.Sink`: it comes before all rows of its choice."""
+        if self.told:
+            self.told[prompt * self._n + row.sequence].recall(row)
 
     def take(self, prompt: int, row: TextRow, chain: int) -> None:  # noqa: ARG002  (rows may be merged)
         """Implement `call.Sink`."""

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from contract.v1 import common_pb2 as _common_pb2
 from contract.v1 import requests_pb2 as _requests_pb2
 import builtins as _builtins
@@ -20,6 +21,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_MODE_UNSPECIFIED: _ToolMode.ValueType  # 0
+    """As auto."""
+    TOOL_MODE_NONE: _ToolMode.ValueType  # 1
+    """None is, and the chat template is not given any."""
+    TOOL_MODE_AUTO: _ToolMode.ValueType  # 2
+    """The model decides."""
+    TOOL_MODE_REQUIRED: _ToolMode.ValueType  # 3
+    """One at least is."""
+
+class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper):
+    """Whether functions are called in general."""
+
+TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
+"""As auto."""
+TOOL_MODE_NONE: ToolMode.ValueType  # 1
+"""None is, and the chat template is not given any."""
+TOOL_MODE_AUTO: ToolMode.ValueType  # 2
+"""The model decides."""
+TOOL_MODE_REQUIRED: ToolMode.ValueType  # 3
+"""One at least is."""
+Global___ToolMode: _TypeAlias = ToolMode  # noqa: Y015
+
 @_typing.final
 class GenerateCall(_message.Message):
     """Input of Generate."""
@@ -31,6 +60,7 @@ class GenerateCall(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     resumable: _builtins.bool
     """Whether the request outlives a broken call for the gateway's grace, so that `Resume` finds it."""
     idempotency_key: _builtins.str
@@ -46,6 +76,10 @@ class GenerateCall(_message.Message):
     def request(self) -> _requests_pb2.GenerateRequest:
         """What to generate."""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatOutput:
+        """Of a chat: thoughts, content and calls of functions are told apart, and this holds of them; absent: all is text."""
+
     def __init__(
         self,
         *,
@@ -54,14 +88,117 @@ class GenerateCall(_message.Message):
         idempotency_key: _builtins.str = ...,
         stream_interval: _builtins.int = ...,
         return_prompt_token_ids: _builtins.bool = ...,
+        chat: Global___ChatOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "request", b"request", "resumable", b"resumable", "return_prompt_token_ids", b"return_prompt_token_ids", "stream_interval", b"stream_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "idempotency_key", b"idempotency_key", "request", b"request", "resumable", b"resumable", "return_prompt_token_ids", b"return_prompt_token_ids", "stream_interval", b"stream_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateCall: _TypeAlias = GenerateCall  # noqa: Y015
+
+@_typing.final
+class ChatOutput(_message.Message):
+    """The outputs of a chat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    WITHOUT_REASONING_FIELD_NUMBER: _builtins.int
+    parallel_tool_calls: _builtins.bool
+    """Whether it may call several at once [true]."""
+    without_reasoning: _builtins.bool
+    """Whether thoughts are not told, though they count."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """The functions that the model may call, up to 1024; none: it calls none."""
+
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """Whether it must; absent: it decides."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        without_reasoning: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice", "tools", b"tools", "without_reasoning", b"without_reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+
+Global___ChatOutput: _TypeAlias = ChatOutput  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that a model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name: 1 to 128 of A-Z a-z 0-9 _ . : / -"""
+    description: _builtins.str
+    """What it is for; empty: nothing is said."""
+    parameters_json: _builtins.str
+    """JSON schema of its arguments, an object; empty: any."""
+    strict: _builtins.bool
+    """Whether the arguments must be as the schema says."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """Whether functions are called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolMode.ValueType
+    """In general."""
+    function: _builtins.str
+    """This function is called, once."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolMode.ValueType = ...,
+        function: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "function", b"function", "mode", b"mode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "function", b"function", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["mode", "function"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class EmbedCall(_message.Message):
@@ -221,7 +358,7 @@ class SampleOffset(_message.Message):
     tokens: _builtins.int
     """Output tokens."""
     characters: _builtins.int
-    """Characters (code points) of text."""
+    """Characters (code points) of text; of a chat whose outputs are told apart `characters_after`."""
     chain: _builtins.int
     """`chain_after` of the event; ignored if there are no tokens."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -364,6 +501,8 @@ class Delta(_message.Message):
     TEXT_OFFSET_FIELD_NUMBER: _builtins.int
     CHAIN_AFTER_FIELD_NUMBER: _builtins.int
     SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    CHARACTERS_AFTER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Index of the sample; of a call with several prompts of n samples each: prompt * n + sample."""
     token_offset: _builtins.int
@@ -386,6 +525,8 @@ class Delta(_message.Message):
     """
     system_fingerprint: _builtins.str
     """16 hexadecimal digits: digest of the model that computes the sample; told with its first and its last event."""
+    characters_after: _builtins.int
+    """With chat: characters of the sample's raw text up to which all was told, for `Resume`."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """Present if logprobs were asked for, one per new token."""
@@ -393,6 +534,10 @@ class Delta(_message.Message):
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
         """Totals of the request; with the end of its last sample. Each prompt of a call is a request."""
+
+    @_builtins.property
+    def chat(self) -> Global___ChatDelta:
+        """Of a call that says how the outputs of its chat are told: what this event adds to them; text is empty then."""
 
     def __init__(
         self,
@@ -409,21 +554,99 @@ class Delta(_message.Message):
         text_offset: _builtins.int = ...,
         chain_after: _builtins.int | None = ...,
         system_fingerprint: _builtins.str = ...,
+        chat: Global___ChatDelta | None = ...,
+        characters_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "chain_after", b"chain_after", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "_characters_after", b"_characters_after", "chain_after", b"chain_after", "characters_after", b"characters_after", "chat", b"chat", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "chain_after", b"chain_after", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence", b"sequence", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "system_fingerprint", b"system_fingerprint", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "token_offset", b"token_offset", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after", "_characters_after", b"_characters_after", "chain_after", b"chain_after", "characters_after", b"characters_after", "chat", b"chat", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "sequence", b"sequence", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "system_fingerprint", b"system_fingerprint", "text", b"text", "text_offset", b"text_offset", "token_ids", b"token_ids", "token_offset", b"token_offset", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chain_after: _TypeAlias = _typing.Literal["chain_after"]  # noqa: Y015
     _WhichOneofArgType__chain_after: _TypeAlias = _typing.Literal["_chain_after", b"_chain_after"]  # noqa: Y015
+    _WhichOneofReturnType__characters_after: _TypeAlias = _typing.Literal["characters_after"]  # noqa: Y015
+    _WhichOneofArgType__characters_after: _TypeAlias = _typing.Literal["_characters_after", b"_characters_after"]  # noqa: Y015
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_token_id", "stop_string"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chain_after) -> _WhichOneofReturnType__chain_after | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__characters_after) -> _WhichOneofReturnType__characters_after | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_stop_reason) -> _WhichOneofReturnType_stop_reason | None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class ChatDelta(_message.Message):
+    """What an event adds to an output of a chat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASONING_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    reasoning: _builtins.str
+    """To what the model thinks."""
+    content: _builtins.str
+    """To what it says."""
+    reasoning_tokens: _builtins.int
+    """Output tokens that it thought with; with the end of the sample, if it is known."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
+        """To its calls of functions."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: _builtins.str = ...,
+        content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
+        reasoning_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "content", b"content", "reasoning", b"reasoning", "reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reasoning_tokens: _TypeAlias = _typing.Literal["reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_tokens: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_tokens) -> _WhichOneofReturnType__reasoning_tokens | None: ...
+
+Global___ChatDelta: _TypeAlias = ChatDelta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """What an event adds to a call of a function."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call among those of the sample."""
+    id: _builtins.str
+    """Its id; with its beginning."""
+    name: _builtins.str
+    """Name of the function; with its beginning."""
+    arguments: _builtins.str
+    """More of its arguments, JSON."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):

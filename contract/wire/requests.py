@@ -310,6 +310,7 @@ def decode_message(where: str, message: requests_pb2.ChatMessage) -> Message:
         PenstockError: INVALID_ARGUMENT: JSON that is none, or not of the form that it must have.
     """
     extra = _read_json(f"{where}.extra_json", message.extra_json, dict[str, Any]) if message.extra_json else None
+    extra = {**(extra or {}), **_turn(message)} or None
     if message.parts_json:
         parts = _read_json(f"{where}.parts_json", message.parts_json, list[dict[str, Any]])
         for index, part in enumerate(parts):
@@ -318,6 +319,16 @@ def decode_message(where: str, message: requests_pb2.ChatMessage) -> Message:
                 raise invalid(f"{name} must be an object with the type 'text' and a text", name)
         return Message(message.role, tuple(parts), extra)
     return Message(message.role, message.content if message.HasField("content") or not extra else None, extra)
+
+
+def _turn(message: requests_pb2.ChatMessage) -> dict[str, Any]:
+    """What a client says of a turn in fields of their own, as OpenAI's clients say it."""
+    calls = [
+        {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+        for each in message.tool_calls
+    ]
+    said = {"reasoning": message.reasoning, "tool_calls": calls, "tool_call_id": message.tool_call_id}
+    return {name: value for name, value in said.items() if value}
 
 
 def _read_json(where: str, text: str, kind: type[J]) -> J:

@@ -1,6 +1,6 @@
 """Messages of gRPC clients, and those for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -8,7 +8,6 @@ import msgspec
 from contract.domain import chain
 from contract.domain.errors import invalid
 from contract.domain.finish import FinishReason, Usage
-from contract.domain.generation_defaults import OPENAI_DEFAULTS
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingKind, PoolingParams
 from contract.domain.request import Message, Prompt, check_cache_salt
@@ -17,13 +16,18 @@ from contract.v1 import common_pb2, inference_pb2, requests_pb2
 from contract.wire.deltas import encode_delta
 from contract.wire.generation_defaults import unsaid
 from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
-from gateway_svc.core.ask import DefaultsOf, Form, Models
+from gateway_svc.core.ask import Form, Models
+from gateway_svc.core.chat_outputs import ChatOutput, chat_output
+from gateway_svc.core.formats.choice import ModelFormats
+from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.idempotency import check_key
 from gateway_svc.core.messages import MAX_MESSAGES, check_depth
 from gateway_svc.core.openai import MAX_STREAM_INTERVAL
 from gateway_svc.core.prompt_outputs import PromptVector
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
+from gateway_svc.core.told import ToldChoice
+from gateway_svc.wire.chats import decode_chat, told_deltas
 
 _U64 = 2**64
 _DELTA_LOGPROBS = 2048 * 21  # of tokens and their alternatives
@@ -50,6 +54,7 @@ class GrpcAsk:
     returns_prompt_ids: bool = False
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
     pooling: Pooling | None = None  # of an `Embed` call
+    reading: OutputReading | None = None  # of a chat whose outputs are told apart
 
     @property
     def form(self) -> Form:
@@ -59,21 +64,27 @@ class GrpcAsk:
         return Form.COMPLETION if self.prompt.messages is None else Form.CHAT
 
 
-def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lambda _: OPENAI_DEFAULTS) -> GrpcAsk:
-    """The request of a gRPC client, where it says nothing with these defaults of its model.
+def decode_generate(call: inference_pb2.GenerateCall, models: Models) -> GrpcAsk:
+    """The request of a gRPC client, where it says nothing with the defaults of its model.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT naming the field; what `defaults` raises.
+        PenstockError: INVALID_ARGUMENT naming the field; what `models` raises.
     """
     message, key = call.request, call.idempotency_key
     if call.stream_interval > MAX_STREAM_INTERVAL:
         raise invalid(f"stream_interval may be {MAX_STREAM_INTERVAL}, got {call.stream_interval}", "stream_interval")
     params = decode_params(message, _signed(message.seed) if message.HasField("seed") else None)
-    left = unsaid(message)
+    left, prompt = unsaid(message), _prompt(message)
+    output = ChatOutput(models.defaults(message.model).fill(params, left))
+    if call.HasField("chat"):
+        output = _chat_output(call.chat, prompt, output.params, models.formats(message.model))
+        variables = {**(prompt.chat_template_kwargs or {}), **output.variables}
+        required = (*prompt.required_variables, *output.variables)
+        prompt = replace(prompt, chat_template_kwargs=variables or None, required_variables=required)
     return GrpcAsk(
         message.model,
-        _prompt(message),
-        defaults(message.model).fill(params, left),
+        prompt,
+        output.params,
         message.priority,
         is_resumable=call.resumable,
         idempotency_key=check_key(key) if key else None,
@@ -81,7 +92,16 @@ def decode_generate(call: inference_pb2.GenerateCall, defaults: DefaultsOf = lam
         stream_interval=call.stream_interval,
         returns_prompt_ids=call.return_prompt_token_ids,
         unsaid=left,
+        reading=output.reading or (OutputReading() if call.HasField("chat") else None),
     )
+
+
+def _chat_output(
+    chat: inference_pb2.ChatOutput, prompt: Prompt, params: SamplingParams, formats: ModelFormats
+) -> ChatOutput:
+    if prompt.messages is None:
+        raise invalid("chat is for a prompt of messages", "chat")
+    return chat_output(decode_chat(chat), params, prompt.chat_template_kwargs or {}, formats)
 
 
 def decode_embed(call: inference_pb2.EmbedCall, models: Models) -> GrpcAsk:
@@ -205,10 +225,19 @@ def accepted_event(form: ReplyForm) -> inference_pb2.GenerateEvent:
     return inference_pb2.GenerateEvent(accepted=accepted)
 
 
-def deltas(choice: int, row: TextRow) -> list[inference_pb2.GenerateEvent]:
-    """A choice's row as events: one, unless it would exceed the 4 MiB that gRPC clients take by default."""
+def deltas(choice: int, row: TextRow, told: ToldChoice | None = None) -> list[inference_pb2.GenerateEvent]:
+    """A choice's row as events: one, unless it would exceed the 4 MiB that gRPC clients take by default.
+
+    Args:
+        choice: prompt * n + sample.
+        row: extends the choice's row before.
+        told: of a choice that is told in parts, what its client was told so far; None: its text is told as it is.
+    """
     num_each = 1 + max((len(each.top) for each in row.logprobs), default=0)
-    parts = split(row, min(_DELTA_TOKENS, _DELTA_LOGPROBS // num_each), _DELTA_CHARS)
+    num_tokens = min(_DELTA_TOKENS, _DELTA_LOGPROBS // num_each)
+    if told is not None:
+        return told_deltas(choice, row, told, num_tokens)
+    parts = split(row, num_tokens, _DELTA_CHARS)
     events = [inference_pb2.GenerateEvent(delta=encode_delta(part, choice)) for part in parts]
     events[-1].delta.chain_after = chain.extend(row.chain, row.token_ids)
     return events

@@ -1,13 +1,18 @@
 """Typed gRPC clients of a gateway: `Client` blocks, `AsyncClient` awaits; both speak `penstock.v1.Inference`."""
 
 from penstock.client.asynchronous import AsyncClient
+from penstock.client.chats import ChatChoice, ChatReply, ToolCall
+from penstock.client.events import Accepted, ChatDelta, Delta, PromptPart, ToolCallDelta
 from penstock.client.synchronous import Client
 from penstock.client.tls import ClientTls
-from penstock.client.wire import Accepted, Delta, Embedding, Generation, PromptPart, ServedModel
+from penstock.client.wire import Embedding, Generation, ServedModel
 
 __all__ = [
     "Accepted",
     "AsyncClient",
+    "ChatChoice",
+    "ChatDelta",
+    "ChatReply",
     "Client",
     "ClientTls",
     "Delta",
@@ -15,4 +20,6 @@ __all__ = [
     "Generation",
     "PromptPart",
     "ServedModel",
+    "ToolCall",
+    "ToolCallDelta",
 ]

@@ -5,21 +5,21 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 from grpc import aio
 
 from contract.domain.pooling import PoolingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+from penstock.client.chats import ChatOptions, ChatReply, encode_chat
+from penstock.client.events import Accepted, Event
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
-    Accepted,
     Chat,
     Embedding,
-    Event,
     Generation,
     ParamsLike,
     ServedModel,
@@ -128,6 +128,21 @@ class AsyncClient:
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
+
+    def stream_chat(
+        self, messages: Chat, params: ParamsLike = None, **options: Unpack[ChatOptions]
+    ) -> AsyncGenerator[Event, None]:
+        """As `Client.stream_chat`; `aclose` before its end, or a cancelled task, cancels the request."""
+        return self._events(encode_chat(messages, params, **options), options.get("timeout_s") or self._timeout_s)
+
+    async def chat(self, messages: Chat, params: ParamsLike = None, **options: Unpack[ChatOptions]) -> ChatReply:
+        """As `Client.chat`."""
+        reply: ChatReply | None = None
+        async for event in self.stream_chat(messages, params, **options):
+            if reply is None:
+                reply = ChatReply.begun(event, full_params(params).n)
+            reply.extend(event)
+        return ChatReply.ended(reply)
 
     async def embed(
         self,

@@ -6,7 +6,8 @@ from contract.domain.chain import CHAIN_START
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
 from contract.v1 import common_pb2, inference_pb2
-from penstock.client.wire import Accepted, Delta, Event, PromptPart, decode_event
+from penstock.client.events import Accepted, Delta, Event, PromptPart
+from penstock.client.wire import decode_event
 
 PATIENCE_S = 30.0  # without anything new, then the last error counts
 CANCEL_S = 2.0  # for telling the pipeline that nobody wants a request any more
@@ -98,7 +99,7 @@ class Resumption:
                 text=delta.text[known_chars:],
                 logprobs=delta.logprobs[known_tokens:],
             )
-        if sample.finish or not (new.token_ids or new.text or new.finish):
+        if sample.finish or not (new.token_ids or new.text or new.finish or new.chat):
             return None
         sample.num_tokens += len(new.token_ids)
         sample.num_chars += len(new.text)
@@ -106,7 +107,7 @@ class Resumption:
         if told.HasField("chain_after"):
             self._offsets[delta.sequence] = inference_pb2.SampleOffset(
                 tokens=sample.num_tokens,
-                characters=sample.num_chars,
+                characters=told.characters_after if told.HasField("characters_after") else sample.num_chars,
                 chain=told.chain_after,
                 finish_reason=common_pb2.FinishReason.ValueType(sample.finish),
             )

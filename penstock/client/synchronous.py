@@ -4,20 +4,20 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 
 from contract.domain.pooling import PoolingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+from penstock.client.chats import ChatOptions, ChatReply, encode_chat
+from penstock.client.events import Accepted, Event
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
-    Accepted,
     Chat,
     Embedding,
-    Event,
     Generation,
     ParamsLike,
     ServedModel,
@@ -163,6 +163,34 @@ class Client:
             elif generation is not None:
                 generation.extend(event)
         return Generation.ended(generation)
+
+    def stream_chat(
+        self, messages: Chat, params: ParamsLike = None, **options: Unpack[ChatOptions]
+    ) -> Generator[Event, None, None]:
+        """Answers a chat: first `Accepted`, then a `Delta` for each step of each sample, whose `chat` says what it
+        adds to what the model thinks, says and calls.
+
+        Closing the iterator before its end cancels the request.
+
+        Args:
+            messages: each with a `role` and a text as `content`; of earlier turns also `reasoning`, `tool_calls` and
+                `tool_call_id`, as `ChatReply.message` and OpenAI's clients have them.
+            params: as of `generate`; where a mapping does not say `max_tokens`, that is what the context leaves.
+            options: those of `ChatOptions`: tools, tool_choice and so on.
+
+        Raises:
+            PenstockError: the request is wrong, was refused, or failed.
+        """
+        return self._events(encode_chat(messages, params, **options), options.get("timeout_s") or self._timeout_s)
+
+    def chat(self, messages: Chat, params: ParamsLike = None, **options: Unpack[ChatOptions]) -> ChatReply:
+        """As `stream_chat`, with the same options, all at once."""
+        reply: ChatReply | None = None
+        for event in self.stream_chat(messages, params, **options):
+            if reply is None:
+                reply = ChatReply.begun(event, full_params(params).n)
+            reply.extend(event)
+        return ChatReply.ended(reply)
 
     def embed(
         self,

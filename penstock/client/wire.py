@@ -1,5 +1,6 @@
 """Messages that clients send and get, and their protobuf."""
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from contract.wire.errors import ERROR_TRAILER
 from contract.wire.generation_defaults import clear_unsaid
 from contract.wire.requests import encode_message, encode_params
 from contract.wire.tokens import decode_prompt_logprobs
+from penstock.client.events import Accepted, ChatDelta, Delta, Event, PromptPart, ToolCallDelta
 from penstock.outputs import CompletionOutput, Logprob, new_samples, prompt_entries
 
 _TOO_LARGE = "message larger than max"
@@ -44,44 +46,11 @@ ParamsLike: TypeAlias = SamplingParams | Mapping[str, Any] | None  # some of the
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The first event of a generation: it will end exactly once."""
-
-    request_id: str  # 32 hexadecimal digits
-    model: str
-    seed: int  # unsigned 64-bit; the one given, or drawn by the gateway
-    prompt_token_ids: tuple[int, ...] = ()  # if they were asked for
-
-
-@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model that is served."""
 
     name: str
     max_model_len: int  # tokens of prompt and output together, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """The part of a step that a sample gets."""
-
-    sequence: int  # index of the sample
-    token_offset: int  # output tokens of the sample before this event
-    token_ids: tuple[int, ...]
-    text: str  # may be empty
-    logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, if asked for
-    finish: FinishReason = FinishReason.UNSPECIFIED  # why the sample ended
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS and length
-    usage: Usage | None = None  # totals of the request, with the end of its last sample
-    system_fingerprint: str = ""  # of the model; told with the first and the last event of a sample
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """The logprobs of a part of the prompt, if they were asked for; all parts come before the first `Delta`."""
-
-    position: int  # index in the prompt of the first token
-    logprobs: tuple[dict[int, Logprob], ...]  # of each token, by id: its own and those of the most likely there
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +62,6 @@ class Embedding:
     embedding: list[float]
     usage: Usage
     system_fingerprint: str = ""  # of the model
-
-
-Event: TypeAlias = Accepted | PromptPart | Delta
 
 
 @dataclass(slots=True)
@@ -197,6 +163,8 @@ def encode_call(
     cache_salt: str | None = None,
     stream_interval: int = 0,
     return_prompt_token_ids: bool = False,
+    chat: inference_pb2.ChatOutput | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> inference_pb2.GenerateCall:
     """The input of `Generate`. A resumable call without a key gets one, so that it can be sent again.
 
@@ -215,6 +183,8 @@ def encode_call(
     if full.seed is not None:
         request.seed = full.seed % _U64
     _set_prompt(request, prompt, messages)
+    if chat_template_kwargs:
+        request.messages.template_kwargs_json = json.dumps(dict(chat_template_kwargs))
     key = secrets.token_hex(16) if resumable and idempotency_key is None else idempotency_key
     return inference_pb2.GenerateCall(
         request=request,
@@ -222,6 +192,7 @@ def encode_call(
         idempotency_key=key or "",
         stream_interval=stream_interval,
         return_prompt_token_ids=return_prompt_token_ids,
+        chat=chat,
     )
 
 
@@ -361,6 +332,17 @@ def _decode_delta(delta: inference_pb2.Delta) -> Delta:
         stop_reason=None if stop is None else getattr(delta, stop),
         usage=usage,
         system_fingerprint=delta.system_fingerprint,
+        chat=_decode_chat(delta.chat) if delta.HasField("chat") else None,
+    )
+
+
+def _decode_chat(chat: inference_pb2.ChatDelta) -> ChatDelta:
+    calls = tuple(ToolCallDelta(each.index, each.id, each.name, each.arguments) for each in chat.tool_calls)
+    return ChatDelta(
+        chat.reasoning,
+        chat.content,
+        calls,
+        chat.reasoning_tokens if chat.HasField("reasoning_tokens") else None,
     )
 
 

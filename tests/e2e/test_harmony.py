@@ -1,16 +1,22 @@
 """A model that answers in messages on channels, as gpt-oss does, through the real `openai` package and deaths."""
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 from byte_tokenizer import write_harmony_model
 from served import SIMULATED, Served, is_running, wait_until
+
+from contract.domain.errors import PenstockError
+from penstock.client import AsyncClient, ChatChoice, ChatReply, Client, Delta
+from penstock.v1 import inference_pb2, inference_pb2_grpc, requests_pb2
 
 PLACE = {
     "type": "object",
@@ -19,6 +25,7 @@ PLACE = {
     "additionalProperties": False,
 }
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}}]
+PLAIN = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]
 THOUGHT = "they ask for the weather, " * 20
 CALLING = (
     f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
@@ -49,8 +56,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 def test_a_task_is_done_in_thoughts_a_call_and_an_answer(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "simulated", "tools": TOOLS[:1], "reasoning_effort": "high"}
-    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]
-    reply = client.chat.completions.create(messages=CHAT, **{**asked, "tools": tools})
+    reply = client.chat.completions.create(messages=CHAT, **{**asked, "tools": PLAIN})
     (choice,), usage = reply.choices, reply.usage
     message: Any = choice.message
     assert (message.reasoning, message.content, choice.finish_reason) == (THOUGHT, "I look.", "tool_calls")
@@ -62,7 +68,7 @@ def test_a_task_is_done_in_thoughts_a_call_and_an_answer(client: openai.OpenAI) 
     assert usage.completion_tokens_details.reasoning_tokens == len("analysis" + THOUGHT) + 3
     told = {**message.to_dict(), "reasoning": message.reasoning}  # what it said and thought, and a call: all goes back
     result = {"role": "tool", "tool_call_id": call.id, "content": "12 degrees"}
-    last: Any = client.chat.completions.create(messages=[*CHAT, told, result], **{**asked, "tools": tools}).choices[0]
+    last: Any = client.chat.completions.create(messages=[*CHAT, told, result], **{**asked, "tools": PLAIN}).choices[0]
     assert (last.message.content, last.message.reasoning, last.finish_reason) == ("It is warm.", "12 it is", "stop")
 
 
@@ -119,6 +125,88 @@ def test_agents_apis_have_it_too(served: Served) -> None:
     assert (message["content"][2]["input"], message["stop_reason"]) == ({"city": "Oslo", "days": 3}, "tool_use")
 
 
+def test_grpc_clients_have_it_too(served: Served) -> None:
+    with served.client() as client:
+        reply = client.chat(CHAT, tools=PLAIN, chat_template_kwargs={"reasoning_effort": "low"})
+        (choice,) = reply.choices
+        assert (choice.reasoning, choice.content, choice.finish_reason) == (THOUGHT, "I look.", "tool_calls")
+        assert choice.num_reasoning_tokens == len("analysis" + THOUGHT) + 3
+        (call,) = choice.tool_calls
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo", "days": 3})
+        result = {"role": "tool", "tool_call_id": call.id, "content": "12 degrees"}
+        last = client.chat([*CHAT, reply.message, result], tools=PLAIN).choices[0]
+        assert (last.content, last.reasoning, last.finish_reason) == ("It is warm.", "12 it is", "stop")
+        quiet = client.chat(CHAT, tools=PLAIN, include_reasoning=False).choices[0]
+        assert (quiet.reasoning, quiet.content) == ("", "I look.")
+        said: list[Any] = [{"role": "user", "content": "hello"}]
+        forced = client.chat(said, {"seed": 2, "max_tokens": 4000}, tools=TOOLS, tool_choice="required").choices[0]
+        if forced.finish_reason == "tool_calls":
+            assert json.loads(forced.tool_calls[0].arguments)["city"] in ("Oslo", "Rome")
+        raw = client.complete(messages=CHAT)
+        assert "analysis" in raw.text
+        for wrong, param in (
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+            ({"tools": [{"type": "x"}]}, "tools[0]"),
+        ):
+            with pytest.raises(PenstockError) as refused:
+                client.chat(CHAT, **wrong)  # type: ignore[arg-type]
+            assert refused.value.param == param
+        with pytest.raises(TypeError):
+            client.chat(CHAT, tols=PLAIN)  # type: ignore[call-arg]
+
+
+def test_the_client_for_coroutines_has_it_too(served: Served) -> None:
+    async def ask() -> ChatReply:
+        async with AsyncClient(served.grpc_address) as client:
+            return await client.chat(CHAT, tools=PLAIN)
+
+    (choice,) = asyncio.run(ask()).choices
+    assert (choice.reasoning, choice.content, choice.tool_calls[0].name) == (THOUGHT, "I look.", "weather")
+
+
+def test_turns_have_fields_of_their_own_over_grpc(served: Served) -> None:
+    turns = requests_pb2.ChatMessages(
+        messages=[
+            requests_pb2.ChatMessage(role="user", content="how warm is it?"),
+            requests_pb2.ChatMessage(
+                role="assistant",
+                reasoning="hm",
+                tool_calls=[requests_pb2.ToolCall(id="call_1", name="weather", arguments='{"city": "Oslo"}')],
+            ),
+            requests_pb2.ChatMessage(role="tool", content="12 degrees", tool_call_id="call_1"),
+        ]
+    )
+    tool = inference_pb2.Tool(name="weather", description="of a city", parameters_json=json.dumps(PLACE))
+    call = inference_pb2.GenerateCall(
+        request=requests_pb2.GenerateRequest(messages=turns), chat=inference_pb2.ChatOutput(tools=[tool])
+    )
+    with grpc.insecure_channel(served.grpc_address) as channel:
+        events = list(inference_pb2_grpc.InferenceStub(channel).Generate(call, timeout=120))
+    assert "".join(each.delta.chat.content for each in events) == "It is warm."
+    assert "".join(each.delta.chat.reasoning for each in events) == "12 it is"
+
+
+def test_a_grpc_stream_goes_on_through_another_gateway(served: Served) -> None:
+    pid, place = served.pids()["gateway-0"], 0
+    choice = ChatChoice()
+    with Client(",".join(served.grpc_addresses), timeout_s=120) as client:
+        # Whichever of the two it is at dies at last.
+        for event in client.stream_chat(CHAT, tools=PLAIN, resumable=True):
+            if isinstance(event, Delta):
+                choice.extend(event)
+            if len(choice.reasoning) > 60 and not place:
+                place = len(choice.reasoning)
+                for name in ("gateway-0", "gateway-1"):
+                    pid = served.pids()[name]
+                    os.kill(pid, signal.SIGKILL)
+                    wait_until(lambda pid=pid: not is_running(pid), 30, "dead")  # type: ignore[misc]
+                served.wait_ready()
+    assert 60 < place < len(THOUGHT)
+    assert (choice.reasoning, choice.content, choice.finish_reason) == (THOUGHT, "I look.", "tool_calls")
+    assert json.loads(choice.tool_calls[0].arguments) == {"city": "Oslo", "days": 3}
+
+
 class Heard:
     """All that a client was told of a choice."""
 
@@ -146,8 +234,7 @@ class Heard:
 
 def test_a_stream_goes_on_through_another_gateway(served: Served) -> None:
     first_url, second_url = served.http_urls
-    tools = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}]
-    body = {"model": "simulated", "messages": CHAT, "tools": tools, "stream": True}
+    body = {"model": "simulated", "messages": CHAT, "tools": PLAIN, "stream": True}
     headers, pid = {"x-penstock-resumable": "true"}, served.pids()["gateway-0"]
     with httpx.stream("POST", f"{first_url}/v1/chat/completions", json=body, headers=headers, timeout=120) as reply:
         request_id = reply.headers["x-penstock-request-id"]

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.domain.errors import PenstockError, PoisonMessageError
+from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import PLAIN_POOLING, PoolingFacts
 from contract.domain.request import Header, Message, Prompt, Request
 from contract.v1 import common_pb2, inference_pb2, requests_pb2, text_pb2
 from contract.wire import requests as wire_requests
 from gateway_svc import wire
+from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
 from gateway_svc.core.streams import DeliveredSequence
 from scheduler_svc import wire as scheduler_wire
 from tokenizer_svc import wire as tokenizer_wire
@@ -99,9 +102,25 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     assert (queued.n, queued.sampling, queued.seed) == (request.params.n, request.params.sampling, request.header.seed)
     # A gRPC client's message of the same content is checked to the same values.
     call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest.FromString(body + prompt))
-    ask = wire.decode_generate(call)
+    ask = wire.decode_generate(call, AnyModel())
     assert (ask.prompt, ask.params.sampling) == (request.prompt, request.params.sampling)
     assert (ask.params.seed or 0) % 2**64 == request.header.seed
+
+
+class AnyModel:
+    """A model of which nothing is known."""
+
+    def defaults(self, name: str) -> GenerationDefaults:
+        del name
+        return OPENAI_DEFAULTS
+
+    def formats(self, name: str) -> ModelFormats:
+        del name
+        return NO_FORMATS
+
+    def pooling(self, name: str) -> PoolingFacts:
+        del name
+        return PLAIN_POOLING
 
 
 @pytest.mark.parametrize(
@@ -131,7 +150,7 @@ def test_parameters_that_are_refused_or_large_are_not_remembered(sampling: reque
         cache.cache_clear()
     call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest(text="x", sampling=sampling))
     with contextlib.suppress(PenstockError):
-        wire.decode_generate(call)
+        wire.decode_generate(call, AnyModel())
     assert not any(cache.cache_info().currsize for cache in caches)
 
 

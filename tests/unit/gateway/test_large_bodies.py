@@ -69,7 +69,7 @@ def test_others_are_answered_while_a_large_grpc_message_is_read(
     def slow(call: inference_pb2.GenerateCall, *given: Any) -> Any:
         begun.set()
         assert go_on.wait(LIMIT_S)
-        return inner(call)
+        return inner(call, *given)
 
     monkeypatch.setattr(wire, "decode_generate", slow)
     ids = requests_pb2.TokenIds(ids=pack_u32([7] * 100_000))
