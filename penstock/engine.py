@@ -159,12 +159,7 @@ class LLMEngine:
             request_id=header.request_id,
             prompt_token_ids=tokenized.token_ids,
             n=params.n,
-            sampling=replace(
-                params.sampling,
-                bad_word_ids=tokenized.bad_word_ids,
-                grammar=tokenized.grammar,
-                thinking_token_ids=tokenized.thinking_token_ids,
-            ),
+            sampling=params.sampling.having(tokenized.made),
             stopping=tokenized.stopping,
             seed=header.seed,
             eos_token_ids=tokenized.eos_token_ids,

@@ -18,7 +18,7 @@ from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
 from contract.wire.pooling import decode_pooling, encode_pooling
-from contract.wire.requests import decode_sampling, decode_stopping, decode_words, encode_sampling
+from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.stats import WorkerStats
@@ -45,19 +45,12 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
         stopping = decode_stopping(generate.stopping)
         if prompt.max_tokens and prompt.max_tokens != stopping.max_tokens:
             stopping = dataclasses.replace(stopping, max_tokens=prompt.max_tokens)
-        sampling = decode_sampling(generate.sampling)
-        if prompt.bad_word_ids or prompt.grammar or prompt.thinking_token_ids:
-            sampling = dataclasses.replace(
-                sampling,
-                bad_word_ids=decode_words(prompt.bad_word_ids),
-                grammar=prompt.grammar,
-                thinking_token_ids=tuple(_u32(prompt.thinking_token_ids).tolist()),
-            )
+        generate.sampling.MergeFrom(prompt.made)
         return QueuedRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             n=_checked_samples(generate.n),
-            sampling=sampling,
+            sampling=decode_sampling(generate.sampling),
             stopping=stopping,
             seed=head.seed,
             eos_token_ids=tuple(_u32(prompt.eos_token_ids).tolist()),

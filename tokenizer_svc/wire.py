@@ -157,9 +157,7 @@ def tokenized_message(
         max_tokens=prompt.stopping.max_tokens or 0,
         tokenizing_unix_ns=tokenizing_ns,
         tokenized_unix_ns=tokenized_ns,
-        bad_word_ids=requests.encode_words(prompt.bad_word_ids),
-        grammar=prompt.grammar,
-        thinking_token_ids=pack(prompt.thinking_token_ids),
+        made=requests.encode_made(prompt.made),
     )
 
 

@@ -46,7 +46,10 @@ def measure_loop(num_seqs: int, step_s: float, num_steps: int) -> float:
     for number in range(num_seqs):
         prompt = rng.integers(0, VOCAB_SIZE, NUM_PROMPT_TOKENS, dtype=np.uint32)
         request = QueuedRequest(
-            number.to_bytes(16, "big"), prompt, sampling=Sampling(0.0), stopping=Stopping(num_steps, ignore_eos=True)
+            number.to_bytes(16, "big"),
+            prompt,
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(num_steps, ignore_eos=True),
         )
         scheduler.add(request, 0)
     pending: deque[PendingStep] = deque()

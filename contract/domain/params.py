@@ -1,7 +1,7 @@
 """The parameters of a request, split by who reads it: worker (sampling), scheduler (stopping), detokenizer (text)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, Final
 
 from contract.domain.errors import invalid
@@ -40,7 +40,17 @@ MAX_PENALTY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Made:
+    """The fields of `Sampling` that a tokenizer makes of what was asked, since it knows the vocabulary."""
+
+    # Of each the last is not sampled where the output ends with the others: `bad_words`.
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    thinking_token_ids: tuple[int, ...] = ()  # those that open and close a thought, where its length is bounded
+    grammar: str = ""  # of the whole output, in llguidance's form: `structured_outputs`; empty: it may have any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Made):
     """The worker's part: how one token is drawn from the logits.
 
     Applied in this order: repetition, presence and frequency penalty, logit bias, which tokens may come, temperature,
@@ -60,16 +70,16 @@ class Sampling:
     logprob_token_ids: tuple[int, ...] = ()  # of these instead of the k most likely, ascending
     suppress_token_ids: tuple[int, ...] = ()  # never sampled, whatever their bias
     allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled; None: all may be
-    # Of each the last is not sampled where the output ends with the others: tokenizers make them of `bad_words`.
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     thinking_token_budget: int | None = None  # tokens of a thought, then it is closed; None: as many as it takes
-    thinking_token_ids: tuple[int, ...] = ()  # those that open and close a thought: tokenizers know them; none: nobody
-    grammar: str = ""  # of the whole output, in llguidance's form: tokenizers make it of `structured_outputs`; "": none
 
     @property
     def is_greedy(self) -> bool:
         """Return whether the most likely token is taken, whatever the seed."""
         return self.temperature == 0.0
+
+    def having(self, made: Made) -> "Sampling":
+        """The same with what a tokenizer made."""
+        return replace(self, **{each.name: getattr(made, each.name) for each in fields(Made)})
 
 
 @dataclass(frozen=True, slots=True)

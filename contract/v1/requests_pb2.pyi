@@ -948,9 +948,7 @@ class TokenizedPrompt(_message.Message):
     TOKENIZING_UNIX_NS_FIELD_NUMBER: _builtins.int
     TOKENIZED_UNIX_NS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
-    BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
-    GRAMMAR_FIELD_NUMBER: _builtins.int
-    THINKING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
     eos_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: the model's end-of-sequence tokens."""
     max_tokens: _builtins.int
@@ -961,13 +959,9 @@ class TokenizedPrompt(_message.Message):
     """When it had its tokens, Unix time in nanoseconds. Only tells."""
     num_tokens: _builtins.int
     """How many tokens the prompt has; their ids are stored beside this, u32 each, packed little-endian."""
-    grammar: _builtins.str
-    """What SamplingParameters has under this name."""
-    thinking_token_ids: _builtins.bytes
-    """What SamplingParameters has under this name."""
     @_builtins.property
-    def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
-        """What SamplingParameters has under this name."""
+    def made(self) -> Global___SamplingParameters:
+        """The fields of SamplingParameters that tokenizers make, to be merged into the request's."""
 
     def __init__(
         self,
@@ -977,13 +971,11 @@ class TokenizedPrompt(_message.Message):
         tokenizing_unix_ns: _builtins.int = ...,
         tokenized_unix_ns: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
-        bad_word_ids: _abc.Iterable[Global___TokenIds] | None = ...,
-        grammar: _builtins.str = ...,
-        thinking_token_ids: _builtins.bytes = ...,
+        made: Global___SamplingParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "thinking_token_ids", b"thinking_token_ids", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "made", b"made", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as ProtobufMessage
 
 from contract.domain.errors import invalid
 from contract.domain.parameter import Biases, Parameter, Part, Strings, TokenIds
-from contract.domain.params import PARTS, Sampling, SamplingParams, Stopping, TextOptions
+from contract.domain.params import PARTS, Made, Sampling, SamplingParams, Stopping, TextOptions
 from contract.domain.repetition import Repetition, RepetitionDetectionParams
 from contract.domain.request import Header, Message
 from contract.domain.structured_outputs import FORMS, StructuredOutputsParams
@@ -132,13 +132,7 @@ def num_samples(message: requests_pb2.GenerateRequest) -> int:
 
 def encode_sampling(sampling: Sampling) -> requests_pb2.SamplingParameters:
     """The worker's part of the parameters."""
-    bad_word_ids = encode_words(sampling.bad_word_ids)
-    return requests_pb2.SamplingParameters(
-        **_encode_part(Part.SAMPLING, sampling),
-        bad_word_ids=bad_word_ids,
-        grammar=sampling.grammar,
-        thinking_token_ids=pack_u32(sampling.thinking_token_ids),
-    )
+    return requests_pb2.SamplingParameters(**_encode_part(Part.SAMPLING, sampling), **_made_fields(sampling))
 
 
 def decode_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
@@ -156,26 +150,39 @@ def _sampling(payload: bytes) -> Sampling:
 
 
 def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
-    return Sampling(
-        **_decode_part(Part.SAMPLING, message),
-        bad_word_ids=decode_words(message.bad_word_ids),
-        grammar=message.grammar,
-        thinking_token_ids=tuple(unpack_u32("thinking_token_ids", message.thinking_token_ids)),
-    )
+    made = {each.name: _read_made(each.name, getattr(message, each.name)) for each in fields(Made)}
+    return Sampling(**_decode_part(Part.SAMPLING, message), **made)
 
 
-def encode_words(words: Iterable[Iterable[int]]) -> list[requests_pb2.TokenIds]:
-    """Token sequences."""
-    return [requests_pb2.TokenIds(ids=pack_u32(word)) for word in words]
+def encode_made(made: Made) -> requests_pb2.SamplingParameters:
+    """What a tokenizer made, without other parameters: to be merged into those of its request."""
+    return requests_pb2.SamplingParameters(**_made_fields(made))
 
 
-def decode_words(words: Iterable[requests_pb2.TokenIds]) -> tuple[tuple[int, ...], ...]:
-    """The inverse of `encode_words`.
+def _made_fields(made: Made) -> dict[str, Any]:
+    return {each.name: _write_made(getattr(made, each.name)) for each in fields(Made)}
+
+
+def _write_made(value: str | tuple[Any, ...]) -> Any:
+    """A text, token ids, or token sequences."""
+    if isinstance(value, str):
+        return value
+    if value and isinstance(value[0], tuple):
+        return [requests_pb2.TokenIds(ids=pack_u32(sequence)) for sequence in value]
+    return pack_u32(value) if value else None
+
+
+def _read_made(name: str, said: Any) -> Any:
+    """The inverse of `_write_made`.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: one is no column.
+        PenstockError: INVALID_ARGUMENT: a column is none.
     """
-    return tuple(tuple(unpack_u32("bad_word_ids", word.ids)) for word in words)
+    if isinstance(said, str):
+        return said
+    if isinstance(said, bytes):
+        return tuple(unpack_u32(name, said))
+    return tuple(tuple(unpack_u32(name, sequence.ids)) for sequence in said)
 
 
 def encode_structured_outputs(form: StructuredOutputsParams | None) -> requests_pb2.StructuredOutputs | None:

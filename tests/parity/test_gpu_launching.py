@@ -138,7 +138,9 @@ def begin(prompt: int, num_blocks: int) -> StepPlan:
     """A first step in which every slot gets a prompt of so many tokens, and blocks."""
     blocks = np.arange(NUM_PROMPTS * num_blocks, dtype=np.uint32).reshape(NUM_PROMPTS, num_blocks)
     admissions = tuple(
-        Admission(slot, np.arange(3, 3 + prompt, dtype=np.uint32), prompt, 0, blocks[slot], Sampling(0.0), seed=0)
+        Admission(
+            slot, np.arange(3, 3 + prompt, dtype=np.uint32), prompt, 0, blocks[slot], Sampling(temperature=0.0), seed=0
+        )
         for slot in range(NUM_PROMPTS)
     )
     return going_on(1, prompt, admissions=admissions)

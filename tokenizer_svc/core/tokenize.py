@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from contract.domain.chat_facts import THOUGHT_MARKS
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, SamplingParams, Stopping
+from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Made, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from contract.texts.choice import Decoders
@@ -29,9 +29,7 @@ class TokenizedPrompt:
     token_ids: U32  # u32[num_prompt_tokens], at least one
     eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them
     stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # see `Sampling`
-    grammar: str = ""  # see `Sampling`
-    thinking_token_ids: tuple[int, ...] = ()  # see `Sampling`
+    made: Made = field(default_factory=Made)
 
 
 class PromptTokenizer:
@@ -51,15 +49,13 @@ class PromptTokenizer:
         """
         bad_word_ids = self._bad_word_ids(request.params.bad_words or ())
         self._check_params(request, bad_word_ids)
-        grammar, thinking_token_ids = self._grammar(request), self._thinking_token_ids(request.params, bad_word_ids)
+        made = Made(bad_word_ids, self._thinking_token_ids(request.params, bad_word_ids), self._grammar(request))
         clips = clips or "max_tokens" in request.unsaid
         token_ids = self.encode_prompt(
             request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request, clips)
         )
         stopping = self._resolve(request, len(token_ids), clips)
-        return TokenizedPrompt(
-            token_ids, self.vocabulary.eos_token_ids, stopping, bad_word_ids, grammar, thinking_token_ids
-        )
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, made)
 
     def _grammar(self, request: Request) -> str:
         """The grammar of the output: beside tools it is theirs, and what is wrong with it is wrong with them."""

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import FinishReason, RequestError
-from contract.domain.params import Sampling, SamplingParams, Stopping
+from contract.domain.params import Made, Sampling, SamplingParams, Stopping
 from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TokenRows, unstarted_rows
 from contract.domain.timeline import Computed
 from contract.v1 import requests_pb2, results_pb2, steps_pb2
+from contract.wire.requests import encode_made
 from detokenizer_svc.wire import decode_tokens
 from gateway_svc.wire import encode_header, encode_request
 from scheduler_svc.core.config import SchedulerConfig
@@ -264,18 +265,18 @@ def test_a_request_is_read_as_gateway_and_tokenizer_wrote_it() -> None:
         n=3, temperature=0.5, top_k=7, min_p=0.25, presence_penalty=1.5, logit_bias={5: -2.0}, seed=9,
         max_tokens=11, min_tokens=2, stop_token_ids=[3, 4], ignore_eos=True, logprobs=2, bad_words=["a", "b c"],
     )  # fmt: skip
-    words = ((8,), (9, 7, 4_000_000_000))
+    made = Made(((8,), (9, 7, 4_000_000_000)), (5, 6), "start: /a/")
     header = Header(b"r" * 16, "tenant", -3, 1000, 2000, "", 2**64 - 1)
     meta = requests_pb2.TokenizedPrompt(
         num_tokens=3, eos_token_ids=column([0, 7]).tobytes(), max_tokens=11,
-        bad_word_ids=[requests_pb2.TokenIds(ids=column(word).tobytes()) for word in words],
+        made=encode_made(made),
     ).SerializeToString()  # fmt: skip
     body = encode_request(Request(header, "m", Prompt(token_ids=(1, 2, 3)), params))
     request = decode_request(b"r" * 16, encode_header(header), body, meta, column([1, 2, 3]).tobytes())
     assert request.prompt_token_ids.tolist() == [1, 2, 3]
     assert (request.n, request.seed, request.priority, request.tenant) == (3, 2**64 - 1, -3, "tenant")
     assert (request.arrival_ns, request.deadline_ns, request.eos_token_ids) == (1000, 2000, (0, 7))
-    assert request.sampling == dataclasses.replace(params.sampling, bad_word_ids=words)
+    assert request.sampling == params.sampling.having(made)
     assert request.stopping == Stopping(11, 2, (3, 4), ignore_eos=True)
     assert num_samples(body) == 3
 

@@ -72,7 +72,18 @@ def test_an_admission_is_read_with_its_sampling() -> None:
     assert read.token_ids.tolist() == [5, 6, 7]
     assert (read.slot, read.num_prompt_tokens, read.num_computed_tokens, read.seed) == (3, 2, 1, 2**64 - 1)
     assert (read.block_ids.tolist(), read.min_output_tokens, read.stop_token_ids) == ([11], 4, (0, 2))
-    assert read.sampling == Sampling(0.0, 7, 0.5, 0.25, 1.5, -0.5, 0.75, ((8, 1.5), (9, -2.0)), 0, 3)
+    assert read.sampling == Sampling(
+        temperature=0.0,
+        top_k=7,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        logit_bias=((8, 1.5), (9, -2.0)),
+        num_logprobs=0,
+        num_prompt_logprobs=3,
+    )
     assert read.prompt_logprobs
 
 

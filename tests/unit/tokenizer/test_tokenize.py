@@ -162,13 +162,13 @@ def test_bad_words_are_the_tokens_of_both_their_forms(prompts: PromptTokenizer) 
         return tuple(found)
 
     assert len(ids("xy")) == len(ids("the")) + 1 == 2
-    found = prompts.tokenize(_request(Prompt(text="a"), bad_words=["the", "  xy", "sun"])).bad_word_ids
+    found = prompts.tokenize(_request(Prompt(text="a"), bad_words=["the", "  xy", "sun"])).made.bad_word_ids
     expected = []
     for word in ("the", "xy", "sun"):
         expected += [ids(word)] if len(ids(f" {word}")) != len(ids(word)) else [ids(word), ids(f" {word}")]
     assert found == tuple(expected)
     assert 3 < len(expected) < 6, "some words have another form of as many tokens, and some have not"
-    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=None)).bad_word_ids == ()
+    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=None)).made.bad_word_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_bad_words_leave_some_token(prompts: PromptTokenizer) -> None:
     with pytest.raises(PenstockError, match="bad_words leave no token") as refused:
         prompts.tokenize(_request(Prompt(text="a"), bad_words=["q"], suppress_tokens=others))
     assert refused.value.param == "bad_words"
-    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=["qq"], allowed_token_ids=[only])).bad_word_ids
+    assert prompts.tokenize(_request(Prompt(text="a"), bad_words=["qq"], allowed_token_ids=[only])).made.bad_word_ids
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(3, 3), (1, 1), (500, 40), (-1, 40)])

@@ -32,7 +32,7 @@ def decoding(num_alike: int = sys.maxsize) -> tuple[HostSlots, StepPlan, Continu
     for number, slot in enumerate(SLOTS.tolist()):
         tokens = np.arange(6 + number, dtype=np.uint32)
         blocks = np.arange(3, dtype=np.uint32) + 3 * number
-        state.admit(Admission(slot, tokens, len(tokens), len(tokens) - 1, blocks, Sampling(0.0), seed=0))
+        state.admit(Admission(slot, tokens, len(tokens), len(tokens) - 1, blocks, Sampling(temperature=0.0), seed=0))
     plan = StepPlan(2, slots=SLOTS, num_tokens=ONES)
     batch = build_batch(SLOTS, ONES, state, longest_first=True)
     advance(batch, state)
@@ -105,7 +105,7 @@ def test_no_block_makes_room_beyond_the_context() -> None:
             3,
             slots=SLOTS,
             num_tokens=ONES,
-            admissions=(Admission(3, column(1, 2), 2, 0, column(60), Sampling(0.0), seed=0),),
+            admissions=(Admission(3, column(1, 2), 2, 0, column(60), Sampling(temperature=0.0), seed=0),),
         ),
     ],
     ids=["a new epoch", "fewer", "others", "more tokens", "a release", "an admission"],
