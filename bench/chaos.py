@@ -73,7 +73,7 @@ def main() -> int:
             collector = stack.enter_context(Collector())
             flags.append(f"--otlp-traces-endpoint={collector.endpoint}")
         # An earlier revision knows no such replies.
-        without = ("told", "tools", "responses", "messages") if options.revision else ()
+        without = ("told", "tools", "responses", "messages", "beams") if options.revision else ()
         recipes = make_recipes(random.Random(options.seed), options.recipes, without)
         if options.pools == 2:
             return run_two_pools(Path(folder), recipes, flags, options)

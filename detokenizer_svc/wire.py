@@ -55,6 +55,7 @@ def decode_opening(fields: Mapping[bytes, bytes], opened_ns: int = 0) -> OpenReq
         stop_token_ids=tuple(stop_token_ids),
         eos_token_ids=() if body.stopping.ignore_eos else tuple(eos),
         wants_logprobs=body.sampling.HasField("num_logprobs"),
+        has_search=body.HasField("beams"),
         asked=_asked(body),
         tokenizing_ns=meta.tokenizing_unix_ns,
         tokenized_ns=meta.tokenized_unix_ns,

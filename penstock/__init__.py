@@ -11,6 +11,7 @@ from contract.domain.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM
+    from penstock.beam_search import BeamSearchOutput, BeamSearchParams
     from penstock.client import AsyncClient, Client
     from penstock.engine import LLMEngine
     from penstock.llm import LLM
@@ -27,6 +28,8 @@ __all__ = [
     "LLM",
     "AsyncClient",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "Client",
     "CompletionOutput",
     "EmbeddingRequestOutput",
@@ -47,6 +50,8 @@ __all__ = [
 _LAZY = {
     "LLM": "penstock.llm",
     "AsyncLLM": "penstock.async_llm",
+    "BeamSearchOutput": "penstock.beam_search",
+    "BeamSearchParams": "penstock.beam_search",
     "LLMEngine": "penstock.engine",
     "Client": "penstock.client",
     "AsyncClient": "penstock.client",

@@ -149,6 +149,7 @@ class LLMEngine:
                 stop_token_ids=tokenized.stopping.stop_token_ids,
                 eos_token_ids=eos_token_ids,
                 wants_logprobs=params.logprobs is not None,
+                has_search=params.use_beam_search,
             )
         )
         self._ids[request_id] = header.request_id
@@ -167,6 +168,7 @@ class LLMEngine:
             arrival_ns=now_ns,
             deadline_ns=header.deadline_ns,
             pooling=pooling,
+            beams=params.beams,
         )
         self._num_new_tokens += len(tokenized.token_ids)
         self._deliver(self._scheduler.add(queued, now_ns))

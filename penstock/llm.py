@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import F32, Pooling, PoolingParams, cosine
 from contract.domain.request import Prompt
+from penstock.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
 from penstock.outputs import (
@@ -260,6 +262,27 @@ class LLM:
             with at_index("conversations", index):
                 parsed.append(parse_conversation(value, kwargs))
         return self._run(parsed, sampling_params, None, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Search the best outputs of prompts, all in one batch; `generate` with `use_beam_search` does the same.
+
+        Args:
+            prompts: as `generate` takes them.
+            params: how to search.
+            use_tqdm: whether a bar shows the progress.
+
+        Raises:
+            PenstockError: as `generate`.
+        """
+        outputs = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        decode = partial(self.llm_engine.prompt_tokenizer.decode, skip_special_tokens=False)
+        return [beam_output(output, params, decode) for output in outputs]
 
     def embed(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from contract.domain.errors import ErrorCode
+from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import RequestError
 from contract.domain.rows import TokenRows, unstarted_rows
 from scheduler_svc.core.history import History, continued, diverged_rows, restore
@@ -27,7 +27,7 @@ def read_arrival(stored: StoredRequest, histories: Sequence[History]) -> Arrival
 
     Args:
         stored: the request.
-        histories: of its sequences by the log; empty: nobody began it.
+        histories: of its sequences by the log, that of a search after those of its outputs; empty: nobody began it.
 
     Raises:
         PoisonMessageError: it cannot be read.
@@ -42,11 +42,19 @@ def read_arrival(stored: StoredRequest, histories: Sequence[History]) -> Arrival
         model_digest = next(began_on, stored.model_digest)
         lacking = restore(request_id, histories, witness, told, partial(finish_of, request), model_digest=model_digest)
         if lacking is None:
-            return Arrival(None, diverged_rows(request_id, histories))
+            return Arrival(None, diverged_rows(request_id, histories[: request.n]))
         rows, request = lacking, continued(request, histories)
+    _check_search(request)
     if stored.strikes:
         request = dataclasses.replace(request, num_strikes=stored.strikes, struck_at=stored.struck_at)
     return Arrival(request, rows)
+
+
+def _check_search(request: QueuedRequest) -> None:
+    try:
+        request.search()
+    except ValueError as error:
+        raise PoisonMessageError(f"not the log of a search: {error}") from error
 
 
 def damaged_rows(stored: StoredRequest) -> TokenRows:

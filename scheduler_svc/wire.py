@@ -17,6 +17,7 @@ from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
+from contract.wire.beams import decode_beams
 from contract.wire.pooling import decode_pooling, encode_pooling
 from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
@@ -60,6 +61,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
             deadline_ns=head.deadline_unix_ns,
             cache_salt=generate.cache_salt,
             pooling=decode_pooling(generate.pooling) if generate.HasField("pooling") else None,
+            beams=decode_beams(generate.beams) if generate.HasField("beams") else None,
         )
     except (DecodeError, ValueError, PenstockError) as error:
         raise PoisonMessageError(f"not a tokenized request: {error}") from error
@@ -72,6 +74,15 @@ def num_samples(body: bytes) -> int:
     except DecodeError:
         return 1
     return generate.n if 0 < generate.n <= MAX_N else 1
+
+
+def num_histories(body: bytes) -> int:
+    """The number of sequences of a request in the log: its samples and, after them, the search of its beams."""
+    try:
+        has_search = requests_pb2.GenerateRequest.FromString(body).HasField("beams")
+    except DecodeError:
+        has_search = False
+    return num_samples(body) + has_search
 
 
 def _checked_samples(number: int) -> int:
@@ -284,10 +295,10 @@ def read_loaded(loaded: Loaded) -> list[tuple[StoredRequest, list[History]]]:
     """The loaded requests that go on, with the histories of their sequences by checkpoints and log."""
     entries = [entry for log in loaded.log.values() for entry in log]
     logged = [entry.fields[keys.PAYLOAD] for entry in entries if keys.PAYLOAD in entry.fields]
-    wanted = {request.request_id: num_samples(request.body) for request in loaded.requests}
+    wanted = {request.request_id: num_histories(request.body) for request in loaded.requests}
     histories = read_histories([*loaded.checkpoints.values(), *logged], wanted)
     found = [(request, histories[request.request_id]) for request in loaded.requests]
-    return [each for each in found if not all(history.has_ended for history in each[1])]
+    return [each for each in found if not all(history.has_ended for history in each[1][: num_samples(each[0].body)])]
 
 
 # --- status -----------------------------------------------------------------------------------------------------------

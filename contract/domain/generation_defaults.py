@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from contract.domain.beams import FILLED_BESIDE_BEAMS
 from contract.domain.parameter import Parameter
 from contract.domain.params import PARAMETERS, SamplingParams
 
@@ -30,6 +31,11 @@ class GenerationDefaults:
         object.__setattr__(self, "stated", MappingProxyType(said))
         self.params()
 
+    @property
+    def beside_beams(self) -> Mapping[str, Any]:
+        """Those that hold beside a search of beams, which draws nothing."""
+        return {name: value for name, value in self.stated.items() if name in FILLED_BESIDE_BEAMS}
+
     def params(self) -> SamplingParams:
         """The parameters of a request that says nothing."""
         return SamplingParams(**self.stated)
@@ -40,7 +46,8 @@ class GenerationDefaults:
         Raises:
             PenstockError: INVALID_ARGUMENT: what the request did state contradicts them.
         """
-        filled = {name: value for name, value in self.stated.items() if name in unsaid}
+        stated = self.beside_beams if params.use_beam_search else self.stated
+        filled = {name: value for name, value in stated.items() if name in unsaid}
         return replace(params, **filled) if filled else params
 
 

@@ -244,6 +244,24 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
+class FlagOrWord:
+    """True, false or a word."""
+
+    word: str
+    json = bool | str
+    bounds = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Implement `Kind.check`."""
+        if not isinstance(value, bool) and value != self.word:
+            raise invalid(f"{name} must be true, false or {self.word!r}, got {value!r:.80}", name)
+
+    def read(self, value: Any) -> Any:
+        """Implement `Kind.read`."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """A model's generation_config.json may say what holds where a request says nothing."""
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Annotated, Any, Final
 
+from contract.domain.beams import ALONE, BESIDE_BEAMS, MAX_BEAMS, BeamSearch
 from contract.domain.errors import invalid
 from contract.domain.parameter import (
     I64_END,
@@ -13,6 +14,7 @@ from contract.domain.parameter import (
     Field,
     Filled,
     Flag,
+    FlagOrWord,
     Integer,
     Number,
     Parameter,
@@ -113,6 +115,7 @@ _STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
 _BAD_WORDS = Strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "bad word")
 # With these there might be no token left, or none that may end the output.
 _NOT_BESIDE_A_FORM = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words", "suppress_tokens")
+GREEDY_OR_UNSAID = (0.0, 1.0)
 _ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 
@@ -223,6 +226,22 @@ class SamplingParams:
         Part.REQUEST,
         "words that are not generated: in their tokens, and in those after a space if as many, as vLLM has it",
     ] = field(default=(), hash=False)
+    use_beam_search: Annotated[
+        bool, Flag(), Part.REQUEST, "[beam search](#beam-search): the `n` best outputs are found together"
+    ] = False
+    length_penalty: Annotated[
+        float,
+        Number(-5.0, 5.0),
+        Part.REQUEST,
+        "beside `use_beam_search`: scores are sums of logprobs divided by the number of tokens to this power",
+    ] = 1.0
+    early_stopping: Annotated[
+        bool | str,
+        FlagOrWord("never"),
+        Part.REQUEST,
+        "beside `use_beam_search`, once `n` outputs are finished: true ends the search at once, false when the best "
+        "beam has no better score now, `never` when none can get one",
+    ] = False
     truncate_prompt_tokens: Annotated[
         int | None,
         Integer(-1, U32_END - 1),
@@ -254,8 +273,26 @@ class SamplingParams:
             raise invalid("logprob_token_ids needs logprobs, whose number does not count then", "logprob_token_ids")
         if self.structured_outputs is not None and (also := next(filter(self._says, _NOT_BESIDE_A_FORM), None)):
             raise invalid(f"{also} and structured_outputs exclude each other: the form alone says what may come", also)
+        self._check_beams()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise invalid(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})", "min_tokens")
+
+    def _check_beams(self) -> None:
+        others = (name for name in PARAMETERS if name not in BESIDE_BEAMS)
+        if not self.use_beam_search:
+            if also := next((name for name in ALONE if self._asks(name)), None):
+                raise invalid(f"{also} is for use_beam_search", also)
+        elif also := next(filter(self._asks, others), None):
+            raise invalid(f"{also} cannot be asked for beside use_beam_search", also)
+        elif self.temperature not in GREEDY_OR_UNSAID:
+            raise invalid("beside use_beam_search nothing is drawn: temperature must be 0 or left out", "temperature")
+        elif self.n > MAX_BEAMS:
+            raise invalid(f"n must be at most {MAX_BEAMS} beside use_beam_search, got {self.n}", "n")
+
+    @property
+    def beams(self) -> BeamSearch | None:
+        """The search of beams, where one is asked for."""
+        return BeamSearch(self.length_penalty, self.early_stopping) if self.use_beam_search else None
 
     @property
     def sampling(self) -> Sampling:
@@ -274,6 +311,11 @@ class SamplingParams:
 
     def _says(self, name: str) -> bool:
         return bool(getattr(self, name))
+
+    def _asks(self, name: str) -> bool:
+        """Return whether a parameter is not as it is by default."""
+        line = PARAMETERS[name]
+        return bool(line.kind.read(getattr(self, name)) != line.kind.read(line.default))
 
     def _part(self, part: Part) -> dict[str, Any]:
         return {each.field: each.kind.read(getattr(self, each.name)) for each in PARTS[part]}

@@ -22,6 +22,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """Once the best beam, if it ended now, would not have a better score than the worst finished output."""
+    EARLY_STOPPING_AT_ONCE: _EarlyStopping.ValueType  # 1
+    """At once."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 2
+    """Once no beam can get a better score than the worst finished output, at whatever length."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search ends that has n finished outputs."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""Once the best beam, if it ended now, would not have a better score than the worst finished output."""
+EARLY_STOPPING_AT_ONCE: EarlyStopping.ValueType  # 1
+"""At once."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 2
+"""Once no beam can get a better score than the worst finished output, at whatever length."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 class _ReplyKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -94,6 +118,7 @@ class GenerateRequest(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -144,6 +169,10 @@ class GenerateRequest(_message.Message):
     def pooling(self) -> _common_pb2.Pooling:
         """The prompt is to become a vector, and nothing is generated; absent: it is generated."""
 
+    @_builtins.property
+    def beams(self) -> Global___BeamParameters:
+        """Beam search: the n best outputs are found together, and told at their end, the best first; absent: n samples are drawn."""
+
     def __init__(
         self,
         *,
@@ -163,10 +192,11 @@ class GenerateRequest(_message.Message):
         truncate_prompt_tokens: _builtins.int | None = ...,
         truncates_at_end: _builtins.bool = ...,
         pooling: _common_pb2.Pooling | None = ...,
+        beams: Global___BeamParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beams", b"beams", "messages", b"messages", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "beams", b"beams", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -190,6 +220,36 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class BeamParameters(_message.Message):
+    """How beams are searched. Of the other parameters those that change logits, ask for logprobs or end outputs by their text
+    are refused beside it. Absent fields have the value in brackets.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    length_penalty: _builtins.float
+    """An output's score is the sum of its tokens' logprobs divided by their number to this power [1]."""
+    early_stopping: Global___EarlyStopping.ValueType
+    """When the search ends, beside its length."""
+    def __init__(
+        self,
+        *,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+
+Global___BeamParameters: _TypeAlias = BeamParameters  # noqa: Y015
 
 @_typing.final
 class ReplyForm(_message.Message):

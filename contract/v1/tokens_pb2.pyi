@@ -84,7 +84,9 @@ class TokenColumns(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
     sequences: _builtins.bytes
-    """u32 per row: index of the sample."""
+    """u32 per row: index of the sample. Of a request with beams, its number of samples stands for the search: what each step
+    chose, as words that schedulers write and read, in place of tokens. Its samples have their rows at the end.
+    """
     positions: _builtins.bytes
     """u32 per row: output tokens of the sequence before this row."""
     chains: _builtins.bytes

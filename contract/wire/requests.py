@@ -20,6 +20,7 @@ from contract.domain.repetition import Repetition, RepetitionDetectionParams
 from contract.domain.request import Header, Message
 from contract.domain.structured_outputs import FORMS, StructuredOutputsParams
 from contract.v1 import common_pb2, requests_pb2
+from contract.wire.beams import decode_beams, encode_beams
 
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
@@ -84,6 +85,7 @@ def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
         n=params.n,
         bad_words=params.bad_words or (),
         structured_outputs=encode_structured_outputs(params.structured_outputs),
+        beams=encode_beams(params.beams),
         truncate_prompt_tokens=params.truncate_prompt_tokens,
         truncates_at_end=params.truncation_side == _AT_END,
         sampling=sampling,
@@ -108,6 +110,14 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
         params = replace(params, truncation_side=_AT_END)
     if message.HasField("structured_outputs"):
         params = replace(params, structured_outputs=_decode_structured_outputs(message.structured_outputs))
+    if message.HasField("beams"):
+        search = decode_beams(message.beams)
+        params = replace(
+            params,
+            use_beam_search=True,
+            length_penalty=search.length_penalty,
+            early_stopping=search.early_stopping,
+        )
     return params if seed is None else replace(params, seed=seed)
 
 

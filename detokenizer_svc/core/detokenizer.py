@@ -15,6 +15,7 @@ from detokenizer_svc.core.effects import Cancellation, Effects, Retirement
 from detokenizer_svc.core.live import LiveRequests, failed_rows
 from detokenizer_svc.core.logprobs import RowLogprobs
 from detokenizer_svc.core.request import OpenRequest
+from detokenizer_svc.core.search import SearchLog
 from detokenizer_svc.core.sequence import Arrival, Offset, Sequence
 from detokenizer_svc.core.stats import DetokenizerStats
 from detokenizer_svc.core.textrows import NewRow, SequenceEnd, TextRows, text_rows
@@ -203,6 +204,9 @@ class Detokenizer:
         if tokens is None:
             if sequence.end is None and int(batch.rows.positions[row]) > len(sequence.token_ids):
                 effects.gaps.append(sequence.request.request_id)
+            return
+        if isinstance(sequence, SearchLog):
+            sequence.take(tokens)
             return
         token_offset, text_offset, chain_before = len(sequence.token_ids), sequence.num_chars, sequence.chain
         first_token = batch.starts[row + 1] - len(tokens)

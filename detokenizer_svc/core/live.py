@@ -15,6 +15,7 @@ from contract.domain.timeline import Computed, Run, Timeline
 from contract.texts.decoder import TextDecoder
 from detokenizer_svc.core.checkpoint import logged_rows
 from detokenizer_svc.core.request import FinishedRequest, OpenRequest
+from detokenizer_svc.core.search import SearchLog
 from detokenizer_svc.core.sequence import Offset, Sequence
 from detokenizer_svc.core.textrows import TextRows, text_rows
 
@@ -28,10 +29,17 @@ class LiveRequest:
 
     opened: OpenRequest
     sequences: list[Sequence]
+    search: SearchLog | None = None  # of its beams
     num_ended: int = 0
     num_cached_tokens: int = 0
     model_digest: bytes = b""  # of the model that computes it; empty: it has no tokens
     timeline: Timeline = field(default_factory=Timeline)
+
+    def logged_as(self, index: int) -> Sequence | None:
+        """The sequence of rows with this index: a sample, or the search after the last of them; None: there is none."""
+        if index < self.opened.n:
+            return self.sequences[index]
+        return self.search if index == self.opened.n else None
 
     @property
     def route(self) -> bytes:
@@ -53,7 +61,8 @@ class LiveRequest:
 
     def logged(self) -> TokenRows:
         """All that was taken of it from the log, as few rows."""
-        return logged_rows(self.sequences, self.num_cached_tokens, self.model_digest, self.timeline)
+        searches = [] if self.search is None else [self.search]
+        return logged_rows([*self.sequences, *searches], self.num_cached_tokens, self.model_digest, self.timeline)
 
     def going_on(self) -> list[Sequence]:
         """The sequences that have not ended."""
@@ -108,7 +117,8 @@ class LiveRequests(Mapping[bytes, LiveRequest]):
         """Begin a request whose id is new."""
         route = self.route(route)
         sequences = [Sequence(opened, index, decoder, route) for index in range(opened.n)]
-        self._live[opened.request_id] = LiveRequest(opened, sequences, timeline=opened.begun_timeline())
+        search = SearchLog(opened, decoder) if opened.has_search else None
+        self._live[opened.request_id] = LiveRequest(opened, sequences, search, timeline=opened.begun_timeline())
         self._last_request_ids = []
 
     def end(self, request_id: bytes) -> None:
@@ -131,9 +141,7 @@ class LiveRequests(Mapping[bytes, LiveRequest]):
         live = self._live
         self._last_request_ids, self._last_indices = rows.request_ids, indices
         self._last_sequences = [
-            request.sequences[index]
-            if (request := live.get(request_id)) is not None and index < request.opened.n
-            else self.stray
+            (request.logged_as(index) if (request := live.get(request_id)) is not None else None) or self.stray
             for request_id, index in zip(rows.request_ids, indices, strict=True)
         ]
         return self._last_sequences
@@ -169,7 +177,8 @@ class LiveRequests(Mapping[bytes, LiveRequest]):
             sequence, request = sequences[row], self._live.get(rows.request_ids[row])
             position = int(rows.positions[row])
             if request is not None and position >= len(sequence.token_ids):  # else it came before, or is stray
-                request.timeline.add(Run(sequence.index, position, start, computed))
+                num_tokens = 0 if sequence is request.search else position  # words are no tokens
+                request.timeline.add(Run(sequence.index, num_tokens, start, computed))
 
 
 def failed_rows(sequences: SequenceOf[Sequence], error: RequestError) -> TokenRows:

@@ -25,6 +25,7 @@ class OpenRequest:
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()  # empty if the request ignores them
     wants_logprobs: bool = False
+    has_search: bool = False  # its outputs are found by a beam search
     asked: Asked = field(default_factory=Asked)
     tokenizing_ns: int = 0  # Unix time, see `Timeline`
     tokenized_ns: int = 0

@@ -229,7 +229,8 @@ def _params(
         name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value is not None
     }
     biases = _logit_bias(said.pop("logit_bias", {}))
-    params = _remembered(**{"max_tokens": most, **defaults.stated, **said})
+    filled = defaults.beside_beams if said.get("use_beam_search") else defaults.stated
+    params = _remembered(**{"max_tokens": most, **filled, **said})
     return (replace(params, logit_bias=biases) if biases else params), frozenset(FILLED.keys() - said.keys())
 
 

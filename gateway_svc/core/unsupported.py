@@ -31,9 +31,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_options.include_obfuscation": (False,),
     # vLLM
     "prompt_embeds": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
     "guided_decoding_backend": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
@@ -104,6 +101,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "provider": ({},),
     "route": (),
     "transforms": ([],),
+}
+
+# Of APIs that tell one output: a search of beams finds several.
+BEAMS: Final[dict[str, tuple[Any, ...]]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
 }
 
 _THINKING = "whether a model thinks is its chat template's: give what the template knows in `chat_template_kwargs`"

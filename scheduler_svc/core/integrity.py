@@ -36,7 +36,7 @@ def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> N
                 assert requests.get(occupant.request.request_id) is occupant.request, f"slot {slot} has no request"
                 held.update(occupant.blocks)
                 assert worker.serves(occupant), f"slot {slot} goes on with another model than it began with"
-                _check_slot(worker, slot, occupant)
+                (_check_parked if worker.is_parked[slot] else _check_slot)(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
         free = [slot for slot, occupant in enumerate(worker.sequences) if occupant is None]
         assert sorted(worker.free_slots) == free, "a slot is free and in use, or neither"
@@ -77,6 +77,17 @@ def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None
     assert num_computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
     for index in range(num_computed // size, len(sequence.blocks)):
         assert worker.blocks.ref_counts[sequence.blocks[index]] == 1, f"{name} writes into a shared block"
+
+
+def _check_parked(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
+    name, request = f"slot {slot} of {worker.worker_id}", sequence.request
+    assert sequence.has_found or request in worker.forking, f"{name} is kept for nothing"
+    assert not worker.at_tip[slot], f"{name} is kept, and decodes"
+    assert sequence not in worker.prefilling, f"{name} is kept, and computes its prompt"
+    width = 0 if request.search is None else request.search.width
+    places = {each.worker_id for each in request.sequences[:width]}
+    assert request in worker.forking or places == {worker.worker_id}, f"{name} is kept from a beam that waits"
+    assert int(worker.capacity[slot]) == len(sequence.blocks) * worker.limits.block_size, f"{name} miscounts blocks"
 
 
 def _check_blocks(blocks: BlockManager, held: Counter[int]) -> None:

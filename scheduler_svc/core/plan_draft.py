@@ -17,6 +17,7 @@ class PlanDraft:
     appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
+    held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
     has_preempted: bool = False
 
     def admit(self, sequence: SequenceState, reused: Reused) -> None:
@@ -31,9 +32,9 @@ class PlanDraft:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=reused.num_tokens,
                 block_ids=np.array(sequence.blocks, np.uint32),
-                sampling=request.queued.sampling,
+                sampling=request.sampling,
                 seed=sequence.seed,
-                min_output_tokens=request.queued.stopping.min_tokens,
+                min_output_tokens=request.queued.stopping.min_tokens if request.search is None else 0,
                 stop_token_ids=request.stop_token_ids,
                 request_id=request.request_id,
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),

@@ -73,7 +73,14 @@ class Requests(Mapping[bytes, ScheduledRequest]):
             yield first[1]
 
     def wait(self, sequence: SequenceState) -> None:
-        """Queue a sequence that did not wait."""
+        """Queue a sequence that did not wait; a beam that has found its tokens waits for the others only."""
+        for each in dict.fromkeys((sequence, *sequence.request.unseated_beams)):
+            if each.has_found:
+                each.status = Status.HELD
+            else:
+                self._wait(each)
+
+    def _wait(self, sequence: SequenceState) -> None:
         sequence.status, sequence.num_deferrals = Status.WAITING, 0
         self.unpin_if_unbegun(sequence.request)
         self._policy.enter(sequence)
@@ -81,7 +88,7 @@ class Requests(Mapping[bytes, ScheduledRequest]):
 
     def wait_for_slots(self, request: ScheduledRequest) -> None:
         """Let the further samples wait for slots: the prompt is planned, or its first sample is gone."""
-        for sequence in request.sequences[1:]:
+        for sequence in request.sequences[1:] if request.search is None else ():
             if sequence.status is Status.HELD:
                 self.wait(sequence)
 

@@ -1,15 +1,16 @@
 """Makes the rows of the log: the tokens of a result, and the ends that need no token."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, context_exceeded, model_replaced
 from contract.domain.finish import CancelReason, FinishReason, RequestError
-from contract.domain.plan import NO_TOKENS, U32, Logprobs, StepResult
+from contract.domain.plan import NO_FLOATS, NO_TOKENS, U32, Logprobs, StepResult
 from contract.domain.rows import U8, TokenRows
+from contract.domain.timeline import Start
 from scheduler_svc.core.repetition import RepetitionDetector
 from scheduler_svc.core.sequence import QueuedRequest, SequenceState
 from scheduler_svc.core.worker import I64, Mask, WorkerState
@@ -29,6 +30,10 @@ class SequenceEnd:
     finish: FinishReason
     error: RequestError | None = None
     has_row: bool = True  # false where the detokenizer has decided the end already
+    # Of an output that a search has found: all of it.
+    token_ids: U32 = field(default_factory=lambda: NO_TOKENS)
+    num_cached_tokens: int = 0
+    start: Start | None = None
 
     @property
     def outcome(self) -> str:
@@ -60,6 +65,8 @@ def finish_of(request: QueuedRequest, output: Sequence[int]) -> FinishReason:
     stopping = request.stopping
     if len(output) > stopping.min_tokens and output[-1] in request.all_stop_ids:
         return FinishReason.STOP
+    if request.beams is not None:  # nothing of it is told before its end
+        return FinishReason.LENGTH
     if stopping.max_tokens is not None and len(output) >= stopping.max_tokens:
         return FinishReason.LENGTH
     detection = stopping.repetition_detection
@@ -70,6 +77,8 @@ def finish_of(request: QueuedRequest, output: Sequence[int]) -> FinishReason:
 
 def ended_by_tokens(sequence: SequenceState) -> SequenceEnd | None:
     """The end that the tokens of a sequence which another scheduler began have brought already, if any."""
+    if sequence.request.search is not None:  # its tokens are those of a beam that goes on
+        return None
     finish = finish_of(sequence.request.queued, sequence.output)
     return SequenceEnd(sequence, finish) if finish else None
 
@@ -110,16 +119,18 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
 
 
 def end_rows(ends: list[SequenceEnd]) -> TokenRows:
-    """Rows without tokens; the sequences are in no slot (any more)."""
+    """The rows of ends, which have tokens only of a search; the sequences are in no slot (any more)."""
+    token_ids = [end.token_ids for end in ends if len(end.token_ids)]
     return TokenRows(
         request_ids=[end.sequence.request.request_id for end in ends],
         sequences=np.array([end.sequence.index for end in ends], np.uint32),
-        positions=np.array([len(end.sequence.output) for end in ends], np.uint32),
+        positions=np.array([end.sequence.num_logged_tokens for end in ends], np.uint32),
         chains=np.array([end.sequence.chain for end in ends], np.uint64),
-        counts=np.zeros(len(ends), np.uint32),
-        token_ids=NO_TOKENS,
+        counts=np.array([len(end.token_ids) for end in ends], np.uint32),
+        token_ids=np.concatenate(token_ids) if token_ids else NO_TOKENS,
         finishes=np.array([end.finish for end in ends], np.uint8),
-        cached_tokens=np.zeros(len(ends), np.uint32),
+        cached_tokens=np.array([end.num_cached_tokens for end in ends], np.uint32),
+        starts={row: end.start for row, end in enumerate(ends) if end.start is not None},
         errors={row: end.error for row, end in enumerate(ends) if end.error is not None},
     )
 
@@ -127,19 +138,32 @@ def end_rows(ends: list[SequenceEnd]) -> TokenRows:
 NO_ROWS = end_rows([])
 
 
-def with_ends(rows: TokenRows, ends: TokenRows) -> TokenRows:
-    """Rows, and after them those of sequences that end without a token."""
-    return replace(
-        rows,
-        request_ids=[*rows.request_ids, *ends.request_ids],
-        sequences=np.concatenate((rows.sequences, ends.sequences)),
-        positions=np.concatenate((rows.positions, ends.positions)),
-        chains=np.concatenate((rows.chains, ends.chains)),
-        counts=np.concatenate((rows.counts, ends.counts)),
-        finishes=np.concatenate((rows.finishes, ends.finishes)),
-        cached_tokens=np.concatenate((rows.cached_tokens, ends.cached_tokens)),
-        errors=rows.errors | {len(rows) + row: error for row, error in ends.errors.items()},
+def joined(rows: TokenRows, more: TokenRows) -> TokenRows:
+    """Rows and, after them, further rows of the same model."""
+    if not len(more):
+        return rows
+    if not len(rows):
+        return more
+    return TokenRows(
+        request_ids=[*rows.request_ids, *more.request_ids],
+        sequences=np.concatenate((rows.sequences, more.sequences)),
+        positions=np.concatenate((rows.positions, more.positions)),
+        chains=np.concatenate((rows.chains, more.chains)),
+        counts=np.concatenate((rows.counts, more.counts)),
+        token_ids=np.concatenate((rows.token_ids, more.token_ids)),
+        finishes=np.concatenate((rows.finishes, more.finishes)),
+        cached_tokens=np.concatenate((rows.cached_tokens, more.cached_tokens)),
+        logprobs=None if rows.logprobs is None else Logprobs.joined((rows.logprobs, unasked(len(more.token_ids)))),
+        errors=rows.errors | {len(rows) + row: error for row, error in more.errors.items()},
+        starts=rows.starts | {len(rows) + row: start for row, start in more.starts.items()},
+        model_digest=rows.model_digest or more.model_digest,
     )
+
+
+def unasked(num_tokens: int) -> Logprobs:
+    """The logprobs of tokens for which nobody asked."""
+    zeros = np.zeros(num_tokens, np.uint32)
+    return Logprobs(np.full(num_tokens, np.nan, np.float32), zeros, zeros, NO_TOKENS, NO_FLOATS)
 
 
 def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:

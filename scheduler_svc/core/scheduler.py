@@ -32,10 +32,11 @@ from scheduler_svc.core.rows import (
     ended_by_strikes,
     ended_by_tokens,
     failed,
+    joined,
     token_rows,
     unholdable,
-    with_ends,
 )
+from scheduler_svc.core.searching import NOTHING, fork, take, together, whole
 from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
 from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
@@ -120,13 +121,13 @@ class Scheduler:
         state = self.requests.open(request, now_ns, shares_prefixes=self.config.share_prefixes_between_tenants)
         ends = []
         for sequence in state.sequences:
-            if sequence.index in request.ended_sequences:
+            if state.has_ended_before(sequence.index):
                 ends.append(cancelled(sequence, CancelReason.STOP))
             elif self.config.tolerance.is_at_fault(state):
                 ends.append(ended_by_strikes(sequence, self.config.tolerance.num_strikes_alone))
             elif end := ended_by_tokens(sequence) or unholdable(sequence, self.workers):
                 ends.append(end)
-            elif sequence.index > 0 and not request.output_token_ids:
+            elif sequence.index >= state.num_at_first:
                 sequence.status = Status.HELD
             else:
                 self.requests.wait(sequence)
@@ -168,12 +169,14 @@ class Scheduler:
         worker = self.workers[worker_id]
         draft = PlanDraft()
         decoding = self._give_blocks(worker, draft)
-        budget = worker.max_num_batched_tokens - len(decoding)
+        budget = fork(worker, self.requests, draft, worker.max_num_batched_tokens - len(decoding))
         for sequence in list(worker.prefilling):
             budget -= draft.advance(worker, sequence, budget)
         may_begin = not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker))
         if may_begin and len(self.waiting):
             self._admit(worker, budget, draft, now_ns)
+        for blocks in draft.held:
+            worker.blocks.free(blocks)
         if not len(decoding) and not draft.chunks:
             return None
         return self._issue(worker, decoding, draft, now_ns)
@@ -189,13 +192,16 @@ class Scheduler:
         if valid is None:
             return NO_ROWS
         ends = [failed(worker.sequence_in(slot), why) for slot, why in worker.failures(result, valid)]
+        beams = take(worker, self.requests, result, valid) if np.count_nonzero(worker.is_beam) else NOTHING
         rows, slots = token_rows(worker, result, valid)
         for row in rows.starts:
             if (sequence := worker.sequence_in(int(slots[row]))).gives_prompt_logprobs:
                 sequence.request.needs_prompt_logprobs = False
         self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
-        self._counters.num_generated_tokens += len(rows.token_ids)
-        self._counters.num_discarded_tokens += len(result.token_ids) - len(rows.token_ids)
+        self.policy.charge((sequence, 1) for sequence in beams.sequences)
+        num_taken = len(rows.token_ids) + len(beams.sequences)
+        self._counters.num_generated_tokens += num_taken
+        self._counters.num_discarded_tokens += len(result.token_ids) - num_taken
         if self.config.enable_prefix_caching:
             # The newest token's KV may not be planned yet, so a block counts as full one token late.
             num_full = (worker.num_received_tokens[slots] - 1) // worker.limits.block_size
@@ -204,7 +210,7 @@ class Scheduler:
         for row in rows.finishes.nonzero()[0].tolist():
             sequence = worker.sequence_in(int(slots[row]))
             self._finish(SequenceEnd(sequence, FinishReason(rows.finishes[row])))
-        return with_ends(rows, self._end(ends)) if ends else rows
+        return joined(joined(rows, beams.rows), self._end([*ends, *beams.ends]))
 
     def _give_blocks(self, worker: WorkerState, draft: PlanDraft) -> I64:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
@@ -224,9 +230,10 @@ class Scheduler:
         The first by that order is never the victim while others run, and alone it has every block: it progresses.
         """
         victim = max(worker.running(), key=self.policy.key)
-        worker.vacate(victim)
-        victim.start_reason = StartReason.PREEMPTED
-        self.requests.wait(victim)
+        for sequence in together(victim):
+            worker.vacate(sequence)
+            sequence.start_reason = StartReason.PREEMPTED
+            self.requests.wait(sequence)
         draft.has_preempted = True
         victim.request.num_preemptions += 1
         self._counters.num_preemptions += 1
@@ -333,7 +340,7 @@ class Scheduler:
 
     def _end(self, ends: list[SequenceEnd]) -> TokenRows:
         """Carry out ends, each sequence's first, and make their rows."""
-        first = [end for end in ends if self._finish(end)]
+        first = [end for end in whole(ends) if self._finish(end)]
         return end_rows([end for end in first if end.has_row]) if first else NO_ROWS
 
     def _finish(self, end: SequenceEnd) -> bool:

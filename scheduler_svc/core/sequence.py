@@ -1,18 +1,22 @@
 """Requests and their sequences as the scheduler knows them."""
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 import numpy as np
 
 from contract.domain import chain
+from contract.domain.beams import BeamSearch
 from contract.domain.params import Sampling, Stopping
-from contract.domain.plan import U32
+from contract.domain.plan import NO_TOKENS, U32
 from contract.domain.pooling import Pooling
 from contract.domain.timeline import StartReason
+from scheduler_svc.core.beams import BeamRules
 from scheduler_svc.core.blocks import extend_hashes, root_hash
 from scheduler_svc.core.repetition import RepetitionDetector
+from scheduler_svc.core.search import Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class QueuedRequest:
     num_strikes: int = 0  # workers that died while they computed it, as far as they count
     struck_at: int = 0  # output tokens that it had when the last of them died
     pooling: Pooling | None = None  # its prompt becomes a vector, and nothing is generated; None: it is
+    beams: BeamSearch | None = None  # its n outputs are found by a search; None: they are drawn
+    search_words: U32 = field(default_factory=lambda: NO_TOKENS)  # of a search that another scheduler began: its log
 
     @property
     def all_stop_ids(self) -> tuple[int, ...]:
@@ -45,27 +51,41 @@ class QueuedRequest:
         eos = () if self.stopping.ignore_eos else self.eos_token_ids
         return tuple(dict.fromkeys((*eos, *self.stopping.stop_token_ids)))
 
+    def search(self) -> Search | None:
+        """The search of its beams, after all that the log has of it.
+
+        Raises:
+            ValueError: that is no search of this request.
+        """
+        if self.beams is None:
+            return None
+        return Search(BeamRules.of(self.n, self.beams, self.stopping, self.all_stop_ids), self.search_words)
+
 
 class Status(Enum):
     """The place of a sequence."""
 
-    HELD = auto()  # a further sample, until the prompt's last chunk has been planned
+    HELD = auto()  # a further sample, until the prompt's last chunk has been planned; a beam, until others have found
     WAITING = auto()
     RUNNING = auto()  # in a slot of a worker
     ENDED = auto()
 
 
 class ScheduledRequest:
-    """A request with all its sequences."""
+    """A request with all its sequences; with beams these are what its sequences are until they end."""
 
     def __init__(self, queued: QueuedRequest, order: int, added_ns: int, *, shares_prefixes: bool = False) -> None:
         self.queued = queued
+        self.search = queued.search()
         self.added_ns = added_ns
         self.order = order  # of arrival at this scheduler: breaks ties
         self.prompt: U32 = np.ascontiguousarray(queued.prompt_token_ids, np.uint32)
         self.num_prompt_tokens = len(self.prompt)
         self.stop_token_ids = queued.all_stop_ids
         self.root = root_hash("" if shares_prefixes else queued.tenant, queued.cache_salt)
+        self.sampling = queued.sampling  # of each step of a sequence
+        if self.search is not None:
+            self.sampling = replace(self.sampling, temperature=0.0, num_logprobs=self.search.rules.num_candidates)
         self.sequences = [SequenceState(self, index) for index in range(queued.n)]
         self.num_live = queued.n
         self.num_preemptions = 0
@@ -85,6 +105,35 @@ class ScheduledRequest:
     def request_id(self) -> bytes:
         """16 bytes."""
         return self.queued.request_id
+
+    @property
+    def num_at_first(self) -> int:
+        """Sequences that wait for slots when it comes; the others follow."""
+        if self.search is not None:
+            return self.search.width
+        return len(self.sequences) if self.queued.output_token_ids else 1
+
+    @property
+    def unseated_beams(self) -> list["SequenceState"]:
+        """The beams that were to fork from a slot: they wait too if that is lost."""
+        if self.search is None:
+            return []
+        beams = self.sequences[: self.search.width]
+        return [each for each in beams if each.status is Status.HELD and not each.has_found]
+
+    def has_ended_before(self, index: int) -> bool:
+        """Return whether another scheduler had ended a sequence; the outputs of a search end together."""
+        ended = self.queued.ended_sequences
+        return index in ended if self.search is None else len(ended) == self.queued.n
+
+    def go_on_from(self, parents: Sequence[int]) -> None:
+        """Make the sequences those of a search's beams, each of which has one token more than its parent."""
+        assert self.search is not None
+        hashes = [list(sequence.block_hashes) for sequence in self.sequences]
+        size = self.sequences[parents[0]].hash_block_size
+        for sequence, parent, beam in zip(self.sequences, parents, self.search.beams.running, strict=False):
+            sequence.output = beam.token_ids
+            sequence.block_hashes, sequence.hash_block_size = list(hashes[parent]), size
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,9 +173,9 @@ class SequenceState:
         self.request = request
         self.index = index
         self.seed = chain.sequence_seed(request.queued.seed, index)
-        outputs = request.queued.output_token_ids
-        self.output = array("I", outputs[index].tolist() if index < len(outputs) else ())
-        self.chain = chain.extend(chain.CHAIN_START, self.output)  # kept here while the sequence does not run
+        self.output = self._known_output()
+        # Kept here while the sequence does not run. The log has nothing of a beam.
+        self.chain = chain.CHAIN_START if request.search else chain.extend(chain.CHAIN_START, self.output)
         detection = request.queued.stopping.repetition_detection
         self.repetition = RepetitionDetector(detection, self.output) if detection else None  # None: it may do so
         self.status = Status.WAITING
@@ -140,6 +189,24 @@ class SequenceState:
         self.hash_block_size = 0
         self.gives_prompt_logprobs = False  # its first row since it got its slot says that they are kept
         self.num_deferrals = 0  # times it was left to a worker that has more of its prefix
+
+    def _known_output(self) -> "array[int]":
+        request, index = self.request, self.index
+        if request.search is not None:
+            beams = request.search.beams.running
+            return beams[index].token_ids if index < len(beams) else array("I")
+        outputs = request.queued.output_token_ids
+        return array("I", outputs[index].tolist() if index < len(outputs) else ())
+
+    @property
+    def num_logged_tokens(self) -> int:
+        """Tokens of it that the log has: none of a beam."""
+        return len(self.output) if self.request.search is None else 0
+
+    @property
+    def has_found(self) -> bool:
+        """Return whether it is a beam that has computed its step and is to be chosen from."""
+        return self.request.search is not None and self.index in self.request.search.found
 
     @property
     def computes_prompt_logprobs(self) -> bool:

@@ -17,7 +17,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.plan import StepPlan, StepResult
 from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager
-from scheduler_svc.core.sequence import SequenceState, Status
+from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
 
 I64 = npt.NDArray[np.int64]
@@ -97,6 +97,9 @@ class WorkerState:
     num_untold: int = 0  # slots of which no row has
     is_pooled: Mask = field(init=False)  # the occupant ends once its prompt is computed
     may_not_repeat: Mask = field(init=False)  # the occupant ends if it repeats itself
+    is_beam: Mask = field(init=False)  # the occupant computes one step, then others of its request choose with it
+    is_parked: Mask = field(init=False)  # it has, and keeps the slot
+    forking: dict[ScheduledRequest, tuple[int, ...]] = field(default_factory=dict)  # the parents of chosen beams
     chains: npt.NDArray[np.uint64] = field(init=False)
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
     free_slots: list[int] = field(init=False)
@@ -114,7 +117,9 @@ class WorkerState:
         slots = self.limits.max_num_seqs
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
-        self.at_tip, self.is_pooled, self.may_not_repeat = (np.zeros(slots, np.bool_) for _ in range(3))
+        self.at_tip, self.is_pooled, self.may_not_repeat, self.is_beam, self.is_parked = (
+            np.zeros(slots, np.bool_) for _ in range(5)
+        )
         self.generation, self.capacity, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(3))
         self.num_tokens, self.num_computed_tokens, self.num_received_tokens = (
             np.zeros(slots, np.int64) for _ in range(3)
@@ -176,7 +181,9 @@ class WorkerState:
         self.sequences[slot] = sequence
         self.num_tokens[slot] = self.num_received_tokens[slot] = sequence.num_tokens
         self.num_computed_tokens[slot] = reused.num_tokens
-        self.max_num_tokens[slot] = request.max_num_tokens(self.limits.capacity)
+        most = request.max_num_tokens(self.limits.capacity)
+        self.is_beam[slot] = request.search is not None
+        self.max_num_tokens[slot] = sequence.num_tokens + 1 if request.search is not None else most
         self.capacity[slot] = len(blocks) * self.limits.block_size
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.min_tokens[slot] = request.queued.stopping.min_tokens
@@ -201,8 +208,9 @@ class WorkerState:
         sequence.chain = int(self.chains[slot])
         self.blocks.free(sequence.blocks)
         sequence.worker_id, sequence.slot, sequence.blocks, sequence.prompt_issued = "", -1, [], False
+        self.forking.pop(sequence.request, None)
         self.sequences[slot] = None
-        self.at_tip[slot] = False
+        self.at_tip[slot] = self.is_beam[slot] = self.is_parked[slot] = False
         self.generation[slot] += 1
         if self.placed_ns[slot]:
             self.placed_ns[slot] = 0
@@ -210,6 +218,11 @@ class WorkerState:
         self.prefilling.pop(sequence, None)
         self.free_slots.append(slot)
         self.released_slots.append(slot)
+
+    def park(self, sequence: SequenceState) -> None:
+        """Leave a beam that has computed its step in its slot, with its blocks: nothing is planned for it."""
+        self.is_parked[sequence.slot] = True
+        self.at_tip[sequence.slot] = False
 
     def append_block(self, slot: int) -> int:
         """Give the slot's table one more block; the caller has checked that one is free."""

@@ -54,6 +54,19 @@ class Asked:
         return self.request.params.prompt_logprobs is not None
 
     @property
+    def has_search(self) -> bool:
+        return self.request.params.use_beam_search
+
+    @property
+    def num_histories(self) -> int:
+        """Its samples and, after them, the search of its beams."""
+        return self.num_samples + self.has_search
+
+    def sampled_as(self, sequence: int) -> int:
+        """The sequence as which the tokens of a sample were sampled: all beams are of one search."""
+        return self.num_samples if self.has_search else sequence
+
+    @property
     def pools(self) -> bool:
         return self.request.pooling is not None
 
@@ -64,10 +77,18 @@ def prompt_output(model_digest: bytes) -> bytes:
 
 
 def ask(
-    index: int, *, num_samples: int, max_tokens: int, has_stop: bool, scores_prompt: bool = False, pools: bool = False
+    index: int,
+    *,
+    num_samples: int,
+    max_tokens: int,
+    has_stop: bool,
+    scores_prompt: bool = False,
+    pools: bool = False,
+    searches: bool = False,
 ) -> Asked:
     """One request."""
     params = SamplingParams(
+        use_beam_search=searches,
         n=num_samples,
         max_tokens=max_tokens,
         stop=(STOP_STRING,) if has_stop else (),
@@ -185,7 +206,7 @@ def _what_is_wrong(asked: Asked, client: Client, row: TextRow, got: Got, sampler
         return TWO_MODELS
     text, has_stop = expected_text(got.token_ids)
     has_stop &= bool(asked.request.params.stop)
-    if not samplers.is_coherent(asked.index, row.sequence, got.token_ids):
+    if not samplers.is_coherent(asked.index, asked.sampled_as(row.sequence), got.token_ids):
         return "a client got tokens that were not sampled one after another"
     if len(got.token_ids) > asked.max_tokens:
         return "a client got more tokens than it allowed"

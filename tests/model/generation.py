@@ -13,7 +13,7 @@ from processes import Hold, Move, Process, Stage
 from samplers import Kind, Samplers
 
 from contract.domain.finish import CancelReason, FinishReason
-from contract.domain.plan import StepResult
+from contract.domain.plan import Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from scheduler_svc.core import rows as core_rows
@@ -52,7 +52,8 @@ class Sample(NamedTuple):
     model_digest: bytes = b""  # of the model that generated the tokens
 
 
-Samples = tuple[Sample, ...]
+Samples = tuple[Sample, ...]  # and after them, where there is one, the search: words, and never what goes on
+BeamTokens = Callable[[tuple[int, ...]], list[int]]  # the likeliest tokens after those of a beam
 
 
 class Continued(NamedTuple):
@@ -91,6 +92,11 @@ class Continuations:
         make = partial(self._advance, sid, request_id, samples, sequence, token_id, model_digest)
         return self._look_up(key, make)
 
+    def search(self, sid: bytes, request_id: bytes, samples: Samples, kind: Kind, tokens: "BeamTokens") -> Continued:
+        """All beams of a request get their next tokens, and one choice is made of them."""
+        key = (sid, request_id, samples, "search", kind)
+        return self._look_up(key, lambda: self._search(sid, request_id, samples, tokens))
+
     def abandon(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
         """No worker has a request's model any more."""
         return self._look_up((sid, request_id, samples, "abandon"), lambda: self._abandon(sid, request_id, samples))
@@ -115,10 +121,12 @@ class Continuations:
         return decode_request(request_id, asked.header, asked.body, asked.meta, asked.token_ids)
 
     def _core(self, request_id: bytes, samples: Samples) -> tuple[Scheduler, TokenRows]:
+        num = self._asked[request_id].num_samples
         request = replace(
             self._request(request_id),
-            output_token_ids=tuple(np.array(sample.token_ids, np.uint32) for sample in samples),
-            ended_sequences=frozenset(index for index, sample in enumerate(samples) if sample.has_ended),
+            output_token_ids=tuple(np.array(sample.token_ids, np.uint32) for sample in samples[:num]),
+            ended_sequences=frozenset(index for index, sample in enumerate(samples[:num]) if sample.has_ended),
+            search_words=np.array([word for sample in samples[num:] for word in sample.token_ids], np.uint32),
             model_digest=model_of(samples) or None,
         )
         scheduler = Scheduler(SchedulerConfig(plans_in_flight=1, enable_prefix_caching=False))
@@ -150,10 +158,35 @@ class Continuations:
         sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended, model_digest)
         return Continued(encode_rows(rows, sid, Computed()), with_sample(samples, sequence, sample))
 
+    def _search(self, sid: bytes, request_id: bytes, samples: Samples, tokens: "BeamTokens") -> Continued:
+        scheduler, _ = self._core(request_id, tuple(s._replace(model_digest=b"") for s in samples))
+        scheduler.add_worker("worker", LIMITS, MODELS[0])
+        rows = core_rows.NO_ROWS
+        while not len(rows):
+            plan = scheduler.schedule("worker", 0)
+            assert plan is not None
+            rows = scheduler.apply("worker", _found(plan, tokens), 0)
+        after = list(samples)
+        words_of_rows = np.split(rows.token_ids, np.cumsum(rows.counts)[:-1])
+        for row, words in zip(rows.sequences.tolist(), words_of_rows, strict=True):
+            after[row] = Sample((*after[row].token_ids, *words.tolist()), True, MODELS[0])
+        return Continued(encode_rows(rows, sid, Computed()), tuple(after))
+
     def _cancel(self, sid: bytes, request_id: bytes, samples: Samples, reason: int, sequence: int) -> Continued:
         scheduler, _ = self._core(request_id, samples)
         rows = scheduler.cancel(request_id, CancelReason(reason), 0, sequence if sequence >= 0 else None)
         return _continued(sid, rows, scheduler, request_id, samples)
+
+
+def _found(plan: StepPlan, tokens: "BeamTokens") -> StepResult:
+    """Every beam of a plan finds some tokens, each less likely than the one before."""
+    tops = [tokens(tuple(each.token_ids[each.num_prompt_tokens :].tolist())) for each in plan.admissions]
+    slots = np.array([each.slot for each in plan.admissions], np.uint32)
+    ones, counts = np.ones(len(tops), np.uint32), np.array([len(top) for top in tops], np.uint32)
+    token_ids = np.array([token for top in tops for token in top], np.uint32)
+    logprobs = np.array([-1.0 - rank for top in tops for rank in range(len(top))], np.float32)
+    told = Logprobs(np.full(len(tops), np.nan, np.float32), ones * 0, counts, token_ids, logprobs)
+    return StepResult(plan.step, slots, ones, token_ids[np.cumsum(counts) - counts], told)
 
 
 def _continued(sid: bytes, rows: TokenRows, scheduler: Scheduler, request_id: bytes, samples: Samples) -> Continued:
@@ -295,6 +328,9 @@ class SchedulerProcess(Process):
             yield self._commit(me, pool, me, me.unsent, "ends")
             return
         for request_id, samples in me.held:
+            if self.asked[request_id].has_search:
+                yield from (self._search(me, pool, request_id, samples, kind) for kind in self.kinds)
+                continue
             for sequence, sample in enumerate(samples):
                 if not sample.has_ended:
                     for kind in self.kinds:
@@ -309,6 +345,19 @@ class SchedulerProcess(Process):
         grown = me.with_held(request_id, after.samples if after.is_live else None)
         what = f"token {token_id} of {index}/{sequence} ({kind.name.lower()})"
         return self._commit(me, pool, grown, (after.rows,), what)
+
+    def _search(self, me: SchedulerState, pool: int, request_id: bytes, samples: Samples, kind: Kind) -> Move:
+        """A step of all beams: each finds a token of this kind, and two after which it goes on."""
+        sid, asked = self.sid(me), self.asked[request_id]
+
+        def tokens(before: tuple[int, ...]) -> list[int]:
+            places = enumerate((kind, Kind.PLAIN, Kind.PLAIN))
+            sequence = asked.sampled_as(0)
+            return [self.samplers.sample(sid + b"%d" % at, k, asked.index, sequence, before) for at, k in places]
+
+        after = self.continuations.search(sid, request_id, samples, kind, tokens)
+        grown = me.with_held(request_id, after.samples if after.is_live else None)
+        return self._commit(me, pool, grown, (after.rows,), f"a choice of {asked.index} ({kind.name.lower()})")
 
     def _commit(self, me: SchedulerState, pool: int, after: SchedulerState, rows: tuple[bytes, ...], what: str) -> Move:
         done, changed = self.pool.call(pool, self.commitment(me, rows))
@@ -335,19 +384,21 @@ class SchedulerProcess(Process):
         for stored, known in found:
             if stored.request_id in dict(me.held):
                 continue
-            histories = known or [History() for _ in range(self.asked[stored.request_id].num_samples)]
+            asked = self.asked[stored.request_id]
+            histories = known or [History() for _ in range(asked.num_histories)]
             finish_of = self.continuations.finish_of(stored.request_id)
             model_digest = _model(stored, histories)
-            witness, told = decode_witness(stored.witness, len(histories))
+            witness, told = decode_witness(stored.witness, asked.num_samples)
             rows = restore(stored.request_id, histories, witness, told, finish_of, model_digest=model_digest)
             has_diverged = rows is None
             if rows is None:
-                rows = diverged_rows(stored.request_id, histories)
+                rows = diverged_rows(stored.request_id, histories[: asked.num_samples])
             if len(rows):
                 me = me._replace(unsent=(*me.unsent, encode_rows(rows, self.sid(me), Computed())))
             if not has_diverged:
                 samples = tuple(
-                    Sample(tuple(history.token_ids), history.has_ended, history.model_digest) for history in histories
+                    Sample(tuple(each.token_ids), each.has_ended or index == asked.num_samples, each.model_digest)
+                    for index, each in enumerate(histories)
                 )
                 me = self._queued(me, stored, samples)
         return me

@@ -51,6 +51,7 @@ class Space:
     pausing: frozenset[str] = frozenset()
     keeps_nothing: bool = False  # a restart comes soon and brings the first state back
     pools_prompts: bool = False  # the requests ask for vectors of their prompts, likewise
+    searches: bool = False  # the outputs are found by a beam search
     scores_prompts: bool = False  # the requests ask for logprobs of their prompts, which workers keep
     has_two_models: bool = False  # the first worker has one, the second another
     # The first scheduler has claimed what there is, the first detokenizer has the shard, and of two models the first
@@ -93,6 +94,7 @@ class Penstock:
                 has_stop=Kind.STOP in space.kinds,
                 scores_prompt=space.scores_prompts,
                 pools=space.pools_prompts,
+                searches=space.searches,
             )
             for index in range(space.requests)
         )

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from contract.domain.beams import MAX_CANDIDATES
 from contract.domain.chat_facts import THOUGHT_MARKS
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
@@ -237,6 +238,7 @@ class PromptTokenizer:
 
     def _check_params(self, request: Request, bad_word_ids: tuple[tuple[int, ...], ...]) -> None:
         size = self.vocabulary.vocab_size
+        self._check_beams(request.params)
         for name in _OF_TOKENS:
             ids = getattr(request.params, name) or ()
             if (wrong := max(ids, default=0)) >= size:
@@ -249,6 +251,20 @@ class PromptTokenizer:
         allowed = request.params.allowed_token_ids
         if allowed is not None and never.issuperset(allowed):
             raise invalid("suppress_tokens and bad_words leave no token of allowed_token_ids", "allowed_token_ids")
+
+    def _check_beams(self, params: SamplingParams) -> None:
+        """Refuses more beams than steps have candidates for: each gives its likeliest tokens, as many as there are
+        beams beside those that may end it."""
+        if not params.use_beam_search:
+            return
+        ends = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else self.vocabulary.eos_token_ids)}
+        most = min(MAX_CANDIDATES, self.vocabulary.vocab_size) - len(ends)
+        if params.n > most:
+            raise invalid(
+                f"n must be at most {most} beside use_beam_search with {len(ends)} tokens that end an output, got "
+                f"{params.n}",
+                "n",
+            )
 
     def _resolve(self, request: Request, num_prompt_tokens: int, clips: bool) -> Stopping:
         context = self.vocabulary.context_length

@@ -3,7 +3,6 @@ notices mistakes in it: each token is derived from what stands in the blocks tha
 wrong, shared or too early freed block changes the output.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from llguidance import LLTokenizer
 
 from contract.domain import chain
 from contract.domain.params import Sampling
-from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from contract.domain.plan import NO_FLOATS, NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
 from contract.domain.pooling import Pooling, PoolingKind
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import WORD_BITS, SlotGrammars, allowed_ids
@@ -389,19 +388,32 @@ def prompt_logprobs(token_ids: I64, num_top: int, vocab_size: int) -> tuple[F32,
     return own.astype(np.float32), np.full(len(token_ids), 2), tops, logprobs.astype(np.float32)
 
 
+def sampled_logprobs(token_ids: U32) -> npt.NDArray[np.float64]:
+    """The logprobs that sampled tokens have here, f64[n]: a function of the token alone."""
+    own: npt.NDArray[np.float64] = -np.log(token_ids % 7 + 2)
+    return own
+
+
+def likeliest(token_id: int, count: int, vocab_size: int) -> tuple[U32, F32]:
+    """The likeliest tokens beside a sampled one, itself the first, u32[count], and their logprobs f32[count]."""
+    told = _logprobs(np.array([count]), np.ones(1, np.int64), np.array([token_id], np.uint32), vocab_size)
+    return (NO_TOKENS, NO_FLOATS) if told is None else (told.top_ids, told.top_logprobs)
+
+
 def _logprobs(wanted: I64, num_tokens: I64, token_ids: U32, vocab_size: int) -> Logprobs | None:
-    """Half the probability is the sampled token's, half of the rest the next token id's, and so on; `wanted` i64[rows]
-    is what each of `num_tokens` i64[rows] gets.
+    """The sampled token is the likeliest, the next token id the second, and so on; `wanted` i64[rows] is what each of
+    `num_tokens` i64[rows] gets.
     """
     if not np.count_nonzero(wanted != _NO_LOGPROBS):
         return None
     wanted = np.repeat(wanted, num_tokens)
     counts = np.maximum(wanted, 0)
     ranks = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    own = sampled_logprobs(token_ids)
     return Logprobs(
-        sampled=np.where(wanted == _NO_LOGPROBS, np.nan, -math.log(2)).astype(np.float32),
+        sampled=np.where(wanted == _NO_LOGPROBS, np.nan, own).astype(np.float32),
         ranks=(wanted != _NO_LOGPROBS).astype(np.uint32),
         top_counts=counts.astype(np.uint32),
         top_ids=((np.repeat(token_ids, counts) + ranks) % vocab_size).astype(np.uint32),
-        top_logprobs=(-(ranks + 1) * math.log(2)).astype(np.float32),
+        top_logprobs=(np.repeat(own, counts) - 0.5 * ranks).astype(np.float32),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make_tokenizer
+from bench.rig.expected_beams import expected_beams
 from contract.domain import chain
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingKind
@@ -42,6 +43,7 @@ _SHARES = {  # of each kind
     "tools": 2,
     "responses": 2,
     "messages": 2,
+    "beams": 2,
 }
 _ANTHROPICS = {"required": "any", "auto": "auto"}
 _MAX_CALL_TOKENS = 600  # of calls and thoughts: some are cut
@@ -96,6 +98,8 @@ class Recipe:
 
     def expected(self, sequence: int, model_seed: int = 0) -> Iterator[int]:
         """The tokens of one sample, as far as one likes; its end is not looked at."""
+        if self.params.use_beam_search:
+            return iter(expected_beams(self.prompt_ids, self.params, _LIMITS, EOS_EVERY, model_seed)[sequence])
         seed = chain.sequence_seed(self.params.seed or 0, sequence)
         form = self.params.structured_outputs
         return expected_tokens(
@@ -123,6 +127,8 @@ def _make(rng: random.Random, kind: str) -> Recipe:
         return _calls(rng, kind)
     if kind == "embeddings":
         return _pooled(rng)
+    if kind == "beams":
+        return _beams(rng)
     low, high = _LONG_PROMPT if kind in ("long", "prompt_logprobs") else (1, 60)
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(low, high)))
     is_greedy = kind == "greedy" or (kind not in ("seeded", "samples") and rng.random() < 0.5)
@@ -150,6 +156,22 @@ def _pooled(rng: random.Random) -> Recipe:
     pooling = Pooling(rng.choice(list(PoolingKind)), rng.random() < 0.5, rng.choice((0, 16)))
     params = SamplingParams(temperature=0.0, max_tokens=1, seed=rng.randrange(2**31))
     return Recipe("embeddings", rng.random() < 0.5, prompt_ids, params, api=Api.EMBEDDINGS, pooling=pooling)
+
+
+def _beams(rng: random.Random) -> Recipe:
+    """A search of some width, which may end early, or by its length."""
+    prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(1, _LONG_PROMPT[0])))
+    params = SamplingParams(
+        n=rng.randint(2, 5),
+        temperature=0.0,
+        use_beam_search=True,
+        length_penalty=rng.choice((0.0, 0.7, 1.0, 2.0)),
+        early_stopping=rng.choice((False, True, "never")),
+        max_tokens=rng.randint(20, MAX_TOKENS),
+        ignore_eos=rng.random() < 0.3,
+        seed=rng.randrange(2**31),
+    )
+    return Recipe("beams", rng.random() < 0.5, prompt_ids, params)
 
 
 def _calls(rng: random.Random, kind: str) -> Recipe:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from gateway_svc.core.openai import with_parameters
-from gateway_svc.core.unsupported import Unsupported
+from gateway_svc.core.unsupported import BEAMS, Unsupported
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class _MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool | None = None
 
 
-MESSAGE_BODY = with_parameters(_MessageBody, without=("n", "logprobs", "stop"))
+MESSAGE_BODY = with_parameters(_MessageBody, without=(*BEAMS, "n", "logprobs", "stop"))
 MESSAGE_FIELDS = frozenset(MESSAGE_BODY.__struct_fields__)
 
 # Not there: the values that ask for nothing beyond what is done anyway; null always does.
@@ -61,6 +61,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "diagnostics": (),
     "betas": ([],),
     "n": (1,),
+    **BEAMS,
 }
 # In other words or places here, beside those that are so of chats too.
 _MISPLACED = {

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from gateway_svc.core.openai import with_parameters
-from gateway_svc.core.unsupported import Unsupported
+from gateway_svc.core.unsupported import BEAMS, Unsupported
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class _ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool | None = None
 
 
-RESPONSE_BODY = with_parameters(_ResponseBody, without=("n", "logprobs", "max_tokens"))
+RESPONSE_BODY = with_parameters(_ResponseBody, without=(*BEAMS, "n", "logprobs", "max_tokens"))
 RESPONSE_FIELDS = frozenset(RESPONSE_BODY.__struct_fields__)
 
 # Not there: the values that ask for nothing beyond what is done anyway; null always does.
@@ -71,6 +71,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "background_options": (),
     "access_programs": (),
     "n": (1,),
+    **BEAMS,
 }
 _MAX = "`max_output_tokens` is the name here"
 # In other words or places here, beside those that are so of chats too.

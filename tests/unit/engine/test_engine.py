@@ -1,7 +1,6 @@
 """`LLMEngine` over the simulated runner: what comes out does not depend on company, window, chunks or preemption."""
 
-import math
-
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
 from penstock.outputs import RequestOutput
 from worker_svc.core.interface import PendingStep
+from worker_svc.core.simulated import sampled_logprobs
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = [[(7 * i + j) % 256 for j in range(1 + 11 * i % 60)] for i in range(12)]
@@ -163,12 +163,13 @@ def test_logprobs_come_for_each_token_and_sum_up() -> None:
     output = run(make_engine(), {"a": ([3], SamplingParams(temperature=0, max_tokens=6, logprobs=3))})["a"].outputs[0]
     assert output.logprobs is not None
     assert [next(iter(told)) for told in output.logprobs] == output.token_ids
-    for told in output.logprobs:
+    owns = sampled_logprobs(np.array(output.token_ids, np.uint32))
+    for told, own in zip(output.logprobs, owns, strict=True):
         assert [(each.logprob, each.rank) for each in told.values()] == [
-            (pytest.approx(-rank * math.log(2)), rank) for rank in (1, 2, 3)
+            (pytest.approx(float(own) - 0.5 * index), index + 1) for index in range(3)
         ]
         assert all(isinstance(each.decoded_token, str) for each in told.values())
-    assert output.cumulative_logprob == pytest.approx(-6 * math.log(2))
+    assert output.cumulative_logprob == pytest.approx(float(owns.sum()))
 
 
 def test_a_request_that_asked_for_no_logprobs_has_none_beside_one_that_did() -> None:

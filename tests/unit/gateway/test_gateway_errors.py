@@ -130,7 +130,7 @@ def test_malformed_chats_are_named(fields: dict[str, Any], param: str) -> None:
         ({"logprob_token_ids": [1], "logprobs": 0, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"use_beam_search": True, "logprobs": 1}, "logprobs"),
     ],
 )
 def test_malformed_completions_are_named(fields: dict[str, Any], param: str) -> None:

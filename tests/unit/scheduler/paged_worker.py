@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contract.domain import chain
-from contract.domain.plan import Admission, StepPlan, StepResult
+from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from scheduler_svc.core.worker import WorkerLimits
 
 VOCAB = 11
@@ -20,6 +20,14 @@ def next_token(kv: int, seed: int, position: int, masked: Collection[int]) -> in
     """What is sampled after a sequence of `position` tokens whose last KV is `kv`."""
     draw = chain.mix(kv ^ chain.mix(seed ^ position))
     return [token for token in range(VOCAB) if token not in masked][draw % (VOCAB - len(masked))]
+
+
+def likeliest(kv: int, count: int) -> tuple[list[int], list[float]]:
+    """The likeliest tokens after a sequence whose last KV is `kv`, and their logprobs, whatever is sampled."""
+    logits = np.array([chain.mix(kv ^ chain.mix(~token & 2**64 - 1)) % 4096 / 1024 for token in range(VOCAB)])
+    logprobs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
+    order = np.argsort(-logprobs, kind="stable")[:count]
+    return order.tolist(), logprobs[order].tolist()
 
 
 @dataclass
@@ -36,6 +44,7 @@ class PagedWorker:
         self.model_digest = model_digest
         self.kv: dict[tuple[int, int], int] = {}
         self.slots: dict[int, Slot] = {}
+        self.tips: dict[int, int] = {}  # by slot: the last KV of those that sampled in the last step
         self.num_copies = 0
         self.num_computed = 0
 
@@ -57,6 +66,21 @@ class PagedWorker:
             slots=np.array([slot for slot, _ in sampled], np.uint32),
             counts=np.array([len(tokens) for _, tokens in sampled], np.uint32),
             token_ids=np.array([token for _, tokens in sampled for token in tokens], np.uint32),
+            logprobs=self._logprobs([slot for slot, tokens in sampled for _ in tokens]),
+        )
+
+    def _logprobs(self, slots: list[int]) -> Logprobs | None:
+        """Of one token for each of `slots`."""
+        wanted = [self.slots[slot].admission.sampling.num_logprobs for slot in slots]
+        if not any(wanted):
+            return None
+        tops = [likeliest(self.tips[slot], count or 0) for slot, count in zip(slots, wanted, strict=True)]
+        return Logprobs(
+            sampled=np.full(len(slots), np.nan, np.float32),
+            ranks=np.zeros(len(slots), np.uint32),
+            top_counts=np.array([len(ids) for ids, _ in tops], np.uint32),
+            top_ids=np.array([token for ids, _ in tops for token in ids], np.uint32),
+            top_logprobs=np.array([value for _, values in tops for value in values], np.float32),
         )
 
     def _copy(self, plan: StepPlan) -> None:
@@ -89,6 +113,7 @@ class PagedWorker:
             if slot.num_computed == len(slot.tokens):
                 tips.append((index, kv))
         self.kv.update(written)
+        self.tips = dict(tips)
         return [(index, self._sample(self.slots[index], kv, index in silent)) for index, kv in tips]
 
     def _sample(self, slot: Slot, kv: int, is_silent: bool) -> list[int]:
@@ -116,6 +141,14 @@ class PagedWorker:
 def _start(model_digest: bytes) -> int:
     """The KV before the first token: another for each model."""
     return int.from_bytes(model_digest)
+
+
+def kv_after(tokens: Collection[int], model_digest: bytes = b"") -> int:
+    """The KV of the last of some tokens."""
+    kv = _start(model_digest)
+    for token in tokens:
+        kv = chain.mix(kv ^ token)
+    return kv
 
 
 def reference(  # noqa: PLR0917

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from paged_worker import PagedWorker, reference
+from paged_worker import PagedWorker, kv_after, likeliest, reference
 
 from contract.domain import chain
 from contract.domain.finish import CancelReason, FinishReason, RequestError
@@ -13,6 +13,7 @@ from contract.domain.params import Sampling, Stopping
 from contract.domain.plan import StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Start
+from scheduler_svc.core.beams import Found
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.policy import Fair
 from scheduler_svc.core.scheduler import Scheduler
@@ -21,6 +22,20 @@ from scheduler_svc.core.worker import WorkerLimits
 
 EOS = 0
 STOPPING = [each.name for each in fields(Stopping)]
+
+
+def expected_beams(request: QueuedRequest, max_tokens: int) -> list[list[int]]:
+    """The outputs of an undisturbed search, computed beam by beam from the start."""
+    search = request.search()
+    assert search is not None
+    prompt = request.prompt_token_ids.tolist()
+    while True:
+        for index, beam in enumerate(search.beams.running):
+            ids, logprobs = likeliest(kv_after([*prompt, *beam.token_ids]), search.rules.num_candidates)
+            search.found[index] = Found(np.array(ids, np.uint32), np.array(logprobs, np.float32))
+        search.advance(search.choose())
+        if (hypotheses := search.outcome(max_tokens)) is not None:
+            return [each.token_ids.tolist() for each in hypotheses]
 
 
 def request_id(number: int) -> bytes:
@@ -88,10 +103,13 @@ class Scheduling:
 
     def add(self, request: QueuedRequest) -> None:
         self.requests.setdefault(request.request_id, request)
-        for index in range(request.n):
+        for index in range(request.n + (request.beams is not None)):
             written = self.written.setdefault((request.request_id, index), Written())
             written.model_digest = request.model_digest or b""
-            if index < len(request.output_token_ids):
+            if index == request.n:
+                written.tokens = request.search_words.tolist()
+                written.chain = chain.extend(chain.CHAIN_START, written.tokens)
+            elif index < len(request.output_token_ids):
                 written.tokens = request.output_token_ids[index].tolist()
                 written.chain = chain.extend(chain.CHAIN_START, written.tokens)
         self._write(self.scheduler.add(request, self.now_ns))
@@ -161,6 +179,10 @@ class Scheduling:
         stopping = request.stopping
         prompt = request.prompt_token_ids.tolist()
         limit = capacity if stopping.max_tokens is None else min(capacity, len(prompt) + stopping.max_tokens)
+        if request.beams is not None:
+            hypothesis = expected_beams(request, limit - len(prompt))[sequence]
+            is_stop = hypothesis[-1] in request.all_stop_ids
+            return hypothesis, FinishReason.STOP if is_stop else FinishReason.LENGTH
         stops = {*stopping.stop_token_ids, *(() if stopping.ignore_eos else request.eos_token_ids)}
         seed = chain.sequence_seed(request.seed, sequence)
         written = self.written.get((request.request_id, sequence), Written())
@@ -180,6 +202,8 @@ class Scheduling:
             assert worker.num_running == 0
         for (identifier, index), written in self.written.items():
             request = self.requests[identifier]
+            if index == request.n:  # the log of a search, which has no end
+                continue
             tokens, finish = self.expected(request, index)
             if (identifier, index) in self.stopped or written.finish in (FinishReason.CANCELLED, FinishReason.ERROR):
                 assert tokens[: len(written.tokens)] == written.tokens
