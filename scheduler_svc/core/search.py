@@ -66,9 +66,15 @@ class Search:
         is_stop = hypothesis.token_ids[-1] in self.rules.stop_token_ids
         return FinishReason.STOP if is_stop else FinishReason.LENGTH
 
-    def note_start(self, start: Start) -> None:
-        """A beam has got a slot: the first since the log told of one counts."""
+    @property
+    def has_all(self) -> bool:
+        """Return whether all beams that go on have found their next tokens."""
+        return len(self.found) == self.width
+
+    def note_start(self, start: Start | None, num_cached_tokens: int) -> None:
+        """A beam may have got a slot, the first since the log told of one counts, with so much of the prompt there."""
         self._start = self._start or start
+        self.num_cached_tokens = max(self.num_cached_tokens, num_cached_tokens)
 
     def take_start(self) -> Start | None:
         """The start that is not told yet."""

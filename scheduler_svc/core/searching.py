@@ -45,23 +45,13 @@ def take(worker: WorkerState, requests: Requests, result: StepResult, valid: Mas
     if not len(mine):
         return NOTHING
     valid[mine] = False
-    offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
     sequences = [worker.sequence_in(slot) for slot in result.slots[mine].tolist()]
-    starts = worker.take_starts(result.slots[mine].astype(np.int64))
-    for row, (sequence, offset) in enumerate(zip(sequences, offsets[mine].tolist(), strict=True)):
-        search = search_of(sequence)
-        search.found[sequence.index] = _found(worker, result, offset)
-        if row in starts:
-            search.note_start(starts[row])
-        search.num_cached_tokens = max(search.num_cached_tokens, int(worker.num_cached_tokens[sequence.slot]))
-        worker.num_cached_tokens[sequence.slot] = 0
+    _note_starts(worker, sequences)
+    offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
+    for sequence, offset in zip(sequences, offsets[mine].tolist(), strict=True):
+        search_of(sequence).found[sequence.index] = _found(worker, result, offset)
         _keep_or_leave(worker, sequence)
-    rows, ends = NO_ROWS, list[SequenceEnd]()
-    for request in dict.fromkeys(sequence.request for sequence in sequences):
-        if len(search_of(request.sequences[0]).found) == search_of(request.sequences[0]).width:
-            told, ended = _choose(worker, requests, request)
-            rows, ends = joined(rows, told), ends + ended
-    return Taken(sequences, rows, ends)
+    return Taken(sequences, *_choose_of(worker, requests, dict.fromkeys(each.request for each in sequences)))
 
 
 def fork(worker: WorkerState, requests: Requests, draft: PlanDraft, budget: int) -> int:
@@ -117,6 +107,16 @@ def _found(worker: WorkerState, result: StepResult, token: int) -> Found:
     return Found(told.top_ids, told.top_logprobs)
 
 
+def _note_starts(worker: WorkerState, sequences: Sequence[SequenceState]) -> None:
+    """Take over what the log is to tell of slots, and of the prompt in the first of them."""
+    slots = np.array([sequence.slot for sequence in sequences], np.int64)
+    starts = worker.take_starts(slots)
+    for row, sequence in enumerate(sequences):
+        num_cached_tokens = int(worker.num_cached_tokens[sequence.slot])
+        search_of(sequence).note_start(starts.get(row), num_cached_tokens)
+    worker.num_cached_tokens[slots] = 0
+
+
 def _keep_or_leave(worker: WorkerState, sequence: SequenceState) -> None:
     """A beam has computed its step: it keeps its slot if none of the others waits or is elsewhere."""
     beams = sequence.request.sequences[: search_of(sequence).width]
@@ -127,9 +127,22 @@ def _keep_or_leave(worker: WorkerState, sequence: SequenceState) -> None:
         sequence.status = Status.HELD
 
 
-def _choose(worker: WorkerState, requests: Requests, request: ScheduledRequest) -> tuple[TokenRows, list[SequenceEnd]]:
+def _choose_of(
+    worker: WorkerState, requests: Requests, searching: Iterable[ScheduledRequest]
+) -> tuple[TokenRows, list[SequenceEnd]]:
+    """The choices of those of some requests all of whose beams have found."""
+    rows, ends = NO_ROWS, list[SequenceEnd]()
+    for request in searching:
+        if (search := search_of(request.sequences[0])).has_all:
+            told, ended = _choose(worker, requests, request, search)
+            rows, ends = joined(rows, told), ends + ended
+    return rows, ends
+
+
+def _choose(
+    worker: WorkerState, requests: Requests, request: ScheduledRequest, search: Search
+) -> tuple[TokenRows, list[SequenceEnd]]:
     """A step's choice: the row that tells it, or the ends that it brings."""
-    search = search_of(request.sequences[0])
     chosen = search.choose()
     parents = search.advance(chosen)
     max_tokens = request.max_num_tokens(worker.limits.capacity) - request.num_prompt_tokens

@@ -165,7 +165,7 @@ def test_beams_that_were_chosen_but_have_no_slot_yet_wait_when_the_worker_is_los
     run.assert_nothing_is_left()
 
 
-OPERATIONS = st.lists(st.sampled_from("ssssssccllrpo"), min_size=5, max_size=60)
+OPERATIONS = st.lists(st.sampled_from("ssssssccllrpok"), min_size=5, max_size=60)
 
 
 @settings(max_examples=100, deadline=None)
@@ -190,6 +190,9 @@ def test_searches_survive_whatever_happens(
             case "l":
                 run.remove_worker("a")
                 run.add_worker("a")
+            case "k":
+                run.lose_worker("b")
+                run.add_worker("b")
             case "r":
                 run.redeliver("a")
             case "p":
