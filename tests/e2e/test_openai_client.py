@@ -124,3 +124,27 @@ def test_bad_json_and_an_oversized_body_are_refused(simulated: Served) -> None:
     assert httpx.post(url, content=b"{", headers=headers).status_code == 400
     big = json.dumps({"prompt": "x" * (9 * 1024 * 1024)}).encode()
     assert httpx.post(url, content=big, headers=headers, timeout=120).status_code == 413
+
+
+def test_beams_come_best_first_and_a_stream_tells_the_same(client: openai.OpenAI) -> None:
+    asked = {"use_beam_search": True, "length_penalty": 0.8, "early_stopping": True}
+    whole = client.chat.completions.create(model="simulated", messages=CHAT, n=3, max_tokens=20, extra_body=asked)
+    texts = [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) > 1  # two tokens may stand for bytes of no character
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 60
+    told = dict.fromkeys(range(3), "")
+    for chunk in client.chat.completions.create(
+        model="simulated", messages=CHAT, n=3, max_tokens=20, stream=True, extra_body=asked
+    ):
+        for choice in chunk.choices:
+            told[choice.index] += choice.delta.content or ""
+    assert list(told.values()) == texts
+
+
+def test_what_beams_cannot_have_beside_them_is_told_as_a_bad_request(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="simulated", messages=CHAT, n=2, logprobs=True, extra_body={"use_beam_search": True}
+        )
+    assert refused.value.param == "logprobs"
