@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from contract.domain.beams import MAX_CANDIDATES
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import RequestError
 from contract.domain.rows import TokenRows, unstarted_rows
@@ -52,9 +53,11 @@ def read_arrival(stored: StoredRequest, histories: Sequence[History]) -> Arrival
 
 def _check_search(request: QueuedRequest) -> None:
     try:
-        request.search()
+        search = request.search()
     except ValueError as error:
         raise PoisonMessageError(f"not the log of a search: {error}") from error
+    if search is not None and search.rules.num_candidates > MAX_CANDIDATES:
+        raise PoisonMessageError(f"a search of {request.n} beams, which no worker tells so many candidates for")
 
 
 def damaged_rows(stored: StoredRequest) -> TokenRows:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from contract.domain.beams import MAX_CANDIDATES, BeamSearch
+from contract.domain.beams import BeamSearch
 from contract.domain.params import Stopping
 from contract.domain.plan import F32, U32
 
@@ -33,14 +33,11 @@ class BeamRules:
         """The rules of a request.
 
         Raises:
-            ValueError: its `max_tokens` is not resolved, or no worker tells so many candidates.
+            ValueError: its `max_tokens` is not resolved.
         """
         if stopping.max_tokens is None:
             raise ValueError("a request with beams has max_tokens, which its tokenizer fills in")
-        rules = cls(width, search, stopping.max_tokens, stopping.min_tokens, frozenset(stop_token_ids))
-        if rules.num_candidates > MAX_CANDIDATES:
-            raise ValueError(f"{width} beams with {len(rules.stop_token_ids)} tokens that end an output")
-        return rules
+        return cls(width, search, stopping.max_tokens, stopping.min_tokens, frozenset(stop_token_ids))
 
     @property
     def num_candidates(self) -> int:
