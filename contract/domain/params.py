@@ -115,7 +115,7 @@ _STOP_IDS = TokenIds(MAX_STOP_TOKEN_IDS, "at most {most} stop token ids")
 _BAD_WORDS = Strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS, "bad word")
 # With these there might be no token left, or none that may end the output.
 _NOT_BESIDE_A_FORM = ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words", "suppress_tokens")
-GREEDY_OR_UNSAID = (0.0, 1.0)
+_GREEDY_OR_UNSAID = (0.0, 1.0)
 _ALLOWED = TokenIds(MAX_ALLOWED_TOKEN_IDS, is_set=True, may_be_empty=False)
 
 
@@ -284,7 +284,7 @@ class SamplingParams:
                 raise invalid(f"{also} is for use_beam_search", also)
         elif also := next(filter(self._asks, others), None):
             raise invalid(f"{also} cannot be asked for beside use_beam_search", also)
-        elif self.temperature not in GREEDY_OR_UNSAID:
+        elif self.temperature not in _GREEDY_OR_UNSAID:
             raise invalid("beside use_beam_search nothing is drawn: temperature must be 0 or left out", "temperature")
         elif self.n > MAX_BEAMS:
             raise invalid(f"n must be at most {MAX_BEAMS} beside use_beam_search, got {self.n}", "n")

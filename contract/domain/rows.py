@@ -25,7 +25,7 @@ class TokenRows:
     """
 
     request_ids: list[bytes]  # 16 bytes each
-    sequences: U32  # u32[rows]: index of the sample, below n
+    sequences: U32  # u32[rows]: index of the sample, below n; n stands for the search of beams, whose tokens are words
     positions: U32  # u32[rows]: output tokens of the sequence before this row
     chains: U64  # u64[rows]: `chain.extend` over all of them
     counts: U32  # u32[rows]: tokens in this row; 0 for a row that only ends a sequence

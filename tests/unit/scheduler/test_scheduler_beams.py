@@ -168,7 +168,7 @@ def test_beams_that_were_chosen_but_have_no_slot_yet_wait_when_the_worker_is_los
 OPERATIONS = st.lists(st.sampled_from("ssssssccllrpok"), min_size=5, max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(OPERATIONS, st.integers(5, 30), st.integers(2, 8), st.integers(2, 20), st.booleans())
 def test_searches_survive_whatever_happens(
     operations: list[str], num_blocks: int, num_slots: int, budget: int, has_cache: bool
