@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from known_models import CALLING
+from known_models import CALLING, Known
 
 from contract.domain.beams import BeamSearch
 from contract.domain.errors import ErrorCode, PenstockError
@@ -18,6 +18,14 @@ from gateway_svc.core.responses.parse import parse_response
 from gateway_svc.wire.clients import decode_generate
 
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, repetition_penalty=1.1, max_tokens=300)
+
+
+class _Drawing(Known):
+    """Models whose makers chose how tokens are drawn."""
+
+    def defaults(self, name: str) -> GenerationDefaults:
+        del name
+        return DEFAULTS
 
 
 def completion(**fields: Any) -> SamplingParams:
@@ -75,7 +83,7 @@ def test_the_contract_carries_a_search(early: bool | str) -> None:
     assert decode_params(encode_params(params)) == params
     call = inference_pb2.GenerateCall(request=encode_params(params))
     call.request.token_ids.ids = b"\1\0\0\0"
-    assert decode_generate(call, lambda _: DEFAULTS).params == params
+    assert decode_generate(call, _Drawing()).params == params
 
 
 def test_a_call_over_grpc_that_says_nothing_of_a_search_gets_the_defaults_of_one() -> None:
