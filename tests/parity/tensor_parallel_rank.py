@@ -20,13 +20,19 @@ def prompt_values(sequence: Drive) -> list[list[float]]:
     return [column.tolist() for column in columns]
 
 
-def run_rank(rank: int, options: dict[str, Any], sequences: list[Drive], queue: Any) -> None:
-    """Drive `sequences` and put (rank, blocks, outputs, logprobs) into `queue`."""
+def run_rank(rank: int, asked: Any, answers: Any) -> None:
+    """Take options and sequences from `asked` until None comes; put rank, blocks and outputs of each into `answers`."""
     torch.set_num_threads(1)
+    while (work := asked.get()) is not None:
+        answers.put((rank, *_run(rank, *work)))
+
+
+def _run(rank: int, options: dict[str, Any], sequences: list[Drive]) -> tuple[int, list[Any]]:
     # Rank 1 has less memory: the worker must keep to what it has.
     kv_bytes = options.pop("kv_bytes")[rank]
     loaded = load_runner(RunnerOptions(rank=rank, kv_cache_memory_bytes=kv_bytes, **options), time.monotonic_ns)
     drive(loaded.runner, sequences, chunk=40, stagger=1)
     outputs = [(sequence.output, sequence.logprobs, prompt_values(sequence)) for sequence in sequences]
-    queue.put((rank, loaded.runner.limits.num_blocks, outputs))
+    num_blocks = loaded.runner.limits.num_blocks
     loaded.close()
+    return num_blocks, outputs

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ NAMES = (
     *("cohere2_some_not_rotated", "glm4_sandwich", "olmo3_stretched_global_layers", "gemma2_caps_and_windows"),
     *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
 )
+LIMIT_S = 300
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
@@ -38,28 +41,58 @@ def sequences() -> list[Drive]:
     return [*answered, *(Drive(prompt, 1, pooling=Pooling(kind, normalize=False)) for kind in PoolingKind)]
 
 
+class Ranks:
+    """Two processes, which load one model after the other: most of a test's time would be their start."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._asked = [context.Queue() for _ in range(2)]
+        self._answers = context.Queue()
+        self._processes = [
+            context.Process(target=run_rank, args=(rank, asked, self._answers), daemon=True)
+            for rank, asked in enumerate(self._asked)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def ask(self, options: dict[str, Any], sequences: list[Drive]) -> None:
+        for asked in self._asked:
+            asked.put((options, sequences))
+
+    def answers(self) -> dict[int, list[Any]]:
+        """By rank: the number of blocks and the outputs."""
+        return {rank: rest for rank, *rest in (self._answers.get(timeout=LIMIT_S) for _ in self._processes)}
+
+    def close(self) -> None:
+        for asked in self._asked:
+            asked.put(None)
+        for process in self._processes:
+            process.join(timeout=LIMIT_S)
+            assert process.exitcode == 0
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
+def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path, ranks: Ranks) -> None:
     save_checkpoint(tmp_path / "model", BY_NAME[name])
     common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
     options = {
         **common,
         "world_size": 2,
         "distributed_address": f"file://{tmp_path}/rendezvous",
         "kv_bytes": (1_400_000, 1_000_000),
     }
-    ranks = [context.Process(target=run_rank, args=(rank, options, sequences(), queue)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
+    ranks.ask(options, sequences())
     alone = load_runner(RunnerOptions(num_blocks=100, **common), time.monotonic_ns)  # type: ignore[arg-type]
     expected = sequences()
     drive(alone.runner, expected, chunk=40, stagger=1)
-    results = {rank: rest for rank, *rest in (queue.get(timeout=120) for _ in ranks)}
-    for rank in ranks:
-        rank.join(timeout=60)
-        assert rank.exitcode == 0
+    results = ranks.answers()
     assert results[0] == results[1]
     num_blocks, outputs = results[0]
     kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
