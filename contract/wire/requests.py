@@ -6,7 +6,7 @@ What one hop alone carries is in its two ends' own `wire`.
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from contract.wire.beams import decode_beams, encode_beams
 _SMALLEST = 1e-37  # a positive number that is still positive as a 32-bit float
 _REMEMBERED = 64  # different parameters: those of most requests are the same, and to check them takes long
 _MOST_BYTES = 4096  # of parameters that are remembered: a body may bring as much as it likes
+_REQUEST_TEXTS = [each.name for each in PARTS[Part.REQUEST] if isinstance(each.kind, Strings)]
 _AT_END = "right"  # the side of a prompt, as vLLM calls it
 _PART = 64 * 1024  # values that are packed in one call
 J = TypeVar("J")
@@ -78,12 +79,13 @@ def decode_header(message: common_pb2.Header) -> Header:
 
 def encode_params(params: SamplingParams) -> requests_pb2.GenerateRequest:
     """A request that has its parameters and nothing else: no prompt, model, priority or seed."""
+    texts: dict[str, Any] = {name: getattr(params, name) or () for name in _REQUEST_TEXTS}
     sampling = encode_sampling(params.sampling)
     sampling.top_p = max(params.top_p, _SMALLEST)
     sampling.repetition_penalty = max(params.repetition_penalty, _SMALLEST)
     return requests_pb2.GenerateRequest(
         n=params.n,
-        bad_words=params.bad_words or (),
+        **texts,
         structured_outputs=encode_structured_outputs(params.structured_outputs),
         beams=encode_beams(params.beams),
         truncate_prompt_tokens=params.truncate_prompt_tokens,
@@ -101,9 +103,9 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.
     """
     parts = [part.SerializeToString() for part in (message.sampling, message.stopping, message.text_options)]
-    bad_words = tuple(message.bad_words)
-    decode = _params if sum(map(len, (*parts, *bad_words))) <= _MOST_BYTES else _params.__wrapped__
-    params = decode(num_samples(message), bad_words, *parts)
+    texts = tuple(tuple(getattr(message, name)) for name in _REQUEST_TEXTS)
+    decode = _params if sum(map(len, (*parts, *chain.from_iterable(texts)))) <= _MOST_BYTES else _params.__wrapped__
+    params = decode(num_samples(message), texts, *parts)
     if message.HasField("truncate_prompt_tokens"):
         params = replace(params, truncate_prompt_tokens=message.truncate_prompt_tokens)
     if message.truncates_at_end:
@@ -123,7 +125,7 @@ def decode_params(message: requests_pb2.GenerateRequest, seed: int | None = None
 
 @lru_cache(_REMEMBERED)
 def _params(
-    n: int, bad_words: tuple[str, ...], sampling_part: bytes, stopping_part: bytes, text_part: bytes
+    n: int, texts: tuple[tuple[str, ...], ...], sampling_part: bytes, stopping_part: bytes, text_part: bytes
 ) -> SamplingParams:
     # Parts are not remembered by themselves: that would be before they are checked.
     parts = {
@@ -132,7 +134,8 @@ def _params(
         Part.TEXT: decode_text_options(requests_pb2.TextParameters.FromString(text_part)),
     }
     values = {each.name: getattr(read, each.field) for part, read in parts.items() for each in PARTS[part]}
-    return SamplingParams(n=n, bad_words=bad_words, **values | {"logit_bias": dict(values["logit_bias"])})
+    values |= {"logit_bias": dict(values["logit_bias"]), **dict(zip(_REQUEST_TEXTS, texts, strict=True))}
+    return SamplingParams(n=n, **values)
 
 
 def num_samples(message: requests_pb2.GenerateRequest) -> int:
