@@ -102,7 +102,10 @@ class VocabularyCalls:
             return await off_loop(size, render_reply, ask, asked, prepared, shown_id)
 
         return await self._answer(
-            request, lambda body: parse_chat(body, self.pools.routes.defaults), CHATS.refusal, answer
+            request,
+            lambda body: parse_chat(body, self.pools.routes.defaults, self.pools.routes.formats),
+            CHATS.refusal,
+            answer,
         )
 
     async def _answer(

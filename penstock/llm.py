@@ -244,7 +244,7 @@ class LLM:
             use_tqdm: whether a bar shows the progress.
             add_generation_prompt: whether the template opens an answer.
             continue_final_message: whether the model goes on with the last message instead of answering it.
-            tools: what the template may offer as tools.
+            tools: what the template offers as tools; it must read them.
             chat_template: another template, or the name of one of the model's; None: as transformers chooses.
             chat_template_kwargs: further variables of the template.
         """
@@ -260,7 +260,7 @@ class LLM:
         parsed = []
         for index, value in enumerate(each):
             with at_index("conversations", index):
-                parsed.append(parse_conversation(value, kwargs))
+                parsed.append(parse_conversation(value, kwargs, ("tools",) if tools else ()))
         return self._run(parsed, sampling_params, None, use_tqdm=use_tqdm)
 
     def beam_search(

@@ -68,8 +68,11 @@ def as_list(prompts: Any) -> Sequence[Any]:
     return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
-def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any]) -> Prompt:
-    """A chat in the form of OpenAI's API: each message has a `role` and a text as `content`.
+def parse_conversation(
+    messages: Conversation, template_kwargs: Mapping[str, Any], required: tuple[str, ...] = ()
+) -> Prompt:
+    """A chat in the form of OpenAI's API: each message has a `role` and a text as `content`. `required`: variables that
+    its template must read.
 
     Raises:
         PenstockError: INVALID_ARGUMENT: a message is malformed; UNIMPLEMENTED: a content part that is not text.
@@ -77,7 +80,8 @@ def parse_conversation(messages: Conversation, template_kwargs: Mapping[str, Any
     if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
         raise invalid(f"a conversation is a list of messages, got {messages!r:.80}", "messages")
     parsed = parse_messages([dict(message) for message in messages])
-    return Prompt(messages=parsed, chat_template_kwargs=dict(template_kwargs) or None)
+    kwargs = dict(template_kwargs) or None
+    return Prompt(messages=parsed, chat_template_kwargs=kwargs, required_variables=required)
 
 
 def pair_each(params: P | Sequence[P], kind: type[P], num_prompts: int) -> list[P]:

@@ -223,8 +223,8 @@ def _params(
     """
     said = {name: getattr(raw, name) for name in PARAMETERS} | {"max_tokens": max_tokens, "logprobs": num_logprobs}
     said["structured_outputs"] = read_form(raw, said["structured_outputs"])
-    if raw_repetition := said["repetition_detection"]:
-        said["repetition_detection"] = read_repetition(raw_repetition)
+    if (repetition := said["repetition_detection"]) is not None:
+        said["repetition_detection"] = read_repetition(repetition)
     said = {
         name: tuple(value) if isinstance(value, list) else value for name, value in said.items() if value is not None
     }

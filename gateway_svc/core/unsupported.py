@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from contract.domain.errors import PenstockError, invalid, unimplemented
+from contract.domain.params import PARAMETERS
 
 # Field → the values that ask for nothing beyond what is done anyway; null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -64,8 +65,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "details": (False,),
     "do_sample": (True,),
     "guideline": (),
-    "num_beams": (1,),
-    "beam_width": (1,),
     "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1, 1.0),
     "diversity_penalty": (0, 0.0),
@@ -133,6 +132,8 @@ MISPLACED: dict[str, dict[str, str]] = {
         "min_new_tokens": "`min_tokens` is the name here",
         "no_stop_trim": "`include_stop_str_in_output` is the name here",
         "num_return_sequences": "`n` is the name here",
+        "num_beams": "say `use_beam_search`: true, and the number of beams as `n`",
+        "beam_width": "say `use_beam_search`: true, and the number of beams as `n`",
         "grammar": '`structured_outputs` takes it: {"grammar": …}',
         "random_seed": "`seed` is the name here",
         "sampling_seed": "`seed` is the name here",
@@ -191,6 +192,17 @@ HARMLESS = frozenset(
 )
 
 
+# Fields of completions and chats that mean nothing to an API that does not have them; a value like false asks for
+# nothing.
+_OF_OUTPUTS = frozenset(PARAMETERS) | {
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"),
+    *("response_format", "tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
+    *("documents", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+    *("echo", "return_token_ids", "return_tokens_as_token_ids", "stream_interval", "spaces_between_special_tokens"),
+}
+_FORMS_OF_OUTPUTS = ("completion", "chat")
+
+
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     """The fields of one API that are not there; before those that are so everywhere."""
@@ -222,7 +234,10 @@ def check_fields(
         if name not in own.neutral:
             hint = own.misplaced.get(name) or MISPLACED.get(form, {}).get(name) or MISPLACED[""].get(name)
         neutral = own.neutral.get(name, NEUTRAL.get(name))
-        if hint is None and neutral is None:
+        if hint is None and neutral is None and name in _OF_OUTPUTS and form not in _FORMS_OF_OUTPUTS:
+            if msgspec.json.decode(raw):
+                raise invalid(f"{name} is not taken here: /v1/completions and /v1/chat/completions take it", name)
+        elif hint is None and neutral is None:
             unknown.append(name)
         elif bytes(raw) == b"null":
             continue

@@ -121,6 +121,7 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
 def end_rows(ends: list[SequenceEnd]) -> TokenRows:
     """The rows of ends, which have tokens only of a search; the sequences are in no slot (any more)."""
     token_ids = [end.token_ids for end in ends if len(end.token_ids)]
+    models = {end.sequence.request.model_digest for end in ends if len(end.token_ids)}
     return TokenRows(
         request_ids=[end.sequence.request.request_id for end in ends],
         sequences=np.array([end.sequence.index for end in ends], np.uint32),
@@ -132,6 +133,7 @@ def end_rows(ends: list[SequenceEnd]) -> TokenRows:
         cached_tokens=np.array([end.num_cached_tokens for end in ends], np.uint32),
         starts={row: end.start for row, end in enumerate(ends) if end.start is not None},
         errors={row: end.error for row, end in enumerate(ends) if end.error is not None},
+        model_digest=(models.pop() or b"") if len(models) == 1 else b"",
     )
 
 

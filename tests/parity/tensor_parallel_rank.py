@@ -11,10 +11,11 @@ from worker_svc.runner_options import RunnerOptions
 
 
 def prompt_values(sequence: Drive) -> list[list[float]]:
-    """The logprobs of a prompt, its ranks, and what was likeliest; or its vector."""
+    """The logprobs of a prompt, its ranks, and what was likeliest; or its vector; none: nobody asked."""
     if sequence.vector is not None:
         return [sequence.vector.tolist()]
-    assert sequence.prompt is not None
+    if sequence.prompt is None:
+        return []
     logprobs = sequence.prompt.logprobs
     columns = (logprobs.sampled, logprobs.ranks, logprobs.top_logprobs)
     return [column.tolist() for column in columns]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byte_tokenizer import write_tokenizer
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 from plans import Drive, drive
 from tensor_parallel_rank import prompt_values, run_rank
@@ -26,6 +27,7 @@ NAMES = (
     *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
 )
 LIMIT_S = 300
+OPENS, CLOSES = 1, 2  # tokens that no prompt has otherwise
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
 
@@ -37,6 +39,15 @@ def sequences() -> list[Drive]:
     ]
     lengths = (1, 17, 90, 130)
     answered = [Drive(rng.integers(3, VOCAB_SIZE, n).tolist(), 5, asked[n % 2], seed=n) for n in lengths]
+    # Ranks make masks each by itself: a thought is closed after two tokens.
+    bound = Sampling(
+        temperature=0.0,
+        num_logprobs=0,
+        suppress_token_ids=(OPENS,),
+        thinking_token_budget=2,
+        thinking_token_ids=(OPENS, CLOSES),
+    )
+    answered += [Drive([*rng.integers(3, VOCAB_SIZE, n).tolist(), OPENS], 5, bound) for n in (3, 30)]
     prompt = rng.integers(3, VOCAB_SIZE, 90).tolist()
     return [*answered, *(Drive(prompt, 1, pooling=Pooling(kind, normalize=False)) for kind in PoolingKind)]
 
@@ -81,7 +92,8 @@ def ranks() -> Iterator[Ranks]:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path, ranks: Ranks) -> None:
     save_checkpoint(tmp_path / "model", BY_NAME[name])
-    common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 8}
+    write_tokenizer(tmp_path / "model")
+    common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 9}
     options = {
         **common,
         "world_size": 2,
@@ -94,6 +106,8 @@ def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path, ranks: Rank
     drive(alone.runner, expected, chunk=40, stagger=1)
     results = ranks.answers()
     assert results[0] == results[1]
+    bound = [output for output, *_ in results[0][1][4:6]]
+    assert all(CLOSES in output[:3] for output in bound)
     num_blocks, outputs = results[0]
     kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
     head_dim = BY_NAME[name].options.get("head_dim", 16)

@@ -159,10 +159,14 @@ class ChunkStep:
         self.limits = limits
         self.attention = attention
         self._model = model
+        self.most_kept = 0  # rows whose hidden states any shape keeps
+        self._kept: Tensor | None = None
 
     def outline(self) -> "ChunkStep":
         """See `CausalLM.outline`."""
-        return ChunkStep(self._model.outline(), self.attention, self.state, self.limits)
+        outline = ChunkStep(self._model.outline(), self.attention, self.state, self.limits)
+        outline.most_kept = self.most_kept
+        return outline
 
     def __call__(self, columns: _Columns, staging: Staging) -> DecodeOutput:
         """Logits and tokens of the rows that sample; rows of the dummy slot change nothing of anybody's. `staging` has
@@ -184,13 +188,19 @@ class ChunkStep:
         )
         hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
         hidden = self._model.transform(hidden, attention, columns.last_tokens)
-        logits = self._model.logits(hidden)
+        logits, kept = self._model.logits(hidden), self._keep(hidden)
         conclude(staging.turn, staging.num_done, columns.slots, columns.contexts, state)
         # Whoever samples has all that is before the sampled token computed.
         advance = columns.sample_slots, state
         asked = draw_inputs(columns.sample_slots, state)
         token_ids = sample_tokens(logits, asked.temperatures, asked.seeds, columns.sample_positions, advance=advance)
-        return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions, hidden)
+        return DecodeOutput(logits, token_ids, columns.sample_slots, columns.sample_positions, kept)
+
+    def _keep(self, hidden: Tensor) -> Tensor:
+        """Hidden states where all shapes keep theirs: a graph's own would take memory from what is recorded later."""
+        if self._kept is None:
+            self._kept = hidden.new_empty(self.most_kept, hidden.shape[1])
+        return self._kept[: len(hidden)].copy_(hidden)
 
 
 class ChunkGraphs:
@@ -201,6 +211,7 @@ class ChunkGraphs:
         self._step = step
         self._device = step.state.num_computed.device
         self.shapes = sorted(shapes, key=lambda shape: (shape.rows, shape))
+        step.most_kept = max((shape.last_tokens for shape in shapes), default=0)
         self._columns = {shape: self._make_columns(shape) for shape in self.shapes}
         most = max((len(each.packed) for each in self._columns.values()), default=0)
         self._staging = Staging(self._device, most)

@@ -46,7 +46,7 @@ class _MessageBody(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool | None = None
 
 
-MESSAGE_BODY = with_parameters(_MessageBody, without=(*BEAMS, "n", "logprobs", "stop"))
+MESSAGE_BODY = with_parameters(_MessageBody, without=(*BEAMS, "n", "logprobs", "prompt_logprobs", "stop"))
 MESSAGE_FIELDS = frozenset(MESSAGE_BODY.__struct_fields__)
 
 # Not there: the values that ask for nothing beyond what is done anyway; null always does.

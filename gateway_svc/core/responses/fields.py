@@ -52,7 +52,7 @@ class _ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     resumable: bool | None = None
 
 
-RESPONSE_BODY = with_parameters(_ResponseBody, without=(*BEAMS, "n", "logprobs", "max_tokens"))
+RESPONSE_BODY = with_parameters(_ResponseBody, without=(*BEAMS, "n", "logprobs", "prompt_logprobs", "max_tokens"))
 RESPONSE_FIELDS = frozenset(RESPONSE_BODY.__struct_fields__)
 
 # Not there: the values that ask for nothing beyond what is done anyway; null always does.

@@ -23,13 +23,15 @@ def as_chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] 
     """The choice among them as chats have it.
 
     Raises:
-        PenstockError: UNIMPLEMENTED: a choice of another kind of tool.
+        PenstockError: UNIMPLEMENTED: a choice of another kind of tool; INVALID_ARGUMENT: it has no name.
     """
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") != "function":
         raise unimplemented("tool_choice.type", f"a tool_choice of type {choice.get('type')!r:.40}")
-    return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(name := choice.get("name"), str):
+        raise invalid('tool_choice of one function is {"type": "function", "name": …}', "tool_choice")
+    return {"type": "function", "function": {"name": name}}
 
 
 def _tool(where: str, raw: dict[str, Any]) -> dict[str, Any]:

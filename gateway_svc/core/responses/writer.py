@@ -16,6 +16,8 @@ from gateway_svc.core.part_replies import Event
 from gateway_svc.core.parts import Part, Parts
 from gateway_svc.core.replies import ReplyHead
 
+# Ends before an output was whole; the last in vLLM's word, as OpenAI has none.
+_CUTS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.REPETITION: "repetition"}
 _LIMITS = (ErrorCode.OVERLOADED, ErrorCode.RATE_LIMIT_EXCEEDED)
 
 
@@ -67,9 +69,9 @@ class ResponseWriter:
 
     def reply(self, usage: Usage) -> dict[str, Any]:
         """The whole response."""
-        is_cut = self._parts.finish is FinishReason.LENGTH
-        whole = self._response("incomplete" if is_cut else "completed", self._output())
-        whole["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+        cut = _CUTS.get(self._parts.finish)
+        whole = self._response("completed" if cut is None else "incomplete", self._output())
+        whole["incomplete_details"] = None if cut is None else {"reason": cut}
         whole["usage"] = self._usage(usage)
         return whole
 
