@@ -169,6 +169,14 @@ def test_what_cannot_be_done_is_the_callers_fault(client: openai.OpenAI, more: d
     assert refused.value.param == param
 
 
+def test_a_chat_with_tools_is_rendered_as_it_is_answered(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": "required"}
+    with httpx.Client(base_url=served.http_url, timeout=180) as http:
+        rendered = http.post("/v1/chat/completions/render", json=body).json()
+        usage = http.post("/v1/chat/completions", json=body | {"max_tokens": 4}).json()["usage"]
+    assert len(rendered["token_ids"]) == usage["prompt_tokens"]
+
+
 def test_a_template_without_tools_refuses_them(simulated: Served) -> None:
     body = {"model": "simulated", "messages": CHAT, "tools": TOOLS[:1]}
     reply = httpx.post(f"{simulated.http_url}/v1/chat/completions", json=body, timeout=60)

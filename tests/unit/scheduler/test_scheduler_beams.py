@@ -165,6 +165,15 @@ def test_beams_that_were_chosen_but_have_no_slot_yet_wait_when_the_worker_is_los
     run.assert_nothing_is_left()
 
 
+def test_outputs_name_the_model_that_computed_them() -> None:
+    run = Scheduling({"a": ROOMY})
+    run.remove_worker("a")
+    run.add_worker("a", b"digest--")
+    run.add(with_beams(1, 2))
+    run.run()
+    assert {run.written[request_id(1), index].model_digest for index in range(2)} == {b"digest--"}
+
+
 OPERATIONS = st.lists(st.sampled_from("ssssssccllrpok"), min_size=5, max_size=60)
 
 
