@@ -34,6 +34,7 @@ class SequenceEnd:
     token_ids: U32 = field(default_factory=lambda: NO_TOKENS)
     num_cached_tokens: int = 0
     start: Start | None = None
+    model_digest: bytes = b""  # of the model that computed it
 
     @property
     def outcome(self) -> str:
@@ -121,7 +122,7 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
 def end_rows(ends: list[SequenceEnd]) -> TokenRows:
     """The rows of ends, which have tokens only of a search; the sequences are in no slot (any more)."""
     token_ids = [end.token_ids for end in ends if len(end.token_ids)]
-    models = {end.sequence.request.model_digest for end in ends if len(end.token_ids)}
+    models = {end.model_digest for end in ends if len(end.token_ids)}
     return TokenRows(
         request_ids=[end.sequence.request.request_id for end in ends],
         sequences=np.array([end.sequence.index for end in ends], np.uint32),
@@ -133,7 +134,7 @@ def end_rows(ends: list[SequenceEnd]) -> TokenRows:
         cached_tokens=np.array([end.num_cached_tokens for end in ends], np.uint32),
         starts={row: end.start for row, end in enumerate(ends) if end.start is not None},
         errors={row: end.error for row, end in enumerate(ends) if end.error is not None},
-        model_digest=(models.pop() or b"") if len(models) == 1 else b"",
+        model_digest=models.pop() if len(models) == 1 else b"",
     )
 
 

@@ -167,6 +167,7 @@ def _ended(request: ScheduledRequest, hypotheses: Sequence[Hypothesis]) -> list[
             token_ids=np.array(each.token_ids, np.uint32),
             num_cached_tokens=search.num_cached_tokens,
             start=None if sequence.index else start,
+            model_digest=request.model_digest or b"",
         )
         for sequence, each in zip(request.sequences, hypotheses, strict=True)
     ]
