@@ -56,7 +56,8 @@ class LLM:
         gpu_memory_utilization: share of the GPU's memory for weights, activations and KV cache.
         tensor_parallel_size: GPUs to spread the model over; only 1 so far.
         swap_space: GiB of host memory for preempted sequences; only 0 so far (they are computed again).
-        quantization: None only, so far.
+        quantization: "fp8": weights of a checkpoint that is not quantized are rounded to 8-bit floats when they are
+            read; None (or the checkpoint's own method): as it is stored.
         max_num_seqs: sequences that run at once, no more than `max_num_batched_tokens`; None: 256, or as KV memory
             allows.
         max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks; None: as
@@ -125,8 +126,6 @@ class LLM:
             raise unimplemented(f"tensor_parallel_size {tensor_parallel_size}")
         if swap_space:
             raise unimplemented(f"swap_space {swap_space}")
-        if quantization is not None:
-            raise unimplemented(f"quantization {quantization!r}")
         if not 0 < gpu_memory_utilization <= 1:
             raise invalid(
                 f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization!r}", "gpu_memory_utilization"
@@ -165,6 +164,7 @@ class LLM:
                 runner="simulated" if runner == "simulated" else "model",
                 dtype=cast(Any, _dtype(dtype)),
                 load_format=cast(Any, load_format),
+                quantization=quantization,
                 attention=cast(Any, attention),
                 prefill_attention=cast(Any, prefill_attention),
                 cuda_graphs=cuda_graphs,

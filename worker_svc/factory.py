@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -19,6 +20,8 @@ from worker_svc.core.distributed import Group, connect
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, fit_model_len
+from worker_svc.core.quantization.choice import choose_quantization
+from worker_svc.core.quantization.spec import Fp8OnlineSpec
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.model_config import read_model_config
@@ -46,6 +49,13 @@ class LoadedRunner:
     checkpoint: Checkpoint
     dtype: torch.dtype
 
+    @property
+    def precision(self) -> str:
+        """The dtype, and the format where it is not that of the checkpoint."""
+        quantization = self.config.quantization
+        is_online = quantization is not None and isinstance(quantization.format, Fp8OnlineSpec)
+        return f"{self.dtype} fp8" if is_online else str(self.dtype)
+
     def close(self) -> None:
         """Give everything back."""
         self.runner.close()
@@ -59,8 +69,6 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
         PenstockError: UNIMPLEMENTED or INVALID_ARGUMENT naming the option or feature; INTERNAL (the operator's fault)
             naming the file that is missing or corrupt.
     """
-    if options.quantization is not None:
-        raise unimplemented(f"quantization ({options.quantization})")
     if options.trust_remote_code:
         raise unimplemented("trust_remote_code (code that comes with a checkpoint)")
     started_ns = clock_ns()
@@ -94,18 +102,21 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     started_ns = clock_ns()
     model = CausalLM(config.decoder, placement, max_model_len)
     if options.load_format == "dummy":
-        fill_randomly(placement.wanted)
+        fill_randomly(placement.weights)
     else:
         num_bytes = load_weights(
             checkpoint.directory,
             placement.wanted,
+            placement.conversions,
             unused=config.decoder.unused_tensors,
             unused_prefixes=config.decoder.unused_prefixes,
+            unused_suffixes=config.quantization.unused if config.quantization is not None else (),
         )
         _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
+        _tell_conversions(config, placement)
     model.prepare()
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
-    weights_bytes = sum(tensor.destination.nbytes for tensor in placement.wanted)
+    weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - weights_bytes
     sizes = _step_sizes(options, config, shape, device, usable_bytes)
     maker = RunnerMaker(options, sizes, config, model, shape, num_heads, device, compute, clock_ns)
@@ -136,12 +147,31 @@ def _read_model(options: RunnerOptions) -> tuple[Checkpoint, ModelConfig, int]:
     """The checkpoint, its model, and the context length that is wanted."""
     checkpoint = read_checkpoint(find_checkpoint(options.model, options.revision, with_weights=True))
     config = read_model_config(checkpoint)
+    config = replace(config, quantization=choose_quantization(config.quantization, options.quantization))
     max_model_len = checkpoint.context_length(options.max_model_len)
     decoder, is_read = config.decoder, options.load_format != "dummy"
     if decoder.is_tied and is_read and has_own_head(checkpoint.directory, decoder.embedding, decoder.head):
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
         config = replace(config, decoder=replace(decoder, is_tied=False))
     return checkpoint, config, max_model_len
+
+
+def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
+    """Log the weights that are not kept as they are stored."""
+    if config.quantization is None:
+        return
+    num_bytes: dict[torch.dtype, int] = defaultdict(int)
+    for conversion in placement.conversions:
+        weight = conversion.made["weight"].destination
+        num_bytes[weight.dtype] += weight.nbytes
+    for dtype, size in num_bytes.items():
+        name = str(dtype).removeprefix("torch.")
+        event = "weights widened" if dtype == placement.dtype else "weights converted"
+        extra = {"quantization": config.quantization.method, "to": name, "gigabytes": round(size / 1e9, 2)}
+        _log.info(event, extra=extra)
+    if config.quantization.has_kv_scales:
+        reason = f"keys and values are kept in {str(placement.dtype).removeprefix('torch.')}, without scales"
+        _log.warning("the checkpoint's scales of keys and values are not used", extra={"reason": reason})
 
 
 def _step_sizes(
@@ -172,9 +202,9 @@ def _budget(device: torch.device, share: float) -> Budget | None:
 
 def _weights_bytes(config: ModelConfig, plain: Placement) -> int:
     """The bytes that this rank's weights will take: the model is built without memory."""
-    meta = replace(plain, device=torch.device("meta"), wanted=[])
+    meta = replace(plain, device=torch.device("meta"), wanted=[], conversions=[])
     CausalLM(config.decoder, meta, max_model_len=1)
-    return sum(tensor.destination.nbytes for tensor in meta.wanted)
+    return sum(tensor.destination.nbytes for tensor in meta.weights)
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -10,6 +10,7 @@ from contract.domain.errors import PenstockError
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import load
+from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.model_config import read_model_config
 from worker_svc.settings import WorkerSettings
 
@@ -41,10 +42,12 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
 
     checkpoint = read_checkpoint(find_checkpoint(settings.model, settings.revision, with_weights=True))
     config = read_model_config(checkpoint)
+    quantization = choose_quantization(config.quantization, settings.quantization)
     has_cuda = torch.cuda.is_available()
     return {
         "architecture": config.architecture,
         "layers": len(config.decoder.layers),
+        "quantization": quantization.method if quantization is not None else None,
         "weight_bytes": sum(path.stat().st_size for path in weight_files(checkpoint.directory)),
         "torch": torch.__version__,
         "gpus": [

@@ -170,6 +170,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         cuda_graphs=settings.cuda_graphs,
         chunk_graphs=settings.chunk_graphs,
         load_format=settings.load_format,
+        quantization=settings.quantization,
     )
     loaded = load_runner(options, time.monotonic_ns)
     device = loaded.device
@@ -179,6 +180,6 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         device.type,
         lambda payload: loaded.group.broadcast(payload, device),
         loaded.close,
-        model_digest(loaded.checkpoint, str(loaded.dtype), is_dummy=settings.load_format == "dummy"),
+        model_digest(loaded.checkpoint, loaded.precision, is_dummy=settings.load_format == "dummy"),
         loaded.compute.name,
     )

@@ -22,7 +22,7 @@ class RunnerOptions:
     rank: int = 0
     world_size: int = 1
     distributed_address: str = "tcp://127.0.0.1:29500"  # where tensor-parallel ranks meet
-    quantization: str | None = None
+    quantization: str | None = None  # fp8: of a dense checkpoint; None: as it is stored
     trust_remote_code: bool = False
     attention: str = "auto"  # auto, torch, triton
     prefill_attention: str = "auto"  # of long chunks of prompts: auto, triton, flash_attn

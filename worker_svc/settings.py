@@ -32,6 +32,10 @@ class WorkerSettings(ServiceSettings):
     load_format: Literal["auto", "dummy"] = field(
         default="auto", metadata={"help": "auto: the checkpoint's weights; dummy: random ones, to measure speed"}
     )
+    quantization: str | None = field(
+        default=None,
+        metadata={"help": "fp8: a dense checkpoint is rounded to 8-bit floats when it is read; none: as it is stored"},
+    )
     attention: Literal["auto", "torch", "triton"] = field(
         default="auto",
         metadata={

@@ -15,7 +15,10 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+DTYPES = FLOATS | INTEGERS
 _LENGTH_BYTES = 8  # of the header, little-endian, at the beginning of a file
 _METADATA = "__metadata__"
 
@@ -25,7 +28,7 @@ class StoredTensor:
     """A tensor in a file: row-major, little-endian."""
 
     dtype: str  # as safetensors names it
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # a scalar has one place
     begin: int  # bytes from the beginning of the file
     num_bytes: int
 
@@ -48,5 +51,6 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     for name, described in header.items():
         if name != _METADATA:
             begin, end = described["data_offsets"]
-            found[name] = StoredTensor(described["dtype"], tuple(described["shape"]), start + begin, end - begin)
+            shape = tuple(described["shape"]) or (1,)
+            found[name] = StoredTensor(described["dtype"], shape, start + begin, end - begin)
     return dict(sorted(found.items(), key=lambda item: item[1].begin))

@@ -7,7 +7,7 @@ with plain reads, which let go of the interpreter's lock.
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from contract.domain.errors import broken
 from worker_svc.core.layers.placement import WantedTensor
-from worker_svc.stored import FLOATS, StoredTensor
+from worker_svc.stored import DTYPES, StoredTensor
 
 NUM_LANES = 8
 BUFFER_BYTES = 16 << 20
@@ -52,8 +52,17 @@ class _Piece:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def carry(loads: list[TensorLoad]) -> int:
-    """Fill all that is wanted, which is on one device; waits for it. The bytes that were read.
+@contextmanager
+def progress(loads: Iterable[TensorLoad]) -> "Iterator[tqdm[Any]]":
+    """A bar of the bytes that they read, on a terminal only."""
+    total_bytes = sum(piece.num_bytes for load in loads for piece in _pieces(load))
+    bar: tqdm[Any] = tqdm(total=total_bytes, desc="Weights", unit="B", unit_scale=True, unit_divisor=1024, disable=None)
+    with bar:
+        yield bar
+
+
+def carry(loads: Sequence[TensorLoad], bar: "tqdm[Any]") -> int:
+    """Fill all that is wanted, which is on one device; waits for it. The bytes that were read, which `bar` shows.
 
     Raises:
         PenstockError: INTERNAL, naming the file: it cannot be read, or is shorter than its header says.
@@ -67,11 +76,6 @@ def carry(loads: list[TensorLoad]) -> int:
     with ExitStack() as stack:
         files = {path: _open(path, stack) for path in {load.path for load in loads}}
         stack.enter_context(_short_turns())
-        # Only on a terminal.
-        bar: tqdm[Any] = tqdm(
-            total=total_bytes, desc="Weights", unit="B", unit_scale=True, unit_divisor=1024, disable=None
-        )
-        stack.enter_context(bar)
         waiting = _Waiting(pieces, bar)
         threads = stack.enter_context(ThreadPoolExecutor(min(NUM_LANES, len(pieces)), "weights"))
         lanes = [threads.submit(_run, waiting, files, device, buffer_bytes) for _ in range(min(NUM_LANES, len(pieces)))]
@@ -177,7 +181,7 @@ def _pieces(load: TensorLoad) -> Iterator[_Piece]:
         yield _Piece(
             path=load.path,
             begin=stored.begin + row * row_bytes,
-            dtype=FLOATS[stored.dtype],
+            dtype=DTYPES[stored.dtype],
             shape=(end - row, *stored.shape[1:]),
             within=wanted.index[1:],
             destination=wanted.destination[row - first : end - first],

@@ -1,48 +1,56 @@
 """Fills a model's tensors from safetensors files: each rank reads only its part, in any float dtype."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import read_json
-from worker_svc.core.layers.placement import WantedTensor
-from worker_svc.stored import FLOATS, StoredTensor, read_header
-from worker_svc.weight_reading import TensorLoad, carry
+from worker_svc.core.layers.placement import Conversion, WantedTensor
+from worker_svc.stored import DTYPES, FLOATS, StoredTensor, read_header
+from worker_svc.weight_reading import TensorLoad, carry, progress
 
 _SINGLE_FILE = "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _INDEX = "model.safetensors.index.json"
 _RANDOM_DEVIATION = 0.02
 _COMPARED_BYTES = 1 << 24  # at once
+_CONVERTED_BYTES = 1 << 28  # at once, as they are stored
 _BASE = "model."  # the part of a causal model that embeddings are made with: some checkpoints have it alone
+_FP8 = "F8_E4M3"
 _DERIVED = (".rotary_emb.inv_freq",)  # buffers that old checkpoints carry; computed here
 
 
 def load_weights(
     directory: Path,
     wanted: Sequence[WantedTensor],
+    conversions: Sequence[Conversion] = (),
     *,
     unused: Collection[str] = (),
     unused_prefixes: tuple[str, ...] = (),
+    unused_suffixes: tuple[str, ...] = (),
 ) -> int:
     """Fill all that is wanted from the checkpoint in `directory`, converting to the destinations' dtypes; the bytes
     that were read. Nothing is copied before all tensors are known to be there and to fit.
 
+    conversions: what is made of stored tensors; of these only some are in memory at a time.
     unused: tensors that are left out if they are there, as a head that shares the embedding's weight (`has_own_head`);
-        with `unused_prefixes` all whose names begin so.
+        with `unused_prefixes` all whose names begin so, with `unused_suffixes` those that are not wanted and end so.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault), naming the file and the tensor: a file is missing or corrupt, a
             tensor is missing, unexpected, misshapen or not of floats.
     """
     by_name: dict[str, list[WantedTensor]] = defaultdict(list)
-    for tensor in wanted:
+    for tensor in (*wanted, *(part for each in conversions for part in each.stored.values())):
         by_name[tensor.name].append(tensor)
     remaining = dict(by_name)
-    loads = []
+    loads: dict[int, TensorLoad] = {}  # by the identity of what is wanted
     headers = {path: read_header(path) for path in weight_files(directory)}
     prefix = _left_out({name for header in headers.values() for name in header}, by_name)
     for path, header in headers.items():
@@ -52,16 +60,54 @@ def load_weights(
                 continue
             parts = remaining.pop(name, None)
             if parts is None:
+                if name not in by_name and name.endswith(unused_suffixes):
+                    continue
                 what = "twice" if name in by_name else "a tensor that the model does not have"
                 raise broken(f"{path} holds {name}, {what}")
             for tensor in parts:
                 _check(tensor, stored, f"{name} in {path}")
-                loads.append(TensorLoad(path, stored, tensor))
+                loads[id(tensor)] = TensorLoad(path, stored, tensor)
     if remaining:
         names = sorted(remaining)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise broken(f"{directory} lacks the tensor {names[0]}{more}")
-    return carry(loads)
+    with progress(loads.values()) as bar:
+        num_bytes = carry([loads[id(tensor)] for tensor in wanted], bar)
+        for batch in _batches(conversions):
+            num_bytes += _convert(batch, loads, bar)
+    return num_bytes
+
+
+def _batches(conversions: Iterable[Conversion]) -> Iterator[list[Conversion]]:
+    """Those whose stored tensors are in memory at once."""
+    batch: list[Conversion] = []
+    num_bytes = 0
+    for conversion in conversions:
+        size = sum(each.destination.nbytes for each in conversion.stored.values())
+        if batch and num_bytes + size > _CONVERTED_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(conversion)
+        num_bytes += size
+    if batch:
+        yield batch
+
+
+@torch.inference_mode()
+def _convert(batch: list[Conversion], loads: dict[int, TensorLoad], bar: "tqdm[Any]") -> int:
+    """Read what is stored and make weights of it; the bytes that were read."""
+    reading, tensors = [], []
+    for conversion in batch:
+        device = next(iter(conversion.made.values())).destination.device
+        tensors.append(
+            {name: torch.empty_like(each.destination, device=device) for name, each in conversion.stored.items()}
+        )
+        for name, wanted in conversion.stored.items():
+            reading.append(replace(loads[id(wanted)], wanted=replace(wanted, destination=tensors[-1][name])))
+    num_bytes = carry(reading, bar)
+    for conversion, stored in zip(batch, tensors, strict=True):
+        conversion.convert(stored)
+    return num_bytes
 
 
 def _left_out(stored: Collection[str], wanted: Collection[str]) -> str:
@@ -144,7 +190,9 @@ def weight_files(directory: Path) -> list[Path]:
 def _check(tensor: WantedTensor, stored: StoredTensor, where: str) -> None:
     if stored.shape != tensor.shape:
         raise broken(f"{where} has shape {list(stored.shape)}, the configuration means {list(tensor.shape)}")
-    if stored.dtype not in FLOATS:
-        raise broken(f"{where} is of {stored.dtype}, expected one of {', '.join(sorted(FLOATS))}")
-    if (FLOATS[stored.dtype].itemsize == 1) != (tensor.destination.itemsize == 1):
+    wanted = tensor.destination.dtype
+    expected = FLOATS if wanted.is_floating_point else {name for name, dtype in DTYPES.items() if dtype == wanted}
+    if stored.dtype not in expected:
+        raise broken(f"{where} is of {stored.dtype}, expected one of {', '.join(sorted(expected))}")
+    if (stored.dtype == _FP8) != (DTYPES[_FP8] == wanted):
         raise broken(f"{where} is of {stored.dtype}, which the configuration (quantization_config) does not mean")

@@ -169,7 +169,8 @@ def _inspected(found: Mapping[str, Any]) -> Iterator[Finding]:
         return
     size = found["weight_bytes"]
     shown = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    yield Finding("model", f"{found['architecture']}, {found['layers']} layers, {shown} of weights")
+    stored = f" ({found['quantization']})" if found["quantization"] else ""
+    yield Finding("model", f"{found['architecture']}, {found['layers']} layers, {shown} of weights{stored}")
     gpus = found["gpus"]
     if not gpus:
         yield Finding("device", f"torch {found['torch']} sees no GPU: workers run on the CPU")

@@ -57,7 +57,7 @@ def test_the_context_is_cut_to_the_memory_unless_it_was_asked_for(checkpoint: Pa
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"quantization": "awq"}, "awq"),
+        ({"quantization": "awq"}, r"quantization \(awq\)"),
         ({"trust_remote_code": True}, "trust_remote_code"),
     ],
 )

@@ -36,7 +36,7 @@ class CausalLM:
         self._norm = make_norm(placement, spec.norm, spec.hidden_size)
         self._head = self._embedding
         if not spec.is_tied:
-            self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size)
+            self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size, is_head=True)
 
     def outline(self) -> Self:
         """The same weights, of the last layer and the first of each kind: what they launch is all that any does."""

@@ -7,8 +7,9 @@ from typing import Any
 from contract.domain.errors import unimplemented
 from worker_svc.core.models import FAMILIES
 from worker_svc.core.models.config_fields import ConfigFields
-from worker_svc.core.models.quantization import QuantizationSpec, parse_quantization
 from worker_svc.core.models.spec import AttentionSpec, DecoderSpec
+from worker_svc.core.quantization.choice import parse_quantization
+from worker_svc.core.quantization.spec import QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True)

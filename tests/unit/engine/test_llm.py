@@ -259,7 +259,6 @@ def test_none_asks_for_no_stops_and_no_bias_as_in_vllm(llm: LLM) -> None:
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"swap_space": 4}, "swap_space"),
-        ({"quantization": "fp8"}, "fp8"),
         ({"trust_remote_code": True}, "trust_remote_code"),
         ({"tokenizer_mode": "slow"}, "tokenizer_mode"),
     ],

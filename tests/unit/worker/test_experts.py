@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
+from quantized import BY_NAME, CASES, Case
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -13,11 +14,13 @@ from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.distributed import Group
 from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.layers.experts import Router
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.stacked import StackedLinear
-from worker_svc.core.models.quantization import Fp8ChannelSpec, QuantizationSpec
 from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
+from worker_svc.core.quantization.choice import parse_quantization
+from worker_svc.core.quantization.spec import Fp8ChannelSpec, QuantizationSpec
 from worker_svc.products import model_products
 from worker_svc.weights import load_weights
 
@@ -106,7 +109,7 @@ def test_a_broken_file_names_the_field(fields: dict[str, Any], changes: dict[str
         (QWEN, {"hidden_act": "gelu"}, "gelu"),
         (GLM, {"topk_method": "greedy"}, "topk_method"),
         (GPT, {"swiglu_limit": 9.0}, "swiglu_limit"),
-        (GPT, {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        (GPT, {"quantization_config": {"quant_method": "bitnet"}}, "bitnet"),
     ],
 )
 def test_what_a_mixture_does_not_have_is_refused_by_name(
@@ -117,14 +120,48 @@ def test_what_a_mixture_does_not_have_is_refused_by_name(
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize(
-    ("ignored", "name"), [("re:.*experts.*", "gate"), (r"re:.*(gate|experts\.[0-7].*)$", r"experts\.8\.gate_proj")]
-)
-def test_quantized_experts_and_routers_are_refused_by_name(ignored: str, name: str) -> None:
-    quantization = QuantizationSpec(Fp8ChannelSpec(rounds_inputs=True), (ignored,))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(tmp_path: Path, case: Case) -> None:
+    torch.manual_seed(8)
+    names = [f"e.{number}.{name}" for number in range(3) for name in ("gate", "up", "down")]
+    quantized = {name: case.quantize(torch.randn(32, 96) if "down" in name else torch.randn(96, 32)) for name in names}
+    whole = {name: case.stands_for(pieces) for name, pieces in quantized.items()}
+    tensors = {f"{name}.{suffix}": each for name, pieces in quantized.items() for suffix, each in pieces.items()}
+    save_file({name: each.contiguous() for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    gate, up, down = (StoredRows(f"e.{{expert}}.{name}") for name in ("gate", "up", "down"))
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(96, gate, up, down))
+    quantization = parse_quantization(case.config)
+    for rank in range(2):
+        placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2), quantization=quantization)
+        part = placement.columns(96, 16)
+        inputs = StackedLinear(placement, spec, [Projection(each, 96, part) for each in (gate, up)], 32)
+        output = StackedLinear(placement, spec, [Projection(down, 32, slice(0, 32))], 96, part)
+        load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
+        for number in range(3):
+            expected = torch.cat([whole[f"e.{number}.{name}"][part] for name in ("gate", "up")])
+            torch.testing.assert_close(inputs.weight[number], expected)
+            torch.testing.assert_close(output.weight[number], whole[f"e.{number}.down"][:, part])
+
+
+@pytest.mark.parametrize("layout", ["stacked", "transposed"])
+def test_quantized_experts_in_one_tensor_are_refused_by_name(layout: Layout) -> None:
+    quantization = QuantizationSpec(Fp8ChannelSpec(rounds_inputs=True))
     placement = Placement(torch.device("meta"), torch.bfloat16, quantization=quantization)
-    with pytest.raises(PenstockError, match=rf"experts and their routers \(model\.layers\.0\.mlp\.{name}\)"):
-        CausalLM(parse(QWEN).decoder, placement, max_model_len=16)
+    rows = StoredRows("e")
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(40, rows, rows, rows), layout)
+    with pytest.raises(PenstockError, match=r"experts that one tensor holds \(e\)"):
+        StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 40)
+
+
+def test_a_quantized_router_is_widened(tmp_path: Path) -> None:
+    case = BY_NAME["fp8_channel"]
+    pieces = case.quantize(torch.randn(4, 32))
+    save_file({f"r.{suffix}": each for suffix, each in pieces.items()}, tmp_path / "model.safetensors")
+    quantization = QuantizationSpec(Fp8ChannelSpec(rounds_inputs=True))
+    placement = Placement(torch.device("cpu"), torch.float32, quantization=quantization)
+    router = Router(placement, RouterSpec("r", 2), 4, 32)
+    load_weights(tmp_path, placement.wanted, placement.conversions)
+    torch.testing.assert_close(router.weight, case.stands_for(pieces))
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

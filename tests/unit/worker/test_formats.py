@@ -2,58 +2,42 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plans import Drive, drive
-from safetensors.torch import load_file, save_file
+from quantized import BY_NAME, CASES, FLOAT, Case, compressed_tensors, fp8_channel, save_quantized
+from safetensors.torch import save_file
 from tiny_models import FIELDS, save_model
 from torch import Tensor
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import Sampling
 from worker_svc.core.distributed import Group
-from worker_svc.core.formats.choice import find_format
+from worker_svc.core.formats.choice import find_reading
+from worker_svc.core.formats.dense import DenseFormat
 from worker_svc.core.formats.fp8_channel import Fp8Channel, Fp8ChannelFormat
-from worker_svc.core.formats.interface import IN, Dim, Piece, cut_unit
+from worker_svc.core.formats.interface import IN, Dim, Piece, Reading
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.quantization import Fp8ChannelSpec, QuantizationSpec, parse_quantization
 from worker_svc.core.models.spec import StoredRows
+from worker_svc.core.quantization.choice import choose_quantization, parse_quantization
+from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 from worker_svc.factory import load_runner
 from worker_svc.runner_options import RunnerOptions
 from worker_svc.weights import load_weights
-
-FP8 = torch.float8_e4m3fn
-SCHEME = {"num_bits": 8, "type": "float", "symmetric": True}
-WEIGHTS = {**SCHEME, "strategy": "channel", "dynamic": False}
-TOKENS = {**SCHEME, "strategy": "token", "dynamic": True}
-
-
-def described(**group: Any) -> dict[str, Any]:
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, **group}},
-    }
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As compressed-tensors does: a scale for each output."""
-    scale = weight.abs().amax(1, keepdim=True) / torch.finfo(FP8).max
-    return (weight / scale).to(FP8), scale
 
 
 def test_a_dimension_says_where_what_it_counts_is_stored() -> None:
     piece = Piece("qweight", (IN, Dim("out", 8)))
     assert piece.shape(64, 20) == (20, 8)
     assert piece.index(slice(16, 48), slice(5, 10)) == (slice(5, 10), slice(2, 6))
-    with pytest.raises(PenstockError, match="within a group of 8"):
-        piece.index(slice(4, 48), slice(0, 20))
-    assert cut_unit(Fp8ChannelFormat(Fp8ChannelSpec(rounds_inputs=True)), "in") == 1
+    assert Reading((piece,), DenseFormat()).stored_part("out", slice(4, 30), 60) == slice(0, 32)
+    assert Reading((piece,), DenseFormat()).stored_part("out", slice(4, 60), 60) == slice(0, 60)
+    assert Reading((piece,), DenseFormat()).stored_part("in", slice(3, 7), 20) == slice(3, 7)
 
 
 @pytest.mark.parametrize(("size", "unit", "world_size"), [(96, 32, 2), (10, 1, 3), (7, 4, 4), (64, 16, 4)])
@@ -68,45 +52,45 @@ def test_ranks_cut_between_groups_and_have_all_together(size: int, unit: int, wo
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("rounds_inputs", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_eight_bit_layers_are_read_and_merged_and_cut_as_dense_ones(
-    tmp_path: Path, world_size: int, *, rounds_inputs: bool
+def test_quantized_layers_are_read_and_merged_and_cut_as_dense_ones(
+    tmp_path: Path, world_size: int, case: Case
 ) -> None:
-    """Two projections of one stored tensor, and a third beside them; then split by inputs."""
+    """Two projections of one stored tensor, and a third beside them, dense; then split by inputs."""
     torch.manual_seed(3)
-    both, third = torch.randn(28, 16), torch.randn(10, 16)
+    weights = {"both": torch.randn(48, 64), "third": torch.randn(40, 64) * 3, "down": torch.randn(24, 128)}
     tensors: dict[str, Tensor] = {}
-    for name, weight in {"both": both, "third": third}.items():
-        tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"] = quantize(weight)
+    whole: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        stored = case.quantize(weight)
+        whole[name] = case.stands_for(stored)
+        tensors |= {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in stored.items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    whole = {name: tensors[f"{name}.weight"].float() * tensors[f"{name}.weight_scale"] for name in ("both", "third")}
-    x, found = torch.randn(5, 16), []
+    quantization = parse_quantization(case.config)
+    x, found, sums = torch.randn(5, 64), [], []
+    down_x = torch.randn(5, 128)
     for rank in range(world_size):
-        placement = Placement(
-            torch.device("cpu"),
-            torch.float32,
-            Group(rank, world_size),
-            quantization=QuantizationSpec(Fp8ChannelSpec(rounds_inputs=rounds_inputs)),
-        )
-        rows, others = placement.columns(14), placement.columns(10)
-        projections = [
-            Projection(StoredRows("both", 14, 28), 14, rows),
-            Projection(StoredRows("third"), 10, others),
-        ]
-        linear = Linear(placement, projections, 16)
-        load_weights(tmp_path, placement.wanted)
-        assert isinstance(linear.packed, Fp8Channel)
+        group = Group(rank, world_size)
+        placement = Placement(torch.device("cpu"), torch.float32, group, quantization=quantization)
+        rows, others, columns = placement.columns(24, 8), placement.columns(40, 8), placement.columns(128, 16)
+        projections = [Projection(StoredRows("both", 24, 48), 24, rows), Projection(StoredRows("third"), 40, others)]
+        linear = Linear(placement, projections, 64)
+        down = Linear(placement, [Projection(StoredRows("down"), 24, slice(0, 24))], 128, columns)
+        load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
         found.append(linear.multiply(x).split(linear.sizes, dim=-1))
+        sums.append(down.packed.multiply(down_x[:, columns], None))
     got = torch.cat([torch.cat(parts, -1) for parts in zip(*found, strict=True)], -1)
-    expected = x @ torch.cat((whole["both"][14:], whole["third"])).t()
-    torch.testing.assert_close(got, expected, atol=0.25 if rounds_inputs else 1e-5, rtol=0.0)
+    expected = x @ torch.cat((whole["both"][24:], whole["third"])).t()
+    near = 0.05 if case.logits_differ > 1e-4 else 1e-6
+    for one, other in ((got, expected), (sum(sums), down_x @ whole["down"].t())):
+        torch.testing.assert_close(one, other, atol=near * float(other.abs().max()), rtol=0.0)
 
 
 def test_each_token_is_rounded_by_itself() -> None:
     """So that what a token becomes does not depend on the batch."""
     torch.manual_seed(4)
-    weight, scales = quantize(torch.randn(8, 16))
+    weight, scales = fp8_channel(torch.randn(8, 16)).values()
     packed = Fp8Channel(weight, scales, rounds_inputs=True)
     x = torch.randn(6, 16) * torch.tensor([1e-3, 1.0, 50.0, 0.0, 2.0, 7.0])[:, None]
     together = packed.multiply(x, None)
@@ -119,7 +103,7 @@ def test_each_token_is_rounded_by_itself() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_eight_bit_products_of_a_gpu_are_those_of_the_formula(rows: int) -> None:
     torch.manual_seed(5)
-    weight, scales = quantize(torch.randn(48, 64))
+    weight, scales = fp8_channel(torch.randn(48, 64)).values()
     x, bias = torch.randn(rows, 64).bfloat16(), torch.randn(48).bfloat16()
     expected = Fp8Channel(weight, scales, rounds_inputs=True).multiply(x.float(), bias.float())
     on_gpu = Fp8Channel(weight.cuda(), scales.cuda(), rounds_inputs=True)
@@ -132,54 +116,49 @@ def test_eight_bit_products_of_a_gpu_are_those_of_the_formula(rows: int) -> None
     torch.testing.assert_close(found, alone, atol=0.05, rtol=0.02)
 
 
-def save_quantized(directory: Path, *, is_dense: bool, inputs: dict[str, Any] | None = None) -> None:
-    """The tiny model with 8-bit linear layers, or the dense model that has just the same weights."""
-    save_model(directory)
-    tensors, stored = load_file(directory / "model.safetensors"), {}
-    for name, weight in tensors.items():
-        if name.endswith("proj.weight"):
-            rounded, scale = quantize(weight)
-            if is_dense:
-                stored[name] = rounded.float() * scale
-            else:
-                stored |= {name: rounded, f"{name}_scale": scale}
-        else:
-            stored[name] = weight
-    save_file(stored, directory / "model.safetensors")
-    if not is_dense:
-        fields = {**FIELDS, "quantization_config": described(input_activations=inputs)}
-        (directory / "config.json").write_text(json.dumps(fields))
+def first_logits(directory: Path, **options: Any) -> dict[int, float]:
+    loaded = load_runner(
+        RunnerOptions(str(directory), device="cpu", num_blocks=20, max_model_len=32, **options), time.monotonic_ns
+    )
+    run = Drive([5, 9, 11, 40, 3], 1, Sampling(temperature=0.0, num_logprobs=90))
+    drive(loaded.runner, [run])
+    loaded.close()
+    return run.tops[0]
 
 
-@pytest.mark.parametrize("inputs", [None, TOKENS])
-def test_a_quantized_checkpoint_is_loaded_by_its_configuration(tmp_path: Path, inputs: dict[str, Any] | None) -> None:
-    runs = []
+def difference(one: dict[int, float], other: dict[int, float]) -> float:
+    both = one.keys() & other.keys()
+    assert both
+    return max(abs(one[token_id] - other[token_id]) for token_id in both)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_quantized_checkpoint_is_loaded_by_its_configuration(tmp_path: Path, case: Case) -> None:
+    save_model(tmp_path)
     for is_dense in (True, False):
-        directory = tmp_path / str(is_dense)
-        directory.mkdir()
-        save_quantized(directory, is_dense=is_dense, inputs=inputs)
-        options = RunnerOptions(str(directory), device="cpu", num_blocks=20, max_model_len=32)
-        loaded = load_runner(options, time.monotonic_ns)
-        runs.append(Drive([5, 9, 11, 40, 3], 1, Sampling(temperature=0.0, num_logprobs=90)))
-        drive(loaded.runner, runs[-1:])
-        loaded.close()
-    dense, quantized = (run.tops[0] for run in runs)
-    assert dense.keys() & quantized.keys()
-    difference = max(abs(quantized[token_id] - dense[token_id]) for token_id in dense.keys() & quantized.keys())
-    assert difference < 1e-4 if inputs is None else 1e-4 < difference < 0.5
+        save_quantized(tmp_path, tmp_path / str(is_dense), case, is_dense=is_dense)
+    dense, quantized = (first_logits(tmp_path / str(is_dense)) for is_dense in (True, False))
+    far = difference(dense, quantized)
+    assert far < case.logits_differ
+    assert far > 1e-4 or case.logits_differ <= 1e-4  # inputs are rounded
 
 
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "gptq", "bits": 4}, r"quantization \(gptq\)"),
-        (described(weights={**WEIGHTS, "strategy": "block"}), r"weights\.strategy is 'block'"),
-        (described(weights={**WEIGHTS, "num_bits": 4}), r"weights\.num_bits is 4"),
-        (described(weights={**WEIGHTS, "type": "int"}), r"weights\.type is 'int'"),
-        (described(input_activations={**TOKENS, "dynamic": False}), r"input_activations\.dynamic is False"),
-        ({**described(), "kv_cache_scheme": SCHEME}, "kv_cache_scheme"),
-        ({**described(), "config_groups": {}}, "0 config_groups"),
-        (described(targets=["re:.*experts.*"]), "targets"),
+        ({"quant_method": "bitsandbytes"}, r"quantization \(bitsandbytes; there are: "),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, r"\(fp8\) whose fmt is 'e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"blocks of \[128\]"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"\(modelopt\) whose quant_algo is 'NVFP4'"),
+        (compressed_tensors({**FLOAT, "strategy": "group"}), r"weights\.strategy is 'group'"),
+        (compressed_tensors({**FLOAT, "num_bits": 4, "strategy": "tensor_group"}), r"weights\.num_bits is 4"),
+        (compressed_tensors({**FLOAT, "strategy": "channel", "dynamic": True}), r"weights\.dynamic is True"),
+        (compressed_tensors({**FLOAT, "strategy": "channel"}, {"num_bits": 4}), r"input_activations\.num_bits is 4"),
+        ({**compressed_tensors(FLOAT), "config_groups": {}}, "0 config_groups"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"0": {"targets": ["re:.*experts.*"]}}},
+            "targets",
+        ),
     ],
 )
 def test_a_format_that_is_not_there_is_refused_by_name(config: dict[str, Any], named: str) -> None:
@@ -188,14 +167,106 @@ def test_a_format_that_is_not_there_is_refused_by_name(config: dict[str, Any], n
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 
+def covered(config: dict[str, Any], *names: str) -> list[bool]:
+    quantization = parse_quantization(config)
+    return [quantization.covers(name) for name in names]
+
+
 def test_layers_that_are_ignored_are_dense() -> None:
-    quantization = parse_quantization({**described(), "ignore": ["lm_head", "re:.*down_proj"]})
-    names = {name: type(find_format(quantization, name)).__name__ for name in ("lm_head", "a.down_proj", "a.up_proj")}
-    assert names == {"lm_head": "DenseFormat", "a.down_proj": "DenseFormat", "a.up_proj": "Fp8ChannelFormat"}
+    config = {**compressed_tensors({**FLOAT, "strategy": "channel"}), "ignore": ["lm_head", "re:.*down_proj"]}
+    assert covered(config, "lm_head", "a.down_proj", "a.up_proj") == [False, False, True]
+    quantization = parse_quantization(config)
+    assert isinstance(find_reading(quantization, "a.down_proj").multiplied, DenseFormat)
+    assert isinstance(find_reading(quantization, "a.up_proj").multiplied, Fp8ChannelFormat)
+
+
+def test_lists_of_layers_name_whole_words_of_names() -> None:
+    listed = ["mlp.gate", "model.layers.1", "model.layers.2.*.up_proj"]
+    config = {"quant_method": "fp8", "modules_to_not_convert": listed}
+    names = ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", "model.layers.1.mlp.up_proj")
+    assert covered(config, *names, "model.layers.10.mlp.up_proj") == [False, True, False, True]
+    others = ("model.layers.2.mlp.up_proj", "model.layers.2.mlp.down_proj", "lm_head")
+    assert covered(config, *others) == [False, True, False]
+
+
+def test_a_list_of_dense_layers_that_is_none_is_refused() -> None:
+    with pytest.raises(PenstockError, match="list of layers"):
+        parse_quantization({"quant_method": "fp8", "modules_to_not_convert": "lm_head"})
 
 
 def test_eight_bits_that_the_configuration_does_not_mean_are_refused(tmp_path: Path) -> None:
-    save_quantized(tmp_path, is_dense=False)
+    save_model(tmp_path)
+    save_quantized(tmp_path, tmp_path, BY_NAME["fp8_channel"])
     (tmp_path / "config.json").write_text(json.dumps(FIELDS))
     with pytest.raises(PenstockError, match=r"quantization_config|a tensor that the model does not have"):
         load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20), time.monotonic_ns)
+
+
+def test_a_file_of_modelopt_beside_the_configuration_is_read(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    case = BY_NAME["fp8_tensor_modelopt"]
+    save_quantized(tmp_path, tmp_path / "quantized", case)
+    expected = first_logits(tmp_path / "quantized")
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps(FIELDS))
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "quantized" / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert first_logits(tmp_path / "quantized") == expected
+
+
+def test_scales_of_keys_and_values_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_model(tmp_path)
+    config = {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}
+    case = replace(BY_NAME["fp8_tensor_static"], extra={"k_scale": torch.tensor(0.1), "v_scale": torch.tensor(0.2)})
+    save_quantized(tmp_path, tmp_path / "quantized", case, config=config)
+    save_quantized(tmp_path, tmp_path / "without", BY_NAME["fp8_tensor_static"])
+    assert first_logits(tmp_path / "quantized") == first_logits(tmp_path / "without")
+    assert "scales of keys and values are not used" in caplog.text
+
+
+def test_weights_that_nothing_multiplies_are_widened_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    save_model(tmp_path)
+    save_quantized(tmp_path, tmp_path / "quantized", BY_NAME["fp8_block"])
+    first_logits(tmp_path / "quantized")
+    (record,) = (each for each in caplog.records if each.message == "weights widened")
+    assert (record.__dict__["quantization"], record.__dict__["to"]) == ("fp8", "float32")
+
+
+def test_a_dense_checkpoint_is_rounded_to_eight_bits_when_it_is_read(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    case = BY_NAME["fp8_tokens"]
+    save_quantized(tmp_path, tmp_path / "quantized", case)
+    dense, online = first_logits(tmp_path), first_logits(tmp_path, quantization="fp8")
+    assert difference(online, first_logits(tmp_path / "quantized")) < 1e-4
+    assert difference(online, dense) > 1e-3
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_round_rows_with_the_scales_of_one(tmp_path: Path, world_size: int) -> None:
+    torch.manual_seed(6)
+    save_file({"down.weight": torch.randn(6, 32)}, tmp_path / "model.safetensors")
+    x, found = torch.randn(4, 32), []
+    for ranks in (1, world_size):
+        total = torch.zeros(4, 6)
+        for rank in range(ranks):
+            spec = QuantizationSpec(Fp8OnlineSpec(rounds_inputs=False))
+            placement = Placement(torch.device("cpu"), torch.float32, Group(rank, ranks), quantization=spec)
+            columns = placement.columns(32)
+            down = Linear(placement, [Projection(StoredRows("down"), 6, slice(0, 6))], 32, columns)
+            load_weights(tmp_path, placement.wanted, placement.conversions)
+            total += down.packed.multiply(x[:, columns], None)
+        found.append(total)
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=0)
+
+
+def test_what_an_option_asks_of_a_checkpoint_that_has_another_is_refused() -> None:
+    stored = parse_quantization({"quant_method": "modelopt", "quant_algo": "FP8"})
+    assert choose_quantization(stored, "modelopt") is stored
+    assert choose_quantization(stored, None) is stored
+    with pytest.raises(PenstockError, match="quantized already") as caught:
+        choose_quantization(stored, "fp8")
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    with pytest.raises(PenstockError, match=r"quantization \(awq\)"):
+        choose_quantization(None, "awq")

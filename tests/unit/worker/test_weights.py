@@ -134,8 +134,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     shards = {shard.name: shard for shard in placement.wanted}
     loads = [weight_reading.TensorLoad(path, stored, shards[name]) for name, stored in read_header(path).items()]
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(PenstockError, match=r"model\.safetensors is corrupt .*shorter"):
-        weight_reading.carry(loads)
+    shorter = pytest.raises(PenstockError, match=r"model\.safetensors is corrupt .*shorter")
+    with weight_reading.progress(loads) as bar, shorter:
+        weight_reading.carry(loads, bar)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -1,17 +1,46 @@
 """The choice of a format for each linear layer of a checkpoint."""
 
 from collections.abc import Callable
+from typing import Any
 
 from worker_svc.core.formats.dense import DenseFormat
+from worker_svc.core.formats.fp8_block import Fp8BlockFormat
 from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
-from worker_svc.core.formats.interface import Format
-from worker_svc.core.models.quantization import Fp8ChannelSpec, QuantizationSpec
+from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
+from worker_svc.core.formats.fp8_tensor import Fp8TensorFormat
+from worker_svc.core.formats.interface import ConvertedFormat, Format, Reading, StoredFormat
+from worker_svc.core.quantization.spec import (
+    Fp8BlockSpec,
+    Fp8ChannelSpec,
+    Fp8OnlineSpec,
+    Fp8TensorSpec,
+    QuantizationSpec,
+)
 
-_FORMATS: dict[type, Callable[[Fp8ChannelSpec], Format]] = {Fp8ChannelSpec: Fp8ChannelFormat}
+_MULTIPLIED: dict[type, Callable[[Any], Format]] = {Fp8ChannelSpec: Fp8ChannelFormat}  # as they are stored
+_CONVERTED: dict[type, Callable[[Any], ConvertedFormat]] = {
+    Fp8TensorSpec: Fp8TensorFormat,
+    Fp8OnlineSpec: Fp8OnlineFormat,
+}
+_WIDENED: dict[type, Callable[[Any], StoredFormat]] = {Fp8BlockSpec: Fp8BlockFormat}
 
 
-def find_format(quantization: QuantizationSpec | None, name: str) -> Format:
-    """The format of the layer called `name` in the checkpoint."""
+def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bool = False) -> Reading:
+    """The way to read the layer called `name` in the checkpoint.
+
+    widens: for a product of floats alone, as experts and heads are.
+    """
+    dense = DenseFormat()
     if quantization is None or not quantization.covers(name):
-        return DenseFormat()
-    return _FORMATS[type(quantization.format)](quantization.format)
+        return Reading(dense.pieces, dense)
+    spec = quantization.format
+    if type(spec) in _MULTIPLIED and not widens:
+        format_ = _MULTIPLIED[type(spec)](spec)
+        return Reading(format_.pieces, format_)
+    if type(spec) in _CONVERTED and not widens:
+        converted = _CONVERTED[type(spec)](spec)
+        return Reading(converted.pieces, converted.multiplied, converted.convert, needs_whole_rows=True)
+    stored = (_MULTIPLIED | _CONVERTED | _WIDENED)[type(spec)](spec)
+    if stored.pieces == dense.pieces:
+        return Reading(dense.pieces, dense)
+    return Reading(stored.pieces, dense, lambda tensors: {"weight": stored.widen(tensors)})

@@ -1,11 +1,9 @@
 """Weights as floats."""
 
-from collections.abc import Mapping
-
 import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
 from torch import Tensor
 
-from worker_svc.core.formats.interface import IN, OUT, Piece
+from worker_svc.core.formats.interface import IN, OUT, Piece, Tensors
 
 
 class Dense:
@@ -42,6 +40,10 @@ class DenseFormat:
 
     pieces = (Piece("weight", (OUT, IN)),)
 
-    def pack(self, tensors: Mapping[str, Tensor]) -> Dense:
+    def widen(self, tensors: Tensors) -> Tensor:
+        """Implement `StoredFormat.widen`."""
+        return tensors["weight"]
+
+    def pack(self, tensors: Tensors) -> Dense:
         """Implement `Format.pack`."""
         return Dense(tensors["weight"])

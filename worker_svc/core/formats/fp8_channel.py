@@ -4,18 +4,17 @@ weights alone).
 The function is the same at every number of rows: each token is rounded by itself.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that torch's own documentation uses)
 from torch import Tensor
 
-from worker_svc.core.formats.interface import IN, ONE, OUT, Piece
-from worker_svc.core.models.quantization import Fp8ChannelSpec
+from worker_svc.core.formats.interface import IN, ONE, OUT, Piece, Tensors
+from worker_svc.core.quantization.spec import Fp8ChannelSpec
 
-_FP8 = torch.float8_e4m3fn
-_LARGEST = torch.finfo(_FP8).max
+FP8 = torch.float8_e4m3fn
+_LARGEST = torch.finfo(FP8).max
 
 
 class Fp8Channel:
@@ -40,7 +39,7 @@ class Fp8Channel:
         """Implement `Packed.multiply`."""
         if not self._rounds_inputs:
             return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
-        rounded, scales = _round(x)
+        rounded, scales = round_rows(x)
         if x.dtype is torch.bfloat16 and _has_fp8_products(x.device):
             return torch._scaled_mm(
                 rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
@@ -68,18 +67,22 @@ class Fp8ChannelFormat:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Implement `Format.pieces`."""
-        return Piece("weight", (OUT, IN), _FP8), Piece("weight_scale", (OUT, ONE), torch.float32)
+        return Piece("weight", (OUT, IN), FP8), Piece("weight_scale", (OUT, ONE), torch.float32)
 
-    def pack(self, tensors: Mapping[str, Tensor]) -> Fp8Channel:
+    def widen(self, tensors: Tensors) -> Tensor:
+        """Implement `StoredFormat.widen`."""
+        return tensors["weight"].float() * tensors["weight_scale"]
+
+    def pack(self, tensors: Tensors) -> Fp8Channel:
         """Implement `Format.pack`."""
         return Fp8Channel(tensors["weight"], tensors["weight_scale"], rounds_inputs=self.spec.rounds_inputs)
 
 
-def _round(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [tokens, inputs] -> the same in 8 bits, and what to multiply each token with, f32[tokens, 1]."""
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [rows, inputs] -> the same in 8 bits, and what to multiply each row with, f32[rows, 1]."""
     largest = x.abs().amax(-1, keepdim=True).float()
     scales = (largest / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-    return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(_FP8), scales
+    return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 
 def _has_fp8_products(device: torch.device) -> bool:

@@ -1,41 +1,40 @@
 """Formats: the tensors that store a linear layer, and the weight that is made of them.
 
 From what each dimension counts follow the part of each tensor that a rank reads, the merge of several layers in one
-product, and the units by which ranks may cut.
+product, and the units by which tensors can be read.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from contract.domain.errors import unimplemented
+Tensors: TypeAlias = Mapping[str, Tensor]  # of a layer, by suffix
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dimension of a stored tensor: it counts outputs or inputs, `per` of them at each place, or has one place."""
+    """A dimension of a stored tensor: it counts outputs or inputs, `per` of them at each place, or has `per` places."""
 
-    of: Literal["out", "in", "one"]
+    of: Literal["out", "in", "none"]
     per: int = 1
+    is_whole: bool = False  # all of it is read, whatever is wanted
+
+    def size(self, count: int) -> int:
+        """Its places, in a layer of so many outputs or inputs."""
+        return self.per if self.of == "none" else -(-count // self.per)
 
     def places(self, wanted: slice) -> slice:
-        """The places where the wanted outputs or inputs are stored.
-
-        Raises:
-            PenstockError: UNIMPLEMENTED: ranks cut within a place.
-        """
-        if self.of == "one":
-            return slice(0, 1)
-        if wanted.start % self.per:
-            raise unimplemented(f"tensor-parallel ranks that cut {self.of}puts within a group of {self.per}")
-        return slice(wanted.start // self.per, -(-wanted.stop // self.per))
+        """The places where the wanted outputs or inputs are stored; these begin with one."""
+        if self.of == "none" or self.is_whole:
+            return slice(None)
+        return slice(wanted.start // self.per, -(-wanted.stop // self.per), wanted.step)
 
 
-OUT, IN, ONE = Dim("out"), Dim("in"), Dim("one")
+OUT, IN, ONE = Dim("out"), Dim("in"), Dim("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Piece:
 
     def shape(self, outputs: int, inputs: int) -> tuple[int, ...]:
         """Of a layer of so many."""
-        return tuple(part.stop for part in self.index(slice(0, outputs), slice(0, inputs)))
+        return tuple(dim.size(inputs if dim.of == "in" else outputs) for dim in self.dims)
 
 
 class Packed(Protocol):
@@ -76,17 +75,54 @@ class Packed(Protocol):
         """Take outputs in another order, i64[outputs], once."""
 
 
-class Format(Protocol):
+class StoredFormat(Protocol):
     """A way to store a linear layer."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The tensors that store it."""
 
-    def pack(self, tensors: Mapping[str, Tensor]) -> Packed:
+    def widen(self, tensors: Tensors) -> Tensor:
+        """The weight that they stand for, as floats [outputs, inputs]."""
+
+
+class Format(StoredFormat, Protocol):
+    """A way to store a linear layer that is a way to multiply it, too."""
+
+    def pack(self, tensors: Tensors) -> Packed:
         """The weight in tensors by suffix, which are filled later: whole, or this rank's part."""
 
 
-def cut_unit(format_: Format, of: Literal["out", "in"]) -> int:
-    """Outputs or inputs that ranks may not part."""
-    return math.lcm(*(dim.per for piece in format_.pieces for dim in piece.dims if dim.of == of))
+class ConvertedFormat(StoredFormat, Protocol):
+    """A way to store a linear layer that is multiplied in another."""
+
+    @property
+    def multiplied(self) -> Format:
+        """The other."""
+
+    def convert(self, tensors: Tensors) -> Tensors:
+        """The tensors of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The way from stored tensors of a linear layer to those of a product."""
+
+    pieces: tuple[Piece, ...]  # stored
+    multiplied: Format
+    convert: Callable[[Tensors], Tensors] | None = None  # to tensors of `multiplied`; None: they are these
+    needs_whole_rows: bool = False  # what becomes of an input depends on others
+
+    def stored_part(self, of: Literal["out", "in"], wanted: slice, total: int) -> slice:
+        """The outputs or inputs to read for those wanted: up to the ends of the groups that these are in."""
+        if of == "in" and self.needs_whole_rows:
+            return slice(0, total)
+        unit = math.lcm(*_units(self.pieces, of))
+        if unit == 1:
+            return wanted
+        assert wanted.step in (None, 1), "outputs that stand in turns are not stored in groups"
+        return slice(wanted.start // unit * unit, min(total, -(-wanted.stop // unit) * unit))
+
+
+def _units(pieces: Iterable[Piece], of: str) -> list[int]:
+    return [dim.per for piece in pieces for dim in piece.dims if dim.of == of and not dim.is_whole]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
 from worker_svc.core.layers.fusion import Normed, operand
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.placement import Placement, StoredPart
 
 _ALIGNMENT = 64  # of a rank's rows: products, and kernels that read logits, are several times as slow at odd numbers
 
@@ -21,7 +21,9 @@ class VocabParallelEmbedding:
     `vocab_size` of all stand for tokens.
     """
 
-    def __init__(self, placement: Placement, name: str, vocab_size: int, hidden_size: int) -> None:
+    def __init__(
+        self, placement: Placement, name: str, vocab_size: int, hidden_size: int, *, is_head: bool = False
+    ) -> None:
         self._group = placement.group
         self._operations = placement.operations
         self._vocab_size = vocab_size
@@ -33,12 +35,15 @@ class VocabParallelEmbedding:
         self.bias: Tensor | None = None
         self.is_partial = False
         self.weight[last - self._first :] = 0
-        placement.want(
-            f"{name}.weight",
-            self.weight[: last - self._first],
+        shape, mine, destination = (
             (vocab_size, hidden_size),
             slice(self._first, last),
+            self.weight[: last - self._first],
         )
+        if is_head:  # a linear layer, which may be quantized
+            placement.want_weight(StoredPart(name, shape, mine, slice(0, hidden_size)), destination)
+        else:
+            placement.want(f"{name}.weight", destination, shape, mine)
 
     @property
     def table(self) -> Tensor | None:

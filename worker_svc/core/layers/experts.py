@@ -8,8 +8,8 @@ from torch import Tensor
 from worker_svc.core.layers.fusion import Normed, activate
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.mlp import GatedMLP
-from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.stacked import StackedLinear, want_dense
+from worker_svc.core.layers.placement import Placement, StoredPart
+from worker_svc.core.layers.stacked import StackedLinear
 from worker_svc.core.models.spec import ExpertsSpec, RouterSpec
 
 _CUT = 16  # kernels multiply so many inputs at once
@@ -23,9 +23,9 @@ class Router:
         self.weight = placement.empty(count, hidden_size)
         self.bias = placement.empty(count) if spec.has_bias else None
         self.correction: Tensor | None = None
-        want_dense(placement, f"{spec.name}.weight", self.weight)
+        _want_whole(placement, spec.name, self.weight)
         if self.bias is not None:
-            want_dense(placement, f"{spec.name}.bias", self.bias)
+            placement.want(f"{spec.name}.bias", self.bias, (count,))
         if spec.correction is not None:
             self.correction = placement.empty(count, dtype=torch.float32)
             placement.want(spec.correction, self.correction, (count,))
@@ -54,7 +54,7 @@ class Experts:
         self._shared_gate: Tensor | None = None
         if spec.shared_gate is not None:
             self._shared_gate = placement.empty(hidden_size)
-            want_dense(placement, f"{spec.shared_gate}.weight", self._shared_gate.unsqueeze(0))
+            _want_whole(placement, spec.shared_gate, self._shared_gate.unsqueeze(0))
 
     def prepare(self) -> None:
         """Bring the weights into the form in which they are multiplied; once, when they are there."""
@@ -93,3 +93,9 @@ class Mixture:
     def __radd__(self, residual: Tensor) -> Tensor:
         """residual + this, like `residual`, which may be overwritten by it."""
         return self.experts.add_to(residual, self.x)
+
+
+def _want_whole(placement: Placement, name: str, weight: Tensor) -> None:
+    """Ask for all of a linear layer, as floats [outputs, inputs]."""
+    outputs, inputs = weight.shape
+    placement.want_weight(StoredPart(name, (outputs, inputs), slice(0, outputs), slice(0, inputs)), weight)

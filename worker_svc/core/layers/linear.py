@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from contract.domain.errors import unimplemented
+from worker_svc.core.formats.interface import Reading
 from worker_svc.core.layers.fusion import Normed, Product
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import StoredRows
 
 
@@ -41,11 +41,8 @@ class Linear:
         self.is_partial = columns is not None and placement.group.world_size > 1
         self.sizes = [each.mine.stop - each.mine.start for each in projections]
         outputs = sum(self.sizes)
-        formats = [placement.format_of(each.stored.name) for each in projections]
-        if any(type(each) is not type(formats[0]) for each in formats):
-            names = ", ".join(each.stored.name for each in projections)
-            raise unimplemented(f"different formats of {names}, which are one product here,")
-        format_ = formats[0]
+        readings = _readings(placement, projections)
+        format_ = readings[0].multiplied
         tensors = {
             piece.suffix: placement.empty(
                 *piece.shape(outputs, inputs.stop - inputs.start), dtype=piece.dtype or placement.dtype
@@ -55,14 +52,13 @@ class Linear:
         self.packed = format_.pack(tensors)
         self.bias = placement.empty(outputs) if has_bias else None
         start = 0
-        for each, size in zip(projections, self.sizes, strict=True):
+        for each, size, reading in zip(projections, self.sizes, readings, strict=True):
             here, rows = slice(start, start + size), each.stored
             stored = slice(rows.first + each.mine.start, rows.first + each.mine.stop)
             of = rows.of or each.size
-            for piece in format_.pieces:
-                destination = tensors[piece.suffix][piece.index(here, slice(0, inputs.stop - inputs.start))]
-                whole = piece.shape(of, num_inputs)
-                placement.want(f"{rows.name}.{piece.suffix}", destination, whole, *piece.index(stored, inputs))
+            index = {piece.suffix: piece.index(here, slice(0, inputs.stop - inputs.start)) for piece in format_.pieces}
+            destinations = {suffix: tensors[suffix][place] for suffix, place in index.items()}
+            placement.want_part(reading, StoredPart(rows.name, (of, num_inputs), stored, inputs), destinations)
             if self.bias is not None:
                 placement.want(f"{rows.name}.bias", self.bias[here], (of,), stored)
             start += size
@@ -90,3 +86,12 @@ class Linear:
             self.packed.scale_outputs(factor)
             if self.bias is not None:
                 self.bias.mul_(factor)
+
+
+def _readings(placement: Placement, projections: Sequence[Projection]) -> list[Reading]:
+    """Those of one product: where they would be multiplied in different ways, as floats."""
+    names = [each.stored.name for each in projections]
+    readings = [placement.reading_of(name) for name in names]
+    if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
+        return readings
+    return [placement.reading_of(name, widens=True) for name in names]

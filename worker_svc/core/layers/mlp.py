@@ -1,10 +1,7 @@
 """The gated feed-forward block (SwiGLU, GEGLU; Shazeer, 2020)."""
 
-import math
-
 from torch import Tensor
 
-from worker_svc.core.formats.interface import cut_unit
 from worker_svc.core.layers.fusion import Normed, Product, activate
 from worker_svc.core.layers.linear import Linear, Projection
 from worker_svc.core.layers.placement import Placement
@@ -37,6 +34,4 @@ class GatedMLP:
 
 def gated_columns(placement: Placement, spec: GatedMLPSpec) -> slice:
     """This rank's part of what is between the two products."""
-    outputs = (cut_unit(placement.format_of(each.name), "out") for each in (spec.gate, spec.up))
-    unit = math.lcm(*outputs, cut_unit(placement.format_of(spec.down.name), "in"))
-    return placement.columns(spec.size, unit)
+    return placement.columns(spec.size)

@@ -1,5 +1,6 @@
 """The device of a model's weights, and the part of each tensor of a checkpoint that a rank holds."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -7,11 +8,11 @@ from torch import Tensor
 
 from contract.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
-from worker_svc.core.formats.choice import find_format
-from worker_svc.core.formats.interface import Format
-from worker_svc.core.models.quantization import QuantizationSpec
+from worker_svc.core.formats.choice import find_reading
+from worker_svc.core.formats.interface import Reading, Tensors
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
+from worker_svc.core.quantization.spec import QuantizationSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,33 @@ class WantedTensor:
     index: tuple[slice, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a linear layer in a checkpoint."""
+
+    name: str  # without `.weight`
+    shape: tuple[int, int]  # all its outputs and inputs
+    outputs: slice
+    inputs: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Weights that are made of stored tensors of another form, as soon as these are read."""
+
+    reading: Reading
+    stored: Mapping[str, WantedTensor]  # by suffix; their destinations are of no device: they are made for a moment
+    made: Mapping[str, WantedTensor]  # by suffix
+    index: tuple[slice, slice]  # the outputs and inputs that are wanted, of those that the stored tensors give
+
+    def convert(self, tensors: Tensors) -> None:
+        """Make the weights of what was read."""
+        assert self.reading.convert is not None
+        found = self.reading.convert(tensors)
+        for piece in self.reading.multiplied.pieces:
+            self.made[piece.suffix].destination.copy_(found[piece.suffix][piece.index(*self.index)])
+
+
 @dataclass(frozen=True)
 class Placement:
     """Device, dtype, ranks, formats, and what computes there; collects what layers want of a checkpoint."""
@@ -34,14 +62,51 @@ class Placement:
     operations: Operations = field(default_factory=TorchOperations)
     quantization: QuantizationSpec | None = None
     wanted: list[WantedTensor] = field(default_factory=list)  # a stored tensor may have several
+    conversions: list[Conversion] = field(default_factory=list)
+
+    @property
+    def weights(self) -> Iterator[WantedTensor]:
+        """All that is kept."""
+        yield from self.wanted
+        for conversion in self.conversions:
+            yield from conversion.made.values()
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Room for a weight, in the model's dtype unless another is given."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
-    def format_of(self, name: str) -> Format:
-        """The format of the linear layer called `name` in the checkpoint."""
-        return find_format(self.quantization, name)
+    def reading_of(self, name: str, *, widens: bool = False) -> Reading:
+        """See `find_reading`."""
+        return find_reading(self.quantization, name, widens=widens)
+
+    def want_part(self, reading: Reading, part: StoredPart, destinations: Tensors) -> None:
+        """Ask for a part of a linear layer; `destinations` are tensors of `reading.multiplied` by suffix."""
+        if reading.convert is None:
+            for piece in reading.pieces:
+                index = piece.index(part.outputs, part.inputs)
+                self.want(f"{part.name}.{piece.suffix}", destinations[piece.suffix], piece.shape(*part.shape), *index)
+            return
+        outputs = reading.stored_part("out", part.outputs, part.shape[0])
+        inputs = reading.stored_part("in", part.inputs, part.shape[1])
+        stored = {
+            piece.suffix: _unmade(
+                f"{part.name}.{piece.suffix}",
+                piece.shape(*part.shape),
+                piece.index(outputs, inputs),
+                piece.dtype or self.dtype,
+            )
+            for piece in reading.pieces
+        }
+        made = {
+            suffix: WantedTensor(f"{part.name}.{suffix}", each, tuple(each.shape), (slice(None),) * each.ndim)
+            for suffix, each in destinations.items()
+        }
+        index = _within(part.outputs, outputs), _within(part.inputs, inputs)
+        self.conversions.append(Conversion(reading, stored, made, index))
+
+    def want_weight(self, part: StoredPart, destination: Tensor) -> None:
+        """Ask for a part of the weight of a linear layer as floats [outputs, inputs], however it is stored."""
+        self.want_part(self.reading_of(part.name, widens=True), part, {"weight": destination})
 
     def want(self, name: str, destination: Tensor, shape: tuple[int, ...], *index: slice) -> None:
         """Ask for `name`, of `shape` in the checkpoint; dimensions without a slice are taken whole."""
@@ -75,3 +140,16 @@ class Placement:
             raise unimplemented(f"{num_kv_heads} key-value heads over {world_size} tensor-parallel ranks")
         head = rank * num_kv_heads // world_size
         return slice(head, head + 1)
+
+
+def _unmade(name: str, shape: tuple[int, ...], index: tuple[slice, ...], dtype: torch.dtype) -> WantedTensor:
+    """A part of a stored tensor whose destination is yet to be made."""
+    sizes = (len(range(size)[part]) for size, part in zip(shape, index, strict=True))
+    return WantedTensor(name, torch.empty(*sizes, dtype=dtype, device="meta"), shape, index)
+
+
+def _within(wanted: slice, read: slice) -> slice:
+    """The wanted places, counted from the first that is read."""
+    if read is wanted:
+        return slice(0, len(range(wanted.start, wanted.stop, wanted.step or 1)))
+    return slice(wanted.start - read.start, wanted.stop - read.start)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from contract.domain.errors import unimplemented
-from worker_svc.core.formats.dense import DenseFormat
 from worker_svc.core.layers.linear import Projection
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import ExpertsSpec
+from worker_svc.core.quantization.fields import refused
 
 
 class StackedLinear:
@@ -51,20 +50,6 @@ class StackedLinear:
                 self.bias.mul_(factor)
 
 
-def want_dense(
-    placement: Placement, name: str, destination: Tensor, shape: tuple[int, ...] | None = None, *index: slice
-) -> None:
-    """Ask for a tensor of a layer that is to be stored as floats; without a shape, for one like `destination`.
-
-    Raises:
-        PenstockError: UNIMPLEMENTED, naming the layer: it is not.
-    """
-    layer = name.removesuffix(".weight").removesuffix(".bias")
-    if not isinstance(placement.format_of(layer), DenseFormat):
-        raise unimplemented(f"quantization of experts and their routers ({layer})")
-    placement.want(name, destination, tuple(destination.shape) if shape is None else shape, *index)
-
-
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A projection of each expert in a checkpoint, and the part of it that is wanted."""
@@ -80,25 +65,32 @@ def _want_single(placement: Placement, stored: _Stored, weight: Tensor, bias: Te
     shape = stored.num_outputs, stored.num_inputs
     for expert in range(len(weight)):
         name = stored.name.format(expert=expert)
-        want_dense(placement, f"{name}.weight", weight[expert], shape, stored.outputs, stored.inputs)
+        placement.want_weight(StoredPart(name, shape, stored.outputs, stored.inputs), weight[expert])
         if bias is not None:
-            want_dense(placement, f"{name}.bias", bias[expert], shape[:1], stored.outputs)
+            placement.want(f"{name}.bias", bias[expert], shape[:1], stored.outputs)
 
 
 def _want_stacked(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
     count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
     index = slice(None), stored.outputs, stored.inputs
-    want_dense(placement, f"{stored.name}.weight", weight, (count, outputs, inputs), *index)
+    _refuse_quantized(placement, stored.name)
+    placement.want(f"{stored.name}.weight", weight, (count, outputs, inputs), *index)
     if bias is not None:
-        want_dense(placement, f"{stored.name}.bias", bias, (count, outputs), *index[:2])
+        placement.want(f"{stored.name}.bias", bias, (count, outputs), *index[:2])
 
 
 def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
     count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
     index = slice(None), stored.inputs, stored.outputs
-    want_dense(placement, stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
+    _refuse_quantized(placement, stored.name)
+    placement.want(stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
     if bias is not None:
-        want_dense(placement, f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
+        placement.want(f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
+
+
+def _refuse_quantized(placement: Placement, name: str) -> None:
+    if placement.reading_of(name, widens=True).convert is not None:
+        raise refused(f"of experts that one tensor holds ({name})")
 
 
 _WANTS = {"single": _want_single, "stacked": _want_stacked, "transposed": _want_transposed}

@@ -1,0 +1,29 @@
+"""8-bit floats with a scale for each block of outputs and inputs (DeepSeek-V3; Liu et al., 2024)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker_svc.core.formats.fp8_channel import FP8
+from worker_svc.core.formats.interface import IN, OUT, Dim, Piece, Tensors
+from worker_svc.core.quantization.spec import Fp8BlockSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8BlockFormat:
+    """Implement `StoredFormat`."""
+
+    spec: Fp8BlockSpec
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Implement `StoredFormat.pieces`."""
+        blocks = Dim("out", self.spec.outputs), Dim("in", self.spec.inputs)
+        return Piece("weight", (OUT, IN), FP8), Piece(self.spec.scale, blocks, torch.float32)
+
+    def widen(self, tensors: Tensors) -> Tensor:
+        """Implement `StoredFormat.widen`."""
+        weight, scales = tensors["weight"], tensors[self.spec.scale]
+        scales = scales.repeat_interleave(self.spec.outputs, 0)[: weight.shape[0]]
+        return weight.float() * scales.repeat_interleave(self.spec.inputs, 1)[:, : weight.shape[1]]

@@ -1,0 +1,47 @@
+"""The format that a `quantization_config` describes, or an option asks for."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from contract.domain.errors import invalid
+from worker_svc.core.quantization import compressed_tensors, fp8, modelopt
+from worker_svc.core.quantization.fields import dense_parts, refused
+from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
+
+_PARSERS: dict[str, Callable[[Mapping[str, Any]], QuantizationSpec]] = {
+    module.METHOD: module.parse for module in (compressed_tensors, fp8, modelopt)
+}
+_ONLINE = "fp8"
+
+
+def parse_quantization(config: Mapping[str, Any]) -> QuantizationSpec:
+    """The formats that a `quantization_config` describes.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED, naming the method or the setting that is not there.
+    """
+    method = config.get("quant_method", "unnamed")
+    if method not in _PARSERS:
+        raise refused(f"({method}; there are: {', '.join(sorted(_PARSERS))})")
+    return _PARSERS[method](config)
+
+
+def choose_quantization(stored: QuantizationSpec | None, wanted: str | None) -> QuantizationSpec | None:
+    """What is stored, or what is made of a dense checkpoint when it is read.
+
+    wanted: "fp8": of a dense checkpoint 8-bit floats; the method of the checkpoint, or None: as it is stored.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED, naming `quantization`: there is no such way; INVALID_ARGUMENT: the checkpoint has
+            another.
+    """
+    if wanted is None or (stored is not None and stored.method == wanted):
+        return stored
+    if stored is not None:
+        raise invalid(
+            f"quantization is {wanted!r}, but the checkpoint is quantized already ({stored.method}): leave it out",
+            "quantization",
+        )
+    if wanted != _ONLINE:
+        raise refused(f"({wanted}) of a checkpoint that is not stored so (there is: {_ONLINE})")
+    return QuantizationSpec(Fp8OnlineSpec(), dense_parts(_ONLINE, None), _ONLINE)

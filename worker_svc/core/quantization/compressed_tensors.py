@@ -1,0 +1,57 @@
+"""`quant_method: compressed-tensors`: schemes that say of weights and inputs how many bits and scales they have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker_svc.core.quantization.fields import INPUT_SCALES, KV_SCALES, refused, require
+from worker_svc.core.quantization.fp8 import block_format
+from worker_svc.core.quantization.spec import FormatSpec, Fp8ChannelSpec, Fp8TensorSpec, QuantizationSpec
+
+METHOD = "compressed-tensors"
+_DENSE = (None, "dense")
+
+
+def parse(config: Mapping[str, Any]) -> QuantizationSpec:
+    """See `parse_quantization`."""
+    groups = config.get("config_groups") or {}
+    if len(groups) != 1:
+        raise refused(f"({METHOD}) with {len(groups)} config_groups")
+    (group,) = groups.values()
+    _require("sparsity_config", (config.get("sparsity_config") or {}).get("format"), *_DENSE)
+    _require("targets", group.get("targets"), ["Linear"])
+    _require("output_activations", group.get("output_activations"), None)
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    _require("weights.dynamic", weights.get("dynamic", False), False)
+    return QuantizationSpec(
+        _format(weights, inputs),
+        tuple(config.get("ignore") or ()),
+        METHOD,
+        (*INPUT_SCALES, *KV_SCALES),
+        has_kv_scales=config.get("kv_cache_scheme") is not None,
+    )
+
+
+def _format(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> FormatSpec:
+    kind = weights.get("type"), weights.get("num_bits")
+    if kind == ("float", 8):
+        return _fp8(weights, inputs)
+    raise refused(f"({METHOD}) whose weights.type is {kind[0]!r} and weights.num_bits is {kind[1]!r}")
+
+
+def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> FormatSpec:
+    _require("weights.symmetric", weights.get("symmetric", True), True)
+    _require("weights.actorder", weights.get("actorder"), None)
+    strategy = weights.get("strategy")
+    _require("weights.strategy", strategy, "channel", "tensor", "block")
+    if inputs is not None:
+        for name, wanted in {"type": "float", "num_bits": 8, "symmetric": True}.items():
+            _require(f"input_activations.{name}", inputs.get(name, wanted), wanted)
+        _require("input_activations.strategy", inputs.get("strategy"), "token", "tensor", "group")
+    if strategy == "block":
+        return block_format(METHOD, weights.get("block_structure"), scale="weight_scale")
+    rounds_inputs = inputs is not None
+    return Fp8ChannelSpec(rounds_inputs) if strategy == "channel" else Fp8TensorSpec(rounds_inputs)
+
+
+def _require(name: str, value: Any, *wanted: Any) -> None:
+    require(METHOD, name, value, *wanted)

@@ -1,0 +1,35 @@
+"""`quant_method: fp8`: 8-bit floats with a scale for a tensor (AutoFP8) or for blocks (DeepSeek-V3, Qwen3)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker_svc.core.quantization.fields import INPUT_SCALES, KV_SCALES, dense_parts, refused, require
+from worker_svc.core.quantization.spec import Fp8BlockSpec, Fp8TensorSpec, QuantizationSpec
+
+METHOD = "fp8"
+
+
+def parse(config: Mapping[str, Any]) -> QuantizationSpec:
+    """See `parse_quantization`."""
+    require(METHOD, "fmt", config.get("fmt", "e4m3"), "e4m3")
+    require(METHOD, "activation_scheme", config.get("activation_scheme", "dynamic"), "dynamic", "static")
+    block = config.get("weight_block_size")
+    listed = config.get("modules_to_not_convert") or config.get("ignored_layers")
+    return QuantizationSpec(
+        Fp8TensorSpec(rounds_inputs=True) if block is None else block_format(METHOD, block),
+        dense_parts(METHOD, listed),
+        METHOD,
+        (*INPUT_SCALES, ".activation_scale", *KV_SCALES),
+        has_kv_scales=config.get("kv_cache_scheme") is not None,
+    )
+
+
+def block_format(method: str, block: Any, scale: str = "weight_scale_inv") -> Fp8BlockSpec:
+    """The format with blocks of [outputs, inputs].
+
+    Raises:
+        PenstockError: UNIMPLEMENTED: these are no two sizes.
+    """
+    if not isinstance(block, list) or len(block) != 2 or not all(type(each) is int and each > 0 for each in block):
+        raise refused(f"({method}) with blocks of {block!r}")
+    return Fp8BlockSpec(block[0], block[1], scale)

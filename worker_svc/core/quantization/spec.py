@@ -1,0 +1,67 @@
+"""The formats of linear layers, as values without tensors, and which layers have them."""
+
+import re
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8ChannelSpec:
+    """8-bit floats with a scale for each output."""
+
+    rounds_inputs: bool  # to 8 bits too, with a scale for each token
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8TensorSpec:
+    """8-bit floats with one scale."""
+
+    rounds_inputs: bool  # as above
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8BlockSpec:
+    """8-bit floats with a scale for each block of the weight."""
+
+    outputs: int  # of a block
+    inputs: int
+    scale: str  # the suffix of the tensor of scales, which weights are multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8OnlineSpec:
+    """Floats that are rounded as in `Fp8ChannelSpec` when they are read."""
+
+    rounds_inputs: bool = True
+
+
+FormatSpec: TypeAlias = Fp8ChannelSpec | Fp8TensorSpec | Fp8BlockSpec | Fp8OnlineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSpec:
+    """One format for all linear layers but some."""
+
+    format: FormatSpec
+    ignored: tuple[str, ...] = ()  # dense layers: names, or patterns after `re:`
+    method: str = "compressed-tensors"  # as the configuration names it
+    unused: tuple[str, ...] = ()  # suffixes of stored tensors that nothing here reads
+    has_kv_scales: bool = False  # for keys and values in 8 bits
+
+    def covers(self, name: str) -> bool:
+        """Return whether the layer called `name` is quantized."""
+        return not any(_matches(each, name) for each in self.ignored)
+
+
+def parts_of_names(parts: list[str]) -> tuple[str, ...]:
+    """Patterns of names that have one of `parts`, whole words between dots, in which `*` stands for anything."""
+    return tuple(f"re:(.*\\.)?{_pattern(part)}(\\..*)?$" for part in parts)
+
+
+def _pattern(part: str) -> str:
+    return translate(part).removesuffix(r"\z").removesuffix(r"\Z")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return bool(re.match(pattern[3:], name)) if pattern.startswith("re:") else pattern == name
