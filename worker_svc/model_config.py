@@ -1,13 +1,13 @@
 """The model that a checkpoint's `config.json` describes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import CONFIG, Checkpoint, read_json
 from worker_svc.core.config import ModelConfig, parse_config
 
-_MODELOPT = "hf_quant_config.json"
+# Files of those who quantize, for checkpoints whose configuration does not say it.
+_BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -26,8 +26,12 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Those of config.json, and ModelOpt's file beside it where that says how weights are stored."""
-    beside = read_json(checkpoint.directory / _MODELOPT).get("quantization")
-    if checkpoint.config.get("quantization_config") or not isinstance(beside, Mapping):
-        return checkpoint.config
-    return {**checkpoint.config, "quantization_config": {"quant_method": "modelopt", **beside}}
+    """Those of config.json, and a file beside it where that says how weights are stored."""
+    if not checkpoint.config.get("quantization_config"):
+        for name, method in _BESIDE.items():
+            beside = read_json(checkpoint.directory / name)
+            described = beside.get("quantization", beside)  # ModelOpt's has it within
+            if described and isinstance(described, dict):
+                described = {"quant_method": method, **described}
+                return {**checkpoint.config, "quantization_config": described}
+    return checkpoint.config

@@ -3,17 +3,25 @@
 from collections.abc import Callable
 from typing import Any
 
+from worker_svc.core.formats.awq import AwqFormat
 from worker_svc.core.formats.dense import DenseFormat
 from worker_svc.core.formats.fp8_block import Fp8BlockFormat
 from worker_svc.core.formats.fp8_channel import Fp8ChannelFormat
 from worker_svc.core.formats.fp8_online import Fp8OnlineFormat
 from worker_svc.core.formats.fp8_tensor import Fp8TensorFormat
+from worker_svc.core.formats.gptq import GptqFormat
+from worker_svc.core.formats.integers import IntFormat
 from worker_svc.core.formats.interface import ConvertedFormat, Format, Reading, StoredFormat
+from worker_svc.core.formats.mxfp4 import Mxfp4Format
 from worker_svc.core.quantization.spec import (
+    AwqSpec,
     Fp8BlockSpec,
     Fp8ChannelSpec,
     Fp8OnlineSpec,
     Fp8TensorSpec,
+    GptqSpec,
+    IntSpec,
+    Mxfp4Spec,
     QuantizationSpec,
 )
 
@@ -22,7 +30,13 @@ _CONVERTED: dict[type, Callable[[Any], ConvertedFormat]] = {
     Fp8TensorSpec: Fp8TensorFormat,
     Fp8OnlineSpec: Fp8OnlineFormat,
 }
-_WIDENED: dict[type, Callable[[Any], StoredFormat]] = {Fp8BlockSpec: Fp8BlockFormat}
+_WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
+    Fp8BlockSpec: Fp8BlockFormat,
+    AwqSpec: AwqFormat,
+    GptqSpec: GptqFormat,
+    IntSpec: IntFormat,
+    Mxfp4Spec: Mxfp4Format,
+}
 
 
 def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bool = False) -> Reading:
@@ -39,7 +53,7 @@ def find_reading(quantization: QuantizationSpec | None, name: str, *, widens: bo
         return Reading(format_.pieces, format_)
     if type(spec) in _CONVERTED and not widens:
         converted = _CONVERTED[type(spec)](spec)
-        return Reading(converted.pieces, converted.multiplied, converted.convert, needs_whole_rows=True)
+        return Reading(converted.pieces, converted.multiplied, converted.convert, converted.needs_whole_rows)
     stored = (_MULTIPLIED | _CONVERTED | _WIDENED)[type(spec)](spec)
     if stored.pieces == dense.pieces:
         return Reading(dense.pieces, dense)

@@ -15,6 +15,7 @@ class Fp8OnlineFormat:
     """Implement `ConvertedFormat`. Scales are those of whole rows, however many ranks part them."""
 
     spec: Fp8OnlineSpec
+    needs_whole_rows: bool = True
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

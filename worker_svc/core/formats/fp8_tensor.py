@@ -17,6 +17,7 @@ class Fp8TensorFormat:
     """Implement `ConvertedFormat`."""
 
     spec: Fp8TensorSpec
+    needs_whole_rows: bool = False
 
     @property
     def pieces(self) -> tuple[Piece, ...]:

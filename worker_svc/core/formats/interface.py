@@ -100,6 +100,10 @@ class ConvertedFormat(StoredFormat, Protocol):
     def multiplied(self) -> Format:
         """The other."""
 
+    @property
+    def needs_whole_rows(self) -> bool:
+        """What becomes of an input depends on all."""
+
     def convert(self, tensors: Tensors) -> Tensors:
         """The tensors of the other."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from worker_svc.core.layers.fusion import Normed, activate
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.mlp import GatedMLP
-from worker_svc.core.layers.placement import Placement, StoredPart
+from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.stacked import StackedLinear
 from worker_svc.core.models.spec import ExpertsSpec, RouterSpec
 
@@ -16,14 +16,14 @@ _CUT = 16  # kernels multiply so many inputs at once
 
 
 class Router:
-    """Implement `RouterLayer`; whole on every rank."""
+    """Implement `RouterLayer`; whole on every rank, and stored as floats by whoever quantizes the rest."""
 
     def __init__(self, placement: Placement, spec: RouterSpec, count: int, hidden_size: int) -> None:
         self.spec = spec
         self.weight = placement.empty(count, hidden_size)
         self.bias = placement.empty(count) if spec.has_bias else None
         self.correction: Tensor | None = None
-        _want_whole(placement, spec.name, self.weight)
+        placement.want(f"{spec.name}.weight", self.weight, (count, hidden_size))
         if self.bias is not None:
             placement.want(f"{spec.name}.bias", self.bias, (count,))
         if spec.correction is not None:
@@ -54,7 +54,7 @@ class Experts:
         self._shared_gate: Tensor | None = None
         if spec.shared_gate is not None:
             self._shared_gate = placement.empty(hidden_size)
-            _want_whole(placement, spec.shared_gate, self._shared_gate.unsqueeze(0))
+            placement.want(f"{spec.shared_gate}.weight", self._shared_gate.unsqueeze(0), (1, hidden_size))
 
     def prepare(self) -> None:
         """Bring the weights into the form in which they are multiplied; once, when they are there."""
@@ -93,9 +93,3 @@ class Mixture:
     def __radd__(self, residual: Tensor) -> Tensor:
         """residual + this, like `residual`, which may be overwritten by it."""
         return self.experts.add_to(residual, self.x)
-
-
-def _want_whole(placement: Placement, name: str, weight: Tensor) -> None:
-    """Ask for all of a linear layer, as floats [outputs, inputs]."""
-    outputs, inputs = weight.shape
-    placement.want_weight(StoredPart(name, (outputs, inputs), slice(0, outputs), slice(0, inputs)), weight)

@@ -9,7 +9,7 @@ from torch import Tensor
 from contract.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
 from worker_svc.core.formats.choice import find_reading
-from worker_svc.core.formats.interface import Reading, Tensors
+from worker_svc.core.formats.interface import Piece, Reading, Tensors
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.spec import QuantizationSpec
@@ -33,6 +33,18 @@ class StoredPart:
     shape: tuple[int, int]  # all its outputs and inputs
     outputs: slice
     inputs: slice
+    stacked: tuple[int, int] | None = None  # this one of so many in each tensor, which is called `{name}_{suffix}`
+
+    def wanted(self, piece: Piece, outputs: slice, inputs: slice, dtype: torch.dtype) -> WantedTensor:
+        """What such a part has of a stored tensor, whose destination is yet to be made."""
+        shape, index = piece.shape(*self.shape), piece.index(outputs, inputs)
+        sizes = [len(range(size)[part]) for size, part in zip(shape, index, strict=True)]
+        destination = torch.empty(sizes, dtype=piece.dtype or dtype, device="meta")
+        if self.stacked is None:
+            return WantedTensor(f"{self.name}.{piece.suffix}", destination, shape, index)
+        place, count = self.stacked
+        name, index = f"{self.name}_{piece.suffix}", (slice(place, place + 1), *index)
+        return WantedTensor(name, destination.unsqueeze(0), (count, *shape), index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +55,13 @@ class Conversion:
     stored: Mapping[str, WantedTensor]  # by suffix; their destinations are of no device: they are made for a moment
     made: Mapping[str, WantedTensor]  # by suffix
     index: tuple[slice, slice]  # the outputs and inputs that are wanted, of those that the stored tensors give
+    is_stacked: bool  # stored tensors have a dimension more, of one place
 
     def convert(self, tensors: Tensors) -> None:
         """Make the weights of what was read."""
         assert self.reading.convert is not None
+        if self.is_stacked:
+            tensors = {suffix: tensor.squeeze(0) for suffix, tensor in tensors.items()}
         found = self.reading.convert(tensors)
         for piece in self.reading.multiplied.pieces:
             self.made[piece.suffix].destination.copy_(found[piece.suffix][piece.index(*self.index)])
@@ -88,21 +103,13 @@ class Placement:
             return
         outputs = reading.stored_part("out", part.outputs, part.shape[0])
         inputs = reading.stored_part("in", part.inputs, part.shape[1])
-        stored = {
-            piece.suffix: _unmade(
-                f"{part.name}.{piece.suffix}",
-                piece.shape(*part.shape),
-                piece.index(outputs, inputs),
-                piece.dtype or self.dtype,
-            )
-            for piece in reading.pieces
-        }
+        stored = {piece.suffix: part.wanted(piece, outputs, inputs, self.dtype) for piece in reading.pieces}
         made = {
             suffix: WantedTensor(f"{part.name}.{suffix}", each, tuple(each.shape), (slice(None),) * each.ndim)
             for suffix, each in destinations.items()
         }
         index = _within(part.outputs, outputs), _within(part.inputs, inputs)
-        self.conversions.append(Conversion(reading, stored, made, index))
+        self.conversions.append(Conversion(reading, stored, made, index, is_stacked=part.stacked is not None))
 
     def want_weight(self, part: StoredPart, destination: Tensor) -> None:
         """Ask for a part of the weight of a linear layer as floats [outputs, inputs], however it is stored."""
@@ -140,12 +147,6 @@ class Placement:
             raise unimplemented(f"{num_kv_heads} key-value heads over {world_size} tensor-parallel ranks")
         head = rank * num_kv_heads // world_size
         return slice(head, head + 1)
-
-
-def _unmade(name: str, shape: tuple[int, ...], index: tuple[slice, ...], dtype: torch.dtype) -> WantedTensor:
-    """A part of a stored tensor whose destination is yet to be made."""
-    sizes = (len(range(size)[part]) for size, part in zip(shape, index, strict=True))
-    return WantedTensor(name, torch.empty(*sizes, dtype=dtype, device="meta"), shape, index)
 
 
 def _within(wanted: slice, read: slice) -> slice:

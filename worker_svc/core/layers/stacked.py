@@ -9,6 +9,7 @@ from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import ExpertsSpec
 from worker_svc.core.quantization.fields import refused
+from worker_svc.core.quantization.spec import FormatSpec, Mxfp4Spec
 
 
 class StackedLinear:
@@ -82,10 +83,20 @@ def _want_stacked(placement: Placement, stored: _Stored, weight: Tensor, bias: T
 def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
     count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
     index = slice(None), stored.inputs, stored.outputs
-    _refuse_quantized(placement, stored.name)
-    placement.want(stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
+    if isinstance(_format_of(placement, stored.name), Mxfp4Spec):
+        for expert in range(count):
+            part = StoredPart(stored.name, (outputs, inputs), stored.outputs, stored.inputs, (expert, count))
+            placement.want_weight(part, weight[expert])
+    else:
+        _refuse_quantized(placement, stored.name)
+        placement.want(stored.name, weight.transpose(1, 2), (count, inputs, outputs), *index)
     if bias is not None:
         placement.want(f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
+
+
+def _format_of(placement: Placement, name: str) -> FormatSpec | None:
+    quantization = placement.quantization
+    return quantization.format if quantization is not None and quantization.covers(name) else None
 
 
 def _refuse_quantized(placement: Placement, name: str) -> None:

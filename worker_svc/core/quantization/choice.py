@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contract.domain.errors import invalid
-from worker_svc.core.quantization import compressed_tensors, fp8, modelopt
+from worker_svc.core.quantization import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from worker_svc.core.quantization.fields import dense_parts, refused
 from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 
 _PARSERS: dict[str, Callable[[Mapping[str, Any]], QuantizationSpec]] = {
-    module.METHOD: module.parse for module in (compressed_tensors, fp8, modelopt)
+    module.METHOD: module.parse for module in (awq, compressed_tensors, fp8, gptq, modelopt, mxfp4)
 }
 _ONLINE = "fp8"
 
@@ -44,4 +44,4 @@ def choose_quantization(stored: QuantizationSpec | None, wanted: str | None) -> 
         )
     if wanted != _ONLINE:
         raise refused(f"({wanted}) of a checkpoint that is not stored so (there is: {_ONLINE})")
-    return QuantizationSpec(Fp8OnlineSpec(), dense_parts(_ONLINE, None), _ONLINE)
+    return QuantizationSpec(Fp8OnlineSpec(), dense_parts(_ONLINE, None), method=_ONLINE)

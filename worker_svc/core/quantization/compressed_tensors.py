@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from worker_svc.core.quantization.fields import INPUT_SCALES, KV_SCALES, refused, require
+from worker_svc.core.quantization.fields import INPUT_SCALES, KV_SCALES, group_size, refused, require
 from worker_svc.core.quantization.fp8 import block_format
-from worker_svc.core.quantization.spec import FormatSpec, Fp8ChannelSpec, Fp8TensorSpec, QuantizationSpec
+from worker_svc.core.quantization.spec import FormatSpec, Fp8ChannelSpec, Fp8TensorSpec, IntSpec, QuantizationSpec
 
 METHOD = "compressed-tensors"
 _DENSE = (None, "dense")
+_PACKED, _SINGLE = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
@@ -23,19 +24,23 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     _require("weights.dynamic", weights.get("dynamic", False), False)
     return QuantizationSpec(
-        _format(weights, inputs),
+        _format(weights, inputs, group.get("format") or config.get("format")),
         tuple(config.get("ignore") or ()),
-        METHOD,
-        (*INPUT_SCALES, *KV_SCALES),
+        method=METHOD,
+        unused=(*INPUT_SCALES, ".weight_shape", *KV_SCALES),
         has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
 
 
-def _format(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> FormatSpec:
+def _format(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, stored_as: str | None) -> FormatSpec:
     kind = weights.get("type"), weights.get("num_bits")
     if kind == ("float", 8):
         return _fp8(weights, inputs)
-    raise refused(f"({METHOD}) whose weights.type is {kind[0]!r} and weights.num_bits is {kind[1]!r}")
+    if kind[0] == "int" and kind[1] in (4, 8) and stored_as in (_PACKED, *_SINGLE):
+        return _integers(weights, is_packed=stored_as == _PACKED)
+    raise refused(
+        f"({METHOD}) whose weights.type is {kind[0]!r} and weights.num_bits is {kind[1]!r}, stored as {stored_as!r}"
+    )
 
 
 def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> FormatSpec:
@@ -51,6 +56,24 @@ def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format
         return block_format(METHOD, weights.get("block_structure"), scale="weight_scale")
     rounds_inputs = inputs is not None
     return Fp8ChannelSpec(rounds_inputs) if strategy == "channel" else Fp8TensorSpec(rounds_inputs)
+
+
+def _integers(weights: Mapping[str, Any], *, is_packed: bool) -> FormatSpec:
+    """Inputs are not rounded, though the scheme may say so: that is more exact."""
+    strategy = weights.get("strategy")
+    _require("weights.strategy", strategy, "channel", "group", "tensor")
+    if not is_packed:
+        _require("weights.num_bits", weights.get("num_bits"), 8)
+    order = weights.get("actorder")
+    _require("weights.actorder", order, None, False, True, "weight", "static", "group", "dynamic")
+    return IntSpec(
+        bits=weights["num_bits"],
+        is_packed=is_packed,
+        group=group_size(METHOD, weights) if strategy == "group" else None,
+        has_zeros=not weights.get("symmetric", True),
+        has_order=order in (True, "group", "dynamic"),
+        has_one_scale=strategy == "tensor",
+    )
 
 
 def _require(name: str, value: Any, *wanted: Any) -> None:

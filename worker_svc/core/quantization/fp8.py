@@ -18,8 +18,8 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     return QuantizationSpec(
         Fp8TensorSpec(rounds_inputs=True) if block is None else block_format(METHOD, block),
         dense_parts(METHOD, listed),
-        METHOD,
-        (*INPUT_SCALES, ".activation_scale", *KV_SCALES),
+        method=METHOD,
+        unused=(*INPUT_SCALES, ".activation_scale", *KV_SCALES),
         has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
 

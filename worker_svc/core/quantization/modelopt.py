@@ -17,7 +17,7 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     return QuantizationSpec(
         Fp8TensorSpec(rounds_inputs=True),
         dense_parts(METHOD, listed, has_dense_head=False),
-        METHOD,
-        (*INPUT_SCALES, *KV_SCALES),
+        method=METHOD,
+        unused=(*INPUT_SCALES, *KV_SCALES),
         has_kv_scales=kv_cache is not None,
     )

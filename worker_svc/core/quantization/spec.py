@@ -36,7 +36,43 @@ class Fp8OnlineSpec:
     rounds_inputs: bool = True
 
 
-FormatSpec: TypeAlias = Fp8ChannelSpec | Fp8TensorSpec | Fp8BlockSpec | Fp8OnlineSpec
+@dataclass(frozen=True, slots=True)
+class AwqSpec:
+    """Numbers of 4 bits, eight of different outputs in a word, a scale and a zero for each group of inputs."""
+
+    group: int | None  # inputs that share a scale; None: all, as in the next
+
+
+@dataclass(frozen=True, slots=True)
+class GptqSpec:
+    """Numbers of some bits, those of neighbouring inputs in a word, a scale and a zero for each group of inputs."""
+
+    bits: int
+    group: int | None
+    has_order: bool  # a tensor says which group each input belongs to
+    zeros_less_one: bool  # zeros are stored less one
+
+
+@dataclass(frozen=True, slots=True)
+class IntSpec:
+    """Numbers of some bits with a scale for each output or for groups of its inputs, as compressed-tensors has them."""
+
+    bits: int
+    is_packed: bool  # several in a word; else one of 8 bits in a byte
+    group: int | None
+    has_zeros: bool
+    has_order: bool  # as above
+    has_one_scale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Spec:
+    """Floats of 4 bits, two in a byte, with a power of two for 32 inputs (OCP Microscaling)."""
+
+
+FormatSpec: TypeAlias = (
+    Fp8ChannelSpec | Fp8TensorSpec | Fp8BlockSpec | Fp8OnlineSpec | AwqSpec | GptqSpec | IntSpec | Mxfp4Spec
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +81,15 @@ class QuantizationSpec:
 
     format: FormatSpec
     ignored: tuple[str, ...] = ()  # dense layers: names, or patterns after `re:`
+    only: tuple[str, ...] = ()  # quantized layers, as above; empty: all
     method: str = "compressed-tensors"  # as the configuration names it
     unused: tuple[str, ...] = ()  # suffixes of stored tensors that nothing here reads
     has_kv_scales: bool = False  # for keys and values in 8 bits
 
     def covers(self, name: str) -> bool:
         """Return whether the layer called `name` is quantized."""
+        if self.only and not any(_matches(each, name) for each in self.only):
+            return False
         return not any(_matches(each, name) for each in self.ignored)
 
 

@@ -1,0 +1,44 @@
+"""Numbers of 4 bits with a zero and a scale for each group of inputs, in AutoAWQ's order (AWQ; Lin et al., 2023)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker_svc.core.formats.interface import IN, OUT, Dim, Piece, Tensors
+from worker_svc.core.formats.words import WORD, WORD_BITS, groups, spread, unpack
+from worker_svc.core.quantization.spec import AwqSpec
+
+_BITS = 4
+_IN_A_WORD = WORD_BITS // _BITS
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of each output in a word
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat:
+    """Implement `StoredFormat`."""
+
+    spec: AwqSpec
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Implement `StoredFormat.pieces`."""
+        words, grouped = Dim("out", _IN_A_WORD), groups(self.spec.group)
+        return (
+            Piece("qweight", (IN, words), WORD),
+            Piece("qzeros", (grouped, words), WORD),
+            Piece("scales", (grouped, OUT), torch.float32),
+        )
+
+    def widen(self, tensors: Tensors) -> Tensor:
+        """Implement `StoredFormat.widen`."""
+        numbers = _outputs(tensors["qweight"])
+        zeros, scales = (
+            spread(each, self.spec.group, 0, len(numbers)) for each in (_outputs(tensors["qzeros"]), tensors["scales"])
+        )
+        return ((numbers - zeros) * scales).t()
+
+
+def _outputs(words: Tensor) -> Tensor:
+    """[rows, words] -> [rows, outputs]."""
+    return unpack(words, _BITS, 1).view(len(words), -1, _IN_A_WORD)[..., _PLACES].flatten(1)
