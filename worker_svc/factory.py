@@ -74,7 +74,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     started_ns = clock_ns()
     device = _device(options)
     checkpoint, config, max_model_len = _read_model(options)
-    dtype = _dtype(options.dtype, config, device)
+    dtype = choose_dtype(options.dtype, config, device)
     group = connect(options.rank, options.world_size, options.distributed_address, device)
     plain = Placement(device, dtype, group, quantization=config.quantization)
     attention = config.attention
@@ -98,7 +98,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     budget = _budget(device, options.gpu_memory_utilization)
     _log.info("device ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     if budget is not None:
-        budget.check_weights(_weights_bytes(config, plain))
+        budget.check_weights(num_weights_bytes(config, plain))
     started_ns = clock_ns()
     model = CausalLM(config.decoder, placement, max_model_len)
     if options.load_format == "dummy":
@@ -200,7 +200,7 @@ def _budget(device: torch.device, share: float) -> Budget | None:
     return Budget(total_bytes, share, total_bytes - free_bytes)
 
 
-def _weights_bytes(config: ModelConfig, plain: Placement) -> int:
+def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
     """The bytes that this rank's weights will take: the model is built without memory."""
     meta = replace(plain, device=torch.device("meta"), wanted=[], conversions=[])
     CausalLM(config.decoder, meta, max_model_len=1)
@@ -226,7 +226,12 @@ def _device(options: RunnerOptions) -> torch.device:
     return device
 
 
-def _dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype of the model: on a CPU float32 unless another is named.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming `dtype`: there is no such one.
+    """
     if name == "auto":
         name = (config.dtype or "float32") if device.type == "cuda" else "float32"
     if name not in _DTYPES:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from contract.domain.errors import PenstockError
@@ -38,16 +39,26 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
         import torch  # noqa: PLC0415  (so that its absence can be told)
     except ImportError as error:
         return {"error": f"torch cannot be imported ({error}): install penstock[worker]"}
-    from worker_svc.weights import weight_files  # noqa: PLC0415  (needs torch)
+    # These need it.
+    from worker_svc.core.distributed import Group  # noqa: PLC0415
+    from worker_svc.core.layers.placement import Placement  # noqa: PLC0415
+    from worker_svc.factory import choose_dtype, num_weights_bytes  # noqa: PLC0415
+    from worker_svc.weights import weight_files  # noqa: PLC0415
 
     checkpoint = read_checkpoint(find_checkpoint(settings.model, settings.revision, with_weights=True))
     config = read_model_config(checkpoint)
-    quantization = choose_quantization(config.quantization, settings.quantization)
+    config = replace(config, quantization=choose_quantization(config.quantization, settings.quantization))
     has_cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+    group = Group(settings.rank, settings.tensor_parallel_size)
+    placement = Placement(
+        torch.device("meta"), choose_dtype(settings.dtype, config, device), group, quantization=config.quantization
+    )
     return {
         "architecture": config.architecture,
         "layers": len(config.decoder.layers),
-        "quantization": quantization.method if quantization is not None else None,
+        "quantization": config.quantization.method if config.quantization is not None else None,
+        "memory_bytes": num_weights_bytes(config, placement),
         "weight_bytes": sum(path.stat().st_size for path in weight_files(checkpoint.directory)),
         "torch": torch.__version__,
         "gpus": [

@@ -9,15 +9,31 @@ from rich.table import Table
 
 from worker_svc.core.models import FAMILIES
 
+_KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
+_WIDENED = "widened to the model's dtype while it is read"
 _FORMATS = (
     ("dense", "float32, bfloat16, float16 and whatever else safetensors has of floats; converted when it is read"),
-    ("compressed-tensors", "8-bit floats with a scale for each output, inputs rounded to 8 bits too or not"),
+    ("compressed-tensors", f"8-bit floats with a scale for each output or one: {_KEPT}"),
+    ("", f"8-bit floats in blocks, 8-bit integers, 4 or 8 bits in words (W4A16, W8A16): {_WIDENED}"),
+    ("fp8", f"one scale (AutoFP8, transformers): {_KEPT}; blocks (as Qwen3-FP8 has them): {_WIDENED}"),
+    ("modelopt", f"8-bit floats with one scale (FP8): {_KEPT}"),
+    ("awq", f"4 bits, in the layout gemm: {_WIDENED}"),
+    ("gptq", f"4 or 8 bits, both layouts of zeros, inputs in any order (desc_act): {_WIDENED}"),
+    ("mxfp4", f"experts of gpt-oss as published: {_WIDENED}"),
+    ("--quantization fp8", f"a dense checkpoint, rounded to 8-bit floats with a scale for each output: {_KEPT}"),
 )
 _PROOF = (
     "Each family's tokens and log-probabilities equal those of transformers' own class in fp32, eager, on tiny "
     "checkpoints with random weights: through chunks, mixed batches, preemption and the prefix cache "
     "(tests/parity); some of each kind on two ranks, and in half precision on a GPU. No published weights were at "
     "hand. What a config.json says and a family does not read is refused by its name before weights are read."
+)
+_PROOF_OF_FORMATS = (
+    "Each format equals the weights that plain arithmetic makes of it, on one rank and on two and three, merged and "
+    "cut (tests/unit/worker/test_formats.py), and models of several families with these in transformers' classes "
+    "(tests/parity/test_quantized_parity.py); what compressed-tensors itself writes, gpt-oss's experts and blocks of 8 "
+    "bits equal what that package and transformers read. Experts and heads are always widened; routers are dense. An "
+    "8-bit cache's scales are left out, with a warning."
 )
 
 
@@ -32,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
     console.print(_table("architecture", _families()))
     console.print(_table("format of weights", iter(_FORMATS)))
     console.print(_PROOF)
+    console.print(_PROOF_OF_FORMATS)
     return 0
 
 

@@ -167,9 +167,8 @@ def _inspected(found: Mapping[str, Any]) -> Iterator[Finding]:
     if found.get("runner") == "simulated":
         yield Finding("model", "simulated: no weights are read")
         return
-    size = found["weight_bytes"]
-    shown = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    stored = f" ({found['quantization']})" if found["quantization"] else ""
+    shown, kept = _size(found["weight_bytes"]), _size(found["memory_bytes"])
+    stored = f" ({found['quantization']}; {kept} in the memory of each rank)" if found["quantization"] else ""
     yield Finding("model", f"{found['architecture']}, {found['layers']} layers, {shown} of weights{stored}")
     gpus = found["gpus"]
     if not gpus:
@@ -180,6 +179,10 @@ def _inspected(found: Mapping[str, Any]) -> Iterator[Finding]:
         "device",
         f"torch {found['torch']}, {len(gpus)} x {gpus[0]['name']} of {memory:.0f} GB",
     )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _server(launch: Launch) -> Iterator[Finding]:

@@ -1,24 +1,19 @@
 """Packages that people call an OpenAI server with, each in an environment of its own, as they come."""
 
-import hashlib
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
-from served import ROOT, Served
+from environments import CLIENTS, python_with
+from served import Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.launcher.layout import BUNDLED_MODEL
 
-CLIENTS = ROOT / "tests" / "clients"
-ENVIRONMENTS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock-tests" / "clients"
-INSTALL_TIMEOUT_S = CALLS_TIMEOUT_S = 1200.0
+CALLS_TIMEOUT_S = 1200.0
 # litellm looks for newer prices of models on the network otherwise.
 ENVIRON = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -28,27 +23,6 @@ ENVIRON = {
 }
 # lm-eval asks hubs for data that are files. aiperf, told to be offline, looks for directories of tokenizers in a cache.
 ENVIRON_OF = {"lm-eval": {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}}
-
-
-def python_with(package: str) -> Path:
-    """The interpreter of an environment with what `tests/clients/{package}.txt` pins; made once for all checkouts."""
-    requirements = CLIENTS / f"{package}.txt"
-    interpreter = f"{sys.version} {sys.base_prefix}"  # which the environment's is a link to
-    digest = hashlib.sha256(requirements.read_bytes() + interpreter.encode()).hexdigest()[:12]
-    folder = ENVIRONMENTS / f"{package}-{digest}"
-    python, stamp = folder / "bin" / "python", folder / "installed"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not stamp.exists():
-            # This environment's pip installs into it: one of its own would take as long to make as a small package.
-            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
-            command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-            command += ["--disable-pip-version-check", "--no-compile", "--no-deps", "-r", str(requirements)]
-            installed = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
-            if installed.returncode:
-                pytest.skip(f"{package} cannot be installed here: {installed.stderr[-500:]}")
-            stamp.touch()
-    return python
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import httpx
 from byte_tokenizer import write_byte_model
+from environments import CLIENTS, python_with
 from served import SIMULATED, VOCAB_SIZE, Served
-from test_foreign_clients import CLIENTS, ENVIRON, python_with
+from test_foreign_clients import ENVIRON
 
 LIMIT_S = 900.0
 

@@ -11,6 +11,8 @@ import pytest
 from byte_tokenizer import write_tokenizer
 from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
 from plans import Drive, drive
+from quantized import BY_NAME as FORMATS
+from quantized import save_mxfp4, save_quantized
 from tensor_parallel_rank import prompt_values, run_rank
 
 from contract.domain.errors import PenstockError
@@ -92,6 +94,31 @@ def ranks() -> Iterator[Ranks]:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_give_the_tokens_of_one(name: str, tmp_path: Path, ranks: Ranks) -> None:
     save_checkpoint(tmp_path / "model", BY_NAME[name])
+    assert_two_ranks_like_one(ranks, name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "format_"),
+    [
+        ("qwen3_biases", "gptq_4_bits_any_order"),
+        ("phi3_packed", "awq"),
+        ("qwen2_moe_shared", "fp8_block"),
+        ("llama_biases", "fp8_tensor_weights"),
+        ("gpt_oss_sinks", "mxfp4"),
+    ],
+)
+def test_two_ranks_of_a_quantized_checkpoint_give_the_tokens_of_one(
+    name: str, format_: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    save_checkpoint(tmp_path / "whole", BY_NAME[name])
+    if format_ == "mxfp4":
+        save_mxfp4(tmp_path / "whole", tmp_path / "model")
+    else:
+        save_quantized(tmp_path / "whole", tmp_path / "model", FORMATS[format_])
+    assert_two_ranks_like_one(ranks, name, tmp_path)
+
+
+def assert_two_ranks_like_one(ranks: Ranks, name: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "model")
     common = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32", "max_num_seqs": 9}
     options = {

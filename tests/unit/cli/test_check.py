@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from penstock.cli.check import main
 from servicekit.bus.embedded import EmbeddedServer
 from servicekit.bus.probe import ask, find_address, read_info
+from tools.bundled_model.quantize import BUNDLED, quantize_checkpoint
 
 SIMULATED = ("--runner=simulated", "--port=0", "--grpc-port=0")
 
@@ -42,6 +44,18 @@ def test_the_bundled_model_is_looked_at_as_a_worker_would(capsys: pytest.Capture
     assert status == 0
     assert any("Qwen3ForCausalLM, 6 layers" in line and "MB of weights" in line for line in found)
     assert any(line.startswith("ok") and "torch" in line for line in found)
+
+
+def test_a_quantized_checkpoint_is_told_with_the_memory_that_it_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: str
+) -> None:
+    quantize_checkpoint("awq", tmp_path)
+    flags = ("--port=0", "--grpc-port=0", f"--redis-url={server}", f"--model={tmp_path}", "--device=cpu")
+    status, found = findings(capsys, *flags)
+    assert status == 0
+    (line,) = (each for each in found if "Qwen3ForCausalLM" in each)
+    bytes_of_floats = sum(tensor.numel() for tensor in load_file(BUNDLED / "model.safetensors").values()) * 4
+    assert f"MB of weights (awq; {bytes_of_floats / 1e6:.1f} MB in the memory of each rank)" in line
 
 
 def test_all_that_is_wrong_is_told_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from penstock.cli import main
 from worker_svc.core.models import FAMILIES
+from worker_svc.core.quantization.choice import METHODS
 
 
 def test_every_family_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -11,7 +12,8 @@ def test_every_family_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     for architecture in FAMILIES:
         assert architecture in shown
-    assert "compressed-tensors" in shown
+    for method in METHODS:
+        assert method in shown
 
 
 def test_names_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:

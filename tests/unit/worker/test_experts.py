@@ -20,7 +20,7 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.stacked import StackedLinear
 from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
 from worker_svc.core.quantization.choice import parse_quantization
-from worker_svc.core.quantization.spec import Fp8ChannelSpec, QuantizationSpec
+from worker_svc.core.quantization.spec import Fp8ChannelSpec, Mxfp4Spec, QuantizationSpec
 from worker_svc.products import model_products
 from worker_svc.weights import load_weights
 
@@ -151,6 +151,14 @@ def test_quantized_experts_in_one_tensor_are_refused_by_name(layout: Layout) -> 
     spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(40, rows, rows, rows), layout)
     with pytest.raises(PenstockError, match=r"experts that one tensor holds \(e\)"):
         StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 40)
+
+
+def test_four_bit_floats_of_single_experts_are_refused_by_name() -> None:
+    placement = Placement(torch.device("meta"), torch.bfloat16, quantization=QuantizationSpec(Mxfp4Spec()))
+    rows = StoredRows("e.{expert}")
+    spec = ExpertsSpec(3, RouterSpec("r", 2), GatedMLPSpec(64, rows, rows, rows))
+    with pytest.raises(PenstockError, match=r"\(mxfp4\) of experts that are stored one by one \(e\.0\)"):
+        StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 64)
 
 
 def test_a_router_has_floats_whatever_the_rest_has(tmp_path: Path) -> None:

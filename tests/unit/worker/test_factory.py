@@ -28,10 +28,10 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
         "from penstock.launcher.layout import BUNDLED_MODEL\n"
         "from servicekit.checkpoint.model import read_checkpoint\n"
         "from worker_svc.core.layers.placement import Placement\n"
-        "from worker_svc.factory import _weights_bytes\n"
+        "from worker_svc.factory import num_weights_bytes\n"
         "from worker_svc.model_config import read_model_config\n"
         "config = read_model_config(read_checkpoint(BUNDLED_MODEL))\n"
-        "assert _weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.decoder.vocab_size\n"
+        "assert num_weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.decoder.vocab_size\n"
         "assert not {'sympy', 'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

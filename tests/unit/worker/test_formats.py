@@ -150,6 +150,19 @@ def test_a_quantized_checkpoint_is_loaded_by_its_configuration(tmp_path: Path, c
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"\(fp8\) whose fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"blocks of \[128\]"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"\(modelopt\) whose quant_algo is 'NVFP4'"),
+        ({"quant_method": "gptq"}, r"\(gptq\) whose bits is None"),
+        ({"quant_method": "gptq", "bits": 3}, r"\(gptq\) whose bits is 3 and not 4 or 8"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*up.*": {"bits": 8}}}, r"other bits for \+:\.\*up"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"\(awq\) whose version is 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": False}, "zero_point is False"),
+        (compressed_tensors({"type": "int", "num_bits": 4}, format="marlin-24"), "stored as 'marlin-24'"),
+        (
+            compressed_tensors({**FLOAT, "num_bits": 4}, format="nvfp4-pack-quantized"),
+            "num_bits is 4, stored as 'nvfp4-pack-quantized'",
+        ),
+        (compressed_tensors({"type": "int", "num_bits": 3}, format="pack-quantized"), r"weights\.num_bits is 3"),
         (compressed_tensors({**FLOAT, "strategy": "group"}), r"weights\.strategy is 'group'"),
         (compressed_tensors({**FLOAT, "num_bits": 4, "strategy": "tensor_group"}), r"weights\.num_bits is 4"),
         (compressed_tensors({**FLOAT, "strategy": "channel", "dynamic": True}), r"weights\.dynamic is True"),
@@ -202,6 +215,33 @@ def test_eight_bits_that_the_configuration_does_not_mean_are_refused(tmp_path: P
         load_runner(RunnerOptions(str(tmp_path), device="cpu", num_blocks=20), time.monotonic_ns)
 
 
+def test_lists_say_which_layers_of_a_block_are_quantized() -> None:
+    config = {"quant_method": "gptq", "bits": 4, "dynamic": {r"-:.*layers\.3\..*": {}}}
+    listed = [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]
+    names = ("model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.o_proj", "model.layers.3.mlp.up_proj")
+    assert covered({**config, "modules_in_block_to_quantize": listed}, *names) == [True, False, False]
+    assert covered(config, *names, "lm_head") == [True, True, False, False]
+    assert covered({**config, "lm_head": True}, "lm_head") == [True]
+
+
+@pytest.mark.parametrize(
+    ("format_", "name", "beside"),
+    [
+        ("gptq_8_bits", "quantize_config.json", {"bits": 8, "group_size": 16, "desc_act": False, "sym": True}),
+        ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 16, "zero_point": True, "version": "GEMM"}),
+    ],
+)
+def test_files_of_those_who_quantize_are_read_where_the_configuration_does_not_say_it(
+    tmp_path: Path, format_: str, name: str, beside: dict[str, Any]
+) -> None:
+    save_model(tmp_path)
+    save_quantized(tmp_path, tmp_path / "quantized", BY_NAME[format_])
+    expected = first_logits(tmp_path / "quantized")
+    (tmp_path / "quantized" / "config.json").write_text(json.dumps(FIELDS))
+    (tmp_path / "quantized" / name).write_text(json.dumps(beside))
+    assert first_logits(tmp_path / "quantized") == expected
+
+
 def test_a_file_of_modelopt_beside_the_configuration_is_read(tmp_path: Path) -> None:
     save_model(tmp_path)
     case = BY_NAME["fp8_tensor_modelopt"]
@@ -241,6 +281,18 @@ def test_a_dense_checkpoint_is_rounded_to_eight_bits_when_it_is_read(tmp_path: P
     dense, online = first_logits(tmp_path), first_logits(tmp_path, quantization="fp8")
     assert difference(online, first_logits(tmp_path / "quantized")) < 1e-4
     assert difference(online, dense) > 1e-3
+
+
+def test_workers_that_round_a_dense_checkpoint_are_told_from_those_that_do_not(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    found = []
+    for quantization in (None, "fp8"):
+        options = RunnerOptions(str(tmp_path), device="cpu", num_blocks=20, max_model_len=32, quantization=quantization)
+        loaded = load_runner(options, time.monotonic_ns)
+        found.append((loaded.precision, loaded.profile.weights_bytes))
+        loaded.close()
+    assert [precision for precision, _ in found] == ["torch.float32", "torch.float32 fp8"]
+    assert found[1][1] < 0.6 * found[0][1]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -32,10 +32,9 @@ class AwqFormat:
 
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        numbers = _outputs(tensors["qweight"])
-        zeros, scales = (
-            spread(each, self.spec.group, 0, len(numbers)) for each in (_outputs(tensors["qzeros"]), tensors["scales"])
-        )
+        outputs = tensors["scales"].shape[1]  # the last word may have room for more
+        numbers, zeros = (_outputs(tensors[name])[:, :outputs] for name in ("qweight", "qzeros"))
+        zeros, scales = (spread(each, self.spec.group, 0, len(numbers)) for each in (zeros, tensors["scales"]))
         return ((numbers - zeros) * scales).t()
 
 

@@ -15,6 +15,7 @@ from worker_svc.core.quantization.spec import Fp8ChannelSpec
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
+_ALIGNED = 16  # inputs and outputs of the products that cards have
 
 
 class Fp8Channel:
@@ -24,6 +25,7 @@ class Fp8Channel:
         self._weight = weight  # [outputs, inputs]
         self._scales = scales  # f32[outputs, 1]
         self._rounds_inputs = rounds_inputs
+        self._is_aligned = not any(size % _ALIGNED for size in weight.shape)
 
     @property
     def outputs(self) -> int:
@@ -40,7 +42,7 @@ class Fp8Channel:
         if not self._rounds_inputs:
             return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
         rounded, scales = round_rows(x)
-        if x.dtype is torch.bfloat16 and _has_fp8_products(x.device):
+        if x.dtype is torch.bfloat16 and self._is_aligned and _has_fp8_products(x.device):
             return torch._scaled_mm(
                 rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
             )

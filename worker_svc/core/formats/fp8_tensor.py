@@ -22,7 +22,7 @@ class Fp8TensorFormat:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Implement `StoredFormat.pieces`."""
-        return Piece("weight", (OUT, IN), FP8), Piece("weight_scale", (ONE,), torch.float32)
+        return Piece("weight", (OUT, IN), FP8), Piece(self.spec.scale, (ONE,), torch.float32)
 
     @property
     def multiplied(self) -> Fp8ChannelFormat:
@@ -31,9 +31,9 @@ class Fp8TensorFormat:
 
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        return tensors["weight"].float() * tensors["weight_scale"]
+        return tensors["weight"].float() * tensors[self.spec.scale]
 
     def convert(self, tensors: Tensors) -> Tensors:
         """Implement `ConvertedFormat.convert`."""
-        weight, scale = tensors["weight"], tensors["weight_scale"]
+        weight, scale = tensors["weight"], tensors[self.spec.scale]
         return {"weight": weight, "weight_scale": scale.expand(len(weight), 1)}

@@ -34,7 +34,8 @@ class GptqFormat:
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
         numbers = unpack(tensors["qweight"], self.spec.bits, 0)
-        zeros, scales = self._zeros(tensors["qzeros"]), tensors["scales"]
+        scales = tensors["scales"]
+        zeros = self._zeros(tensors["qzeros"])[:, : scales.shape[1]]  # the last word may have room
         if self.spec.has_order:
             order = tensors["g_idx"].long()
             return ((numbers - zeros[order]) * scales[order]).t()

@@ -66,6 +66,8 @@ def _want_single(placement: Placement, stored: _Stored, weight: Tensor, bias: Te
     shape = stored.num_outputs, stored.num_inputs
     for expert in range(len(weight)):
         name = stored.name.format(expert=expert)
+        if isinstance(_format_of(placement, name), Mxfp4Spec):
+            raise refused(f"(mxfp4) of experts that are stored one by one ({name})")
         placement.want_weight(StoredPart(name, shape, stored.outputs, stored.inputs), weight[expert])
         if bias is not None:
             placement.want(f"{name}.bias", bias[expert], shape[:1], stored.outputs)

@@ -8,7 +8,7 @@ from worker_svc.core.quantization import awq, compressed_tensors, fp8, gptq, mod
 from worker_svc.core.quantization.fields import dense_parts, refused
 from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 
-_PARSERS: dict[str, Callable[[Mapping[str, Any]], QuantizationSpec]] = {
+METHODS: dict[str, Callable[[Mapping[str, Any]], QuantizationSpec]] = {
     module.METHOD: module.parse for module in (awq, compressed_tensors, fp8, gptq, modelopt, mxfp4)
 }
 _ONLINE = "fp8"
@@ -21,9 +21,9 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationSpec:
         PenstockError: UNIMPLEMENTED, naming the method or the setting that is not there.
     """
     method = config.get("quant_method", "unnamed")
-    if method not in _PARSERS:
-        raise refused(f"({method}; there are: {', '.join(sorted(_PARSERS))})")
-    return _PARSERS[method](config)
+    if method not in METHODS:
+        raise refused(f"({method}; there are: {', '.join(sorted(METHODS))})")
+    return METHODS[method](config)
 
 
 def choose_quantization(stored: QuantizationSpec | None, wanted: str | None) -> QuantizationSpec | None:

@@ -3,18 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
-from contract.domain.errors import PenstockError, unimplemented
+from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.quantization.spec import parts_of_names
 
-KV_SCALES = (".k_scale", ".v_scale")  # of caches in 8 bits
-INPUT_SCALES = (".input_scale", ".input_zero_point")  # of inputs that are rounded with a scale that was measured before
+KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale")  # of caches in 8 bits
+# Of inputs that are rounded with a scale that was measured before.
+INPUT_SCALES = (".input_scale", ".input_zero_point", ".activation_scale")
 _HEAD = "lm_head"
 
 
 def refused(what: str) -> PenstockError:
     """An UNIMPLEMENTED error that names a way to quantize, and what to do."""
-    return unimplemented(
-        "quantization", f"quantization {what}, for which to take the unquantized checkpoint or another,"
+    return PenstockError(
+        ErrorCode.UNIMPLEMENTED,
+        f"quantization {what} is not implemented yet: take the checkpoint without quantization, or one in another "
+        "format (`penstock models` lists them)",
+        param="quantization",
     )
 
 

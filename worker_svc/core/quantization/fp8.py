@@ -16,12 +16,17 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     block = config.get("weight_block_size")
     listed = config.get("modules_to_not_convert") or config.get("ignored_layers")
     return QuantizationSpec(
-        Fp8TensorSpec(rounds_inputs=True) if block is None else block_format(METHOD, block),
+        block_format(METHOD, block) if block is not None else Fp8TensorSpec(rounds_inputs=True, scale=_scale(config)),
         dense_parts(METHOD, listed),
         method=METHOD,
-        unused=(*INPUT_SCALES, ".activation_scale", *KV_SCALES),
+        unused=(*INPUT_SCALES, *KV_SCALES),
         has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
+
+
+def _scale(config: Mapping[str, Any]) -> str:
+    """The name of scales: transformers' configurations have the field even without blocks, AutoFP8's do not."""
+    return "weight_scale_inv" if "weight_block_size" in config else "weight_scale"
 
 
 def block_format(method: str, block: Any, scale: str = "weight_scale_inv") -> Fp8BlockSpec:

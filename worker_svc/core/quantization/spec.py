@@ -18,6 +18,7 @@ class Fp8TensorSpec:
     """8-bit floats with one scale."""
 
     rounds_inputs: bool  # as above
+    scale: str = "weight_scale"  # the suffix of the tensor that has it
 
 
 @dataclass(frozen=True, slots=True)

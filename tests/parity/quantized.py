@@ -45,13 +45,13 @@ def fp8_channel(weight: Tensor) -> Stored:
     return {"weight": (weight / scale).to(FP8), "weight_scale": scale}
 
 
-def fp8_tensor(weight: Tensor) -> Stored:
+def fp8_tensor(weight: Tensor, scale_name: str = "weight_scale", input_name: str = "input_scale") -> Stored:
     scale = weight.abs().max() / LARGEST
-    return {"weight": (weight / scale).to(FP8), "weight_scale": scale, "input_scale": torch.tensor(0.5)}
+    return {"weight": (weight / scale).to(FP8), scale_name: scale, input_name: torch.tensor(0.5)}
 
 
-def scaled(stored: Mapping[str, Tensor]) -> Tensor:
-    return stored["weight"].float() * stored["weight_scale"]
+def scaled(stored: Mapping[str, Tensor], scale_name: str = "weight_scale") -> Tensor:
+    return stored["weight"].float() * stored[scale_name]
 
 
 def fp8_block(weight: Tensor, rows: int, columns: int, suffix: str) -> Stored:
@@ -230,6 +230,13 @@ CASES = [
         0.5,
     ),
     Case(
+        "fp8_tensor_of_transformers",
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        lambda weight: fp8_tensor(weight, "weight_scale_inv", "activation_scale"),
+        lambda stored: scaled(stored, "weight_scale_inv"),
+        0.5,
+    ),
+    Case(
         "fp8_tensor_modelopt",
         {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
         fp8_tensor,
@@ -238,6 +245,12 @@ CASES = [
     ),
     # Blocks that neither heads nor ranks respect.
     _blocks("fp8_block", {"quant_method": "fp8", "weight_block_size": [12, 20], "fmt": "e4m3"}, 12, 20),
+    _blocks(
+        "fp8_block_square",
+        {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"},
+        16,
+        16,
+    ),
     _blocks(
         "fp8_block_compressed",
         compressed_tensors({**FLOAT, "strategy": "block", "block_structure": [16, 16]}),
@@ -305,14 +318,20 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def save_quantized(
-    source: Path, directory: Path, case: Case, *, is_dense: bool = False, config: dict[str, Any] | None = None
+    source: Path,
+    directory: Path,
+    case: Case,
+    *,
+    is_dense: bool = False,
+    config: dict[str, Any] | None = None,
+    has_head: bool = False,
 ) -> None:
-    """The checkpoint at `source` with its projections quantized; or dense with the weights that these stand for."""
+    """The checkpoint at `source` with its projections (and its head) quantized; or dense with what these stand for."""
     fields = json.loads((source / "config.json").read_text())
     stored: Stored = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        if not layer.endswith("proj") or tensor.ndim != 2 or layer == name:
+        if not (layer.endswith("proj") or (has_head and layer == "lm_head")) or tensor.ndim != 2 or layer == name:
             stored[name] = tensor
             continue
         pieces = case.quantize(tensor.float())
@@ -322,6 +341,28 @@ def save_quantized(
             stored |= {f"{layer}.{suffix}": each.contiguous().clone() for suffix, each in (pieces | case.extra).items()}
     if not is_dense:
         fields["quantization_config"] = case.config if config is None else config
+    _save(directory, stored, fields)
+
+
+def save_mxfp4(source: Path, directory: Path) -> None:
+    """A gpt-oss with experts of random 4-bit floats, as OpenAI stores them."""
+    fields = json.loads((source / "config.json").read_text())
+    stored: Stored = {}
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            count, inputs, outputs = tensor.shape
+            shape = count, outputs, inputs // 32
+            stored[f"{name}_blocks"] = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+            stored[f"{name}_scales"] = torch.randint(121, 126, shape, generator=generator, dtype=torch.uint8)
+        else:
+            stored[name] = tensor
+    dense = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": dense}
+    _save(directory, stored, fields)
+
+
+def _save(directory: Path, stored: Stored, fields: dict[str, Any]) -> None:
     directory.mkdir(exist_ok=True)
-    save_file(stored, directory / "model.safetensors")
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(fields))
