@@ -4,41 +4,16 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
 import httptools
 import msgspec
 
+from penstock.openai_stream import DONE, DataReader, decode_event
+
 _ERROR_CHARS = 300
 _OK = 200
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: dict[str, Any] | None = None
-
-    @property
-    def has_output(self) -> bool:
-        """Return whether it tells something that the model wrote; a role alone, or an end, is nothing."""
-        told = self.delta or {}
-        return bool(self.text) or any(
-            told.get(key) for key in ("content", "reasoning", "reasoning_content", "tool_calls")
-        )
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(slots=True)
@@ -95,16 +70,14 @@ class StreamConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._outcome = Outcome(0.0)
         self._ended: asyncio.Future[None] | None = None
-        self._body = b""
-        self._parser = httptools.HttpResponseParser(self)
+        self._begin_answer()
         self.is_open = True
 
     async def call(self, request: bytes) -> Outcome:
         """Sends a request and waits for its end."""
         self._outcome = outcome = Outcome(time.perf_counter())
         self._ended = asyncio.get_running_loop().create_future()
-        self._body = b""
-        self._parser = httptools.HttpResponseParser(self)
+        self._begin_answer()
         self._transport.write(request)
         await self._ended
         if not outcome.error and not outcome.output_tokens:
@@ -114,6 +87,11 @@ class StreamConnection(asyncio.Protocol):
     def close(self) -> None:
         """Ends the connection."""
         self._transport.close()
+
+    def _begin_answer(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._reader = DataReader()
+        self._refusal = b""  # the body of an answer that is no stream
 
     # What the transport calls.
 
@@ -134,31 +112,29 @@ class StreamConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_body(self, body: bytes) -> None:  # noqa: D102
-        self._body += body
         if self._parser.get_status_code() != _OK:
+            self._refusal += body
             return
-        *events, self._body = self._body.split(b"\n\n")
         now_s = time.perf_counter()
-        for event in events:
-            for line in event.split(b"\n"):
-                if line.startswith(b"data: ") and line != b"data: [DONE]":
-                    self._take(line[6:], now_s)
+        for data in self._reader.feed(body):
+            if data != DONE:
+                self._take(data, now_s)
 
     def on_message_complete(self) -> None:  # noqa: D102
         status = self._parser.get_status_code()
         self.is_open = self._parser.should_keep_alive()
-        self._end("" if status == _OK else f"HTTP {status}: {self._body.decode('utf-8', 'replace')[:_ERROR_CHARS]}")
+        self._end("" if status == _OK else f"HTTP {status}: {self._refusal.decode('utf-8', 'replace')[:_ERROR_CHARS]}")
 
     def _take(self, data: bytes, now_s: float) -> None:
         outcome = self._outcome
         try:
-            event = _decode_event(data)
+            event = decode_event(data)
         except msgspec.DecodeError as error:
             outcome.error = f"an event is not as OpenAI's: {error}"
             return
         if event.error is not None:
             outcome.error = f"the stream ended with an error: {event.error!r:.{_ERROR_CHARS}}"
-        if any(choice.has_output for choice in event.choices):
+        if any(choice.has_output for choice in event.choices or ()):
             outcome.told_s.append(now_s)
         if event.usage is not None:
             outcome.prompt_tokens = event.usage.prompt_tokens
