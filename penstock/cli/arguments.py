@@ -9,10 +9,12 @@ from contract.domain.api_keys import API_KEY_VARIABLE
 from contract.domain.params import SamplingParams
 from penstock.client import ClientTls
 
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """The address of the gateway, and who calls."""
-    parser.add_argument("--address", default="127.0.0.1:50051", help="host:port of a gateway's gRPC [127.0.0.1:50051]")
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, help=f"host:port of a gateway's gRPC [{DEFAULT_ADDRESS}]")
     _add_api_key(parser)
 
     for name, what in (

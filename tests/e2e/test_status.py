@@ -41,6 +41,28 @@ def test_chat_answers_until_the_input_ends(simulated: Served) -> None:
     assert talked.stdout.count("6 tokens") == 3
 
 
+def test_over_http_the_same_is_answered_as_over_grpc(simulated: Served) -> None:
+    flags = ("--max-tokens", "8", "--temperature", "0", "--model", simulated.model)
+    ways = [("--address", simulated.grpc_address), ("--base-url", f"{simulated.http_url}/v1")]
+    completions = [penstock("complete", *way, *flags, "abc") for way in ways]
+    chats = [penstock("chat", *way, *flags, typed="hello\nand again\n") for way in ways]
+    assert [(each.returncode, each.stderr) for each in (*completions, *chats)] == [(0, "")] * 4
+    assert completions[0].stdout == completions[1].stdout
+    assert completions[0].stdout.strip()
+    for chat in chats:
+        assert chat.stdout.startswith("simulated ")
+        assert chat.stdout.count("8 tokens") == 2
+    said = [[line for line in chat.stdout.splitlines() if "8 tokens" not in line] for chat in chats]
+    assert said[0] == said[1]
+
+
+def test_a_model_that_is_not_served_is_a_sentence_by_either_way(simulated: Served) -> None:
+    for way in (("--address", simulated.grpc_address), ("--base-url", simulated.http_url)):
+        answer = penstock("complete", *way, "--model", "another", "abc")
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
+        assert "another" in answer.stderr
+
+
 @pytest.mark.parametrize("command", [("status",), ("complete", "abc"), ("chat",)])
 def test_without_a_pipeline_a_sentence_says_so(command: tuple[str, ...]) -> None:
     answer = penstock(*command, "--address", "127.0.0.1:1")

@@ -1,4 +1,5 @@
 import io
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from penstock import __version__
 from penstock.cli import bench, main
 from penstock.client import Client
+from penstock.client.events import Event
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,9 +106,9 @@ def test_the_line_break_at_the_end_of_standard_input_is_no_part_of_a_prompt(
 ) -> None:
     asked: list[str] = []
 
-    def generate(_self: Client, text: str, *_: object, **__: object) -> list[object]:
+    def generate(_self: Client, text: str, *_: object, **__: object) -> Generator[Event, None, None]:
         asked.append(text)
-        return []
+        yield from ()
 
     monkeypatch.setattr(Client, "generate", generate)
     monkeypatch.setattr("sys.stdin", io.StringIO(given))
