@@ -27,6 +27,7 @@ from penstock.cli.arguments import add_http_server
 
 _ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _LOOK_TIMEOUT_S = 60.0
+_LOOK_AGAIN_S, _ROOT_WAIT_S = 0.2, 10.0
 _Call = Callable[[bytes], Awaitable[Outcome]]
 
 
@@ -110,17 +111,26 @@ def _look(arguments: argparse.Namespace) -> tuple[str, str]:
     Raises:
         PenstockError: the server does not answer, or does not say what it serves.
     """
+    models, until_s = _roots(arguments), time.monotonic() + _ROOT_WAIT_S
+    model = arguments.model or next(iter(models), "")
+    if model not in models:
+        raise invalid(f"the server has no model {model!r}; it has {', '.join(models) or 'none'}", "model")
+    # A pipeline that has just started does not know yet what its workers load.
+    while models.get(model) is None and not arguments.tokenizer and time.monotonic() < until_s:
+        time.sleep(_LOOK_AGAIN_S)
+        models = _roots(arguments)
+    return model, models.get(model) or model
+
+
+def _roots(arguments: argparse.Namespace) -> dict[str, str | None]:
+    """By model: the directory or hub id of its checkpoint; None: the server does not say it, or not yet."""
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     try:
         reply = httpx.get(f"{arguments.base_url.rstrip('/')}/v1/models", headers=headers, timeout=_LOOK_TIMEOUT_S)
         reply.raise_for_status()
-        models = {each["id"]: each.get("root") or each["id"] for each in reply.json()["data"]}
+        return {each["id"]: each.get("root", each["id"]) for each in reply.json()["data"]}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise PenstockError(ErrorCode.INTERNAL, f"{arguments.base_url}/v1/models does not answer: {error}") from error
-    model = arguments.model or next(iter(models), "")
-    if model not in models:
-        raise invalid(f"the server has no model {model!r}; it has {', '.join(models) or 'none'}", "model")
-    return model, models[model]
 
 
 def _body(arguments: argparse.Namespace, model: str, sample: Sample) -> bytes:
