@@ -141,7 +141,7 @@ def model_replaced(gone_s: float) -> PenstockError:
 
 def unimplemented(param: str, what: str = "") -> PenstockError:
     """An UNIMPLEMENTED error that names the parameter that is not there yet, or `what` of it is not."""
-    return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what or param} is not implemented yet", param=param)
+    return PenstockError(ErrorCode.UNIMPLEMENTED, f"{what or param} is not implemented yet: leave it out", param=param)
 
 
 class PoisonMessageError(Exception):
