@@ -15,7 +15,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
 from contract.domain.request import Request, format_request_id
 from contract.domain.rows import TextRow
-from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2, tokenizer_pb2
 from gateway_svc import wire
 from gateway_svc.call import ClientCall
 from gateway_svc.core.auth import Authenticator, KeyLimits
@@ -26,6 +26,7 @@ from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import Outcome
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.told import ToldChoice
+from gateway_svc.core.vocabulary import DetokenizeAsk, TokenizeAsk
 from gateway_svc.grouping import grouped_sink
 from gateway_svc.intake import too_large_error
 from gateway_svc.large import off_loop
@@ -39,6 +40,8 @@ from servicekit.tokens import TokenFile
 Context = aio.ServicerContext[Any, Any]
 C = TypeVar("C", inference_pb2.GenerateCall, inference_pb2.EmbedCall)
 M = TypeVar("M")
+V = TypeVar("V", inference_pb2.TokenizePromptCall, inference_pb2.DetokenizeTokensCall)
+A = TypeVar("A", TokenizeAsk, DetokenizeAsk)
 _logger = structlog.stdlib.get_logger(__name__)
 
 
@@ -133,6 +136,31 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         pool, request_id = self._pools.of_request(request.request_id)
         known = await pool.reception.cancel(request_id, caller.tenant)
         return inference_pb2.CancelReply(known=known)
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizePromptCall, context: Context
+    ) -> tokenizer_pb2.TokenizeReply:
+        """The tokens that a text or a chat becomes."""
+        ask, pool = await self._ask_vocabulary(request, context, wire.decode_tokenize)
+        return wire.tokenize_reply(await pool.vocabulary.tokenize(ask))
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeTokensCall, context: Context
+    ) -> tokenizer_pb2.DetokenizeReply:
+        """The text of tokens."""
+        ask, pool = await self._ask_vocabulary(request, context, wire.decode_detokenize)
+        return tokenizer_pb2.DetokenizeReply(text=await pool.vocabulary.detokenize(ask))
+
+    async def _ask_vocabulary(self, request: V, context: Context, decode: Callable[[V], A]) -> tuple[A, Pool]:
+        """A call that computes nothing, and the pool whose vocabulary it asks."""
+        self._auth.authenticate(_metadata(context))
+        self._pools.expect()
+        if (num_bytes := request.ByteSize()) > self._max_body_bytes:
+            raise too_large_error(self._max_body_bytes)
+        ask = await off_loop(num_bytes, decode, request)
+        pool = self._pools.of_model(ask.model)
+        pool.catalogue.find(ask.model)  # there must be one
+        return ask, pool
 
     async def ListModels(  # noqa: N802
         self,

@@ -25,59 +25,64 @@ _sym_db = _symbol_database.Default()
 from contract.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 from contract.v1 import requests_pb2 as penstock_dot_v1_dot_requests__pb2
 from contract.v1 import status_pb2 as penstock_dot_v1_dot_status__pb2
+from contract.v1 import tokenizer_pb2 as penstock_dot_v1_dot_tokenizer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/inference.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\x1a\x18penstock/v1/status.proto\"\xca\x01\n\x0cGenerateCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x11\n\tresumable\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x17\n\x0fstream_interval\x18\x04 \x01(\r\x12\x1f\n\x17return_prompt_token_ids\x18\x05 \x01(\x08\x12%\n\x04\x63hat\x18\x06 \x01(\x0b\x32\x17.penstock.v1.ChatOutput\"\xb1\x01\n\nChatOutput\x12 \n\x05tools\x18\x01 \x03(\x0b\x32\x11.penstock.v1.Tool\x12,\n\x0btool_choice\x18\x02 \x01(\x0b\x32\x17.penstock.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11without_reasoning\x18\x04 \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"Q\n\nToolChoice\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x15.penstock.v1.ToolModeH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xf0\x02\n\tEmbedCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.penstock.v1.TokenIdsH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.penstock.v1.PoolingKind\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\x08 \x01(\x12H\x02\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x17\n\x0fidempotency_key\x18\x0b \x01(\tB\x08\n\x06promptB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokens\"~\n\nEmbedReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x05 \x01(\t\"L\n\nResumeCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x07offsets\x18\x02 \x03(\x0b\x32\x19.penstock.v1.SampleOffset\"s\n\x0cSampleOffset\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\ncharacters\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.penstock.v1.FinishReason\"\xa5\x01\n\rGenerateEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.penstock.v1.AcceptedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.penstock.v1.DeltaH\x00\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32 .penstock.v1.PromptLogprobsEventH\x00\x42\x07\n\x05\x65vent\"b\n\x13PromptLogprobsEvent\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12)\n\x04part\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.PromptLogprobs\"U\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\"\xc6\x03\n\x05\x44\x65lta\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x13\n\x0btext_offset\x18\n \x01(\r\x12\x18\n\x0b\x63hain_after\x18\x0b \x01(\x06H\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\t\x12$\n\x04\x63hat\x18\r \x01(\x0b\x32\x16.penstock.v1.ChatDelta\x12\x1d\n\x10\x63haracters_after\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\r\n\x0bstop_reasonB\x0e\n\x0c_chain_afterB\x13\n\x11_characters_after\"\x93\x01\n\tChatDelta\x12\x11\n\treasoning\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.ToolCallDelta\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_reasoning_tokens\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x83\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12&\n\x03top\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x06 \x01(\r\" \n\nCancelCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x10\n\x0eListModelsCall\"5\n\x0fListModelsReply\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x1f\n\x0fGetPipelineCall\x12\x0c\n\x04pool\x18\x01 \x01(\t*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\x9b\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.penstock.v1.GenerateCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12\x38\n\x05\x45mbed\x12\x16.penstock.v1.EmbedCall\x1a\x17.penstock.v1.EmbedReply\x12?\n\x06Resume\x12\x17.penstock.v1.ResumeCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12;\n\x06\x43\x61ncel\x12\x17.penstock.v1.CancelCall\x1a\x18.penstock.v1.CancelReply\x12G\n\nListModels\x12\x1b.penstock.v1.ListModelsCall\x1a\x1c.penstock.v1.ListModelsReply\x12H\n\x0bGetPipeline\x12\x1c.penstock.v1.GetPipelineCall\x1a\x1b.penstock.v1.PipelineStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/inference.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\x1a\x18penstock/v1/status.proto\x1a\x1bpenstock/v1/tokenizer.proto\"\xca\x01\n\x0cGenerateCall\x12-\n\x07request\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.GenerateRequest\x12\x11\n\tresumable\x18\x02 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x17\n\x0fstream_interval\x18\x04 \x01(\r\x12\x1f\n\x17return_prompt_token_ids\x18\x05 \x01(\x08\x12%\n\x04\x63hat\x18\x06 \x01(\x0b\x32\x17.penstock.v1.ChatOutput\"\xb1\x01\n\nChatOutput\x12 \n\x05tools\x18\x01 \x03(\x0b\x32\x11.penstock.v1.Tool\x12,\n\x0btool_choice\x18\x02 \x01(\x0b\x32\x17.penstock.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11without_reasoning\x18\x04 \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"Q\n\nToolChoice\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x15.penstock.v1.ToolModeH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xf0\x02\n\tEmbedCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.penstock.v1.TokenIdsH\x00\x12-\n\x08messages\x18\x04 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12&\n\x04kind\x18\x05 \x01(\x0e\x32\x18.penstock.v1.PoolingKind\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\x08 \x01(\x12H\x02\x88\x01\x01\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x17\n\x0fidempotency_key\x18\x0b \x01(\tB\x08\n\x06promptB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokens\"~\n\nEmbedReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x1a\n\x12system_fingerprint\x18\x05 \x01(\t\"\xbf\x01\n\x12TokenizePromptCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x08messages\x18\x03 \x01(\x0b\x32\x19.penstock.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x05 \x01(\x08\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"8\n\x14\x44\x65tokenizeTokensCall\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"L\n\nResumeCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x07offsets\x18\x02 \x03(\x0b\x32\x19.penstock.v1.SampleOffset\"s\n\x0cSampleOffset\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x12\n\ncharacters\x18\x02 \x01(\r\x12\r\n\x05\x63hain\x18\x03 \x01(\x06\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.penstock.v1.FinishReason\"\xa5\x01\n\rGenerateEvent\x12)\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x15.penstock.v1.AcceptedH\x00\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x12.penstock.v1.DeltaH\x00\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32 .penstock.v1.PromptLogprobsEventH\x00\x42\x07\n\x05\x65vent\"b\n\x13PromptLogprobsEvent\x12\x0e\n\x06prompt\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12)\n\x04part\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.PromptLogprobs\"U\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\"\xc6\x03\n\x05\x44\x65lta\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x14\n\x0ctoken_offset\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x0c\n\x04text\x18\x04 \x01(\t\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.penstock.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x07 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x08 \x01(\tH\x00\x12!\n\x05usage\x18\t \x01(\x0b\x32\x12.penstock.v1.Usage\x12\x13\n\x0btext_offset\x18\n \x01(\r\x12\x18\n\x0b\x63hain_after\x18\x0b \x01(\x06H\x01\x88\x01\x01\x12\x1a\n\x12system_fingerprint\x18\x0c \x01(\t\x12$\n\x04\x63hat\x18\r \x01(\x0b\x32\x16.penstock.v1.ChatDelta\x12\x1d\n\x10\x63haracters_after\x18\x0e \x01(\rH\x02\x88\x01\x01\x42\r\n\x0bstop_reasonB\x0e\n\x0c_chain_afterB\x13\n\x11_characters_after\"\x93\x01\n\tChatDelta\x12\x11\n\treasoning\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12.\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1a.penstock.v1.ToolCallDelta\x12\x1d\n\x10reasoning_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_reasoning_tokens\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x83\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12&\n\x03top\x18\x05 \x03(\x0b\x32\x19.penstock.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x06 \x01(\r\" \n\nCancelCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05known\x18\x01 \x01(\x08\"\x10\n\x0eListModelsCall\"5\n\x0fListModelsReply\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"\x1f\n\x0fGetPipelineCall\x12\x0c\n\x04pool\x18\x01 \x01(\t*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\xb3\x04\n\tInference\x12\x43\n\x08Generate\x12\x19.penstock.v1.GenerateCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12\x38\n\x05\x45mbed\x12\x16.penstock.v1.EmbedCall\x1a\x17.penstock.v1.EmbedReply\x12?\n\x06Resume\x12\x17.penstock.v1.ResumeCall\x1a\x1a.penstock.v1.GenerateEvent0\x01\x12;\n\x06\x43\x61ncel\x12\x17.penstock.v1.CancelCall\x1a\x18.penstock.v1.CancelReply\x12G\n\x08Tokenize\x12\x1f.penstock.v1.TokenizePromptCall\x1a\x1a.penstock.v1.TokenizeReply\x12M\n\nDetokenize\x12!.penstock.v1.DetokenizeTokensCall\x1a\x1c.penstock.v1.DetokenizeReply\x12G\n\nListModels\x12\x1b.penstock.v1.ListModelsCall\x1a\x1c.penstock.v1.ListModelsReply\x12H\n\x0bGetPipeline\x12\x1c.penstock.v1.GetPipelineCall\x1a\x1b.penstock.v1.PipelineStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'contract.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLMODE']._serialized_start=2759
-  _globals['_TOOLMODE']._serialized_end=2860
-  _globals['_GENERATECALL']._serialized_start=125
-  _globals['_GENERATECALL']._serialized_end=327
-  _globals['_CHATOUTPUT']._serialized_start=330
-  _globals['_CHATOUTPUT']._serialized_end=507
-  _globals['_TOOL']._serialized_start=509
-  _globals['_TOOL']._serialized_end=591
-  _globals['_TOOLCHOICE']._serialized_start=593
-  _globals['_TOOLCHOICE']._serialized_end=674
-  _globals['_EMBEDCALL']._serialized_start=677
-  _globals['_EMBEDCALL']._serialized_end=1045
-  _globals['_EMBEDREPLY']._serialized_start=1047
-  _globals['_EMBEDREPLY']._serialized_end=1173
-  _globals['_RESUMECALL']._serialized_start=1175
-  _globals['_RESUMECALL']._serialized_end=1251
-  _globals['_SAMPLEOFFSET']._serialized_start=1253
-  _globals['_SAMPLEOFFSET']._serialized_end=1368
-  _globals['_GENERATEEVENT']._serialized_start=1371
-  _globals['_GENERATEEVENT']._serialized_end=1536
-  _globals['_PROMPTLOGPROBSEVENT']._serialized_start=1538
-  _globals['_PROMPTLOGPROBSEVENT']._serialized_end=1636
-  _globals['_ACCEPTED']._serialized_start=1638
-  _globals['_ACCEPTED']._serialized_end=1723
-  _globals['_DELTA']._serialized_start=1726
-  _globals['_DELTA']._serialized_end=2180
-  _globals['_CHATDELTA']._serialized_start=2183
-  _globals['_CHATDELTA']._serialized_end=2330
-  _globals['_TOOLCALLDELTA']._serialized_start=2332
-  _globals['_TOOLCALLDELTA']._serialized_end=2407
-  _globals['_TOKENLOGPROB']._serialized_start=2410
-  _globals['_TOKENLOGPROB']._serialized_end=2541
-  _globals['_CANCELCALL']._serialized_start=2543
-  _globals['_CANCELCALL']._serialized_end=2575
-  _globals['_CANCELREPLY']._serialized_start=2577
-  _globals['_CANCELREPLY']._serialized_end=2605
-  _globals['_LISTMODELSCALL']._serialized_start=2607
-  _globals['_LISTMODELSCALL']._serialized_end=2623
-  _globals['_LISTMODELSREPLY']._serialized_start=2625
-  _globals['_LISTMODELSREPLY']._serialized_end=2678
-  _globals['_MODEL']._serialized_start=2680
-  _globals['_MODEL']._serialized_end=2724
-  _globals['_GETPIPELINECALL']._serialized_start=2726
-  _globals['_GETPIPELINECALL']._serialized_end=2757
-  _globals['_INFERENCE']._serialized_start=2863
-  _globals['_INFERENCE']._serialized_end=3274
+  _globals['_TOOLMODE']._serialized_start=3040
+  _globals['_TOOLMODE']._serialized_end=3141
+  _globals['_GENERATECALL']._serialized_start=154
+  _globals['_GENERATECALL']._serialized_end=356
+  _globals['_CHATOUTPUT']._serialized_start=359
+  _globals['_CHATOUTPUT']._serialized_end=536
+  _globals['_TOOL']._serialized_start=538
+  _globals['_TOOL']._serialized_end=620
+  _globals['_TOOLCHOICE']._serialized_start=622
+  _globals['_TOOLCHOICE']._serialized_end=703
+  _globals['_EMBEDCALL']._serialized_start=706
+  _globals['_EMBEDCALL']._serialized_end=1074
+  _globals['_EMBEDREPLY']._serialized_start=1076
+  _globals['_EMBEDREPLY']._serialized_end=1202
+  _globals['_TOKENIZEPROMPTCALL']._serialized_start=1205
+  _globals['_TOKENIZEPROMPTCALL']._serialized_end=1396
+  _globals['_DETOKENIZETOKENSCALL']._serialized_start=1398
+  _globals['_DETOKENIZETOKENSCALL']._serialized_end=1454
+  _globals['_RESUMECALL']._serialized_start=1456
+  _globals['_RESUMECALL']._serialized_end=1532
+  _globals['_SAMPLEOFFSET']._serialized_start=1534
+  _globals['_SAMPLEOFFSET']._serialized_end=1649
+  _globals['_GENERATEEVENT']._serialized_start=1652
+  _globals['_GENERATEEVENT']._serialized_end=1817
+  _globals['_PROMPTLOGPROBSEVENT']._serialized_start=1819
+  _globals['_PROMPTLOGPROBSEVENT']._serialized_end=1917
+  _globals['_ACCEPTED']._serialized_start=1919
+  _globals['_ACCEPTED']._serialized_end=2004
+  _globals['_DELTA']._serialized_start=2007
+  _globals['_DELTA']._serialized_end=2461
+  _globals['_CHATDELTA']._serialized_start=2464
+  _globals['_CHATDELTA']._serialized_end=2611
+  _globals['_TOOLCALLDELTA']._serialized_start=2613
+  _globals['_TOOLCALLDELTA']._serialized_end=2688
+  _globals['_TOKENLOGPROB']._serialized_start=2691
+  _globals['_TOKENLOGPROB']._serialized_end=2822
+  _globals['_CANCELCALL']._serialized_start=2824
+  _globals['_CANCELCALL']._serialized_end=2856
+  _globals['_CANCELREPLY']._serialized_start=2858
+  _globals['_CANCELREPLY']._serialized_end=2886
+  _globals['_LISTMODELSCALL']._serialized_start=2888
+  _globals['_LISTMODELSCALL']._serialized_end=2904
+  _globals['_LISTMODELSREPLY']._serialized_start=2906
+  _globals['_LISTMODELSREPLY']._serialized_end=2959
+  _globals['_MODEL']._serialized_start=2961
+  _globals['_MODEL']._serialized_end=3005
+  _globals['_GETPIPELINECALL']._serialized_start=3007
+  _globals['_GETPIPELINECALL']._serialized_end=3038
+  _globals['_INFERENCE']._serialized_start=3144
+  _globals['_INFERENCE']._serialized_end=3707
 # @@protoc_insertion_point(module_scope)

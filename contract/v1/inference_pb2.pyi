@@ -318,6 +318,79 @@ class EmbedReply(_message.Message):
 Global___EmbedReply: _TypeAlias = EmbedReply  # noqa: Y015
 
 @_typing.final
+class TokenizePromptCall(_message.Message):
+    """Input of Inference.Tokenize."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model; empty: the one that is served."""
+    text: _builtins.str
+    """A text."""
+    add_special_tokens: _builtins.bool
+    """Whether the tokenizer's own special tokens are added [true of a text, false of a chat, whose template writes them]."""
+    return_token_strs: _builtins.bool
+    """Whether the reply has the tokens themselves too [false]."""
+    @_builtins.property
+    def messages(self) -> _requests_pb2.ChatMessages:
+        """Chat messages, rendered with the model's chat template."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        messages: _requests_pb2.ChatMessages | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        return_token_strs: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "model", b"model", "prompt", b"prompt", "return_token_strs", b"return_token_strs", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "messages"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___TokenizePromptCall: _TypeAlias = TokenizePromptCall  # noqa: Y015
+
+@_typing.final
+class DetokenizeTokensCall(_message.Message):
+    """Input of Inference.Detokenize."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model; empty: the one that is served."""
+    token_ids: _builtins.bytes
+    """u32 per token, packed little-endian."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeTokensCall: _TypeAlias = DetokenizeTokensCall  # noqa: Y015
+
+@_typing.final
 class ResumeCall(_message.Message):
     """Input of Resume."""
 

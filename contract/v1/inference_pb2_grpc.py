@@ -5,6 +5,7 @@ import warnings
 
 from contract.v1 import inference_pb2 as penstock_dot_v1_dot_inference__pb2
 from contract.v1 import status_pb2 as penstock_dot_v1_dot_status__pb2
+from contract.v1 import tokenizer_pb2 as penstock_dot_v1_dot_tokenizer__pb2
 
 GRPC_GENERATED_VERSION = '1.84.0'
 GRPC_VERSION = grpc.__version__
@@ -56,6 +57,16 @@ class InferenceStub:
                 request_serializer=penstock_dot_v1_dot_inference__pb2.CancelCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_inference__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/penstock.v1.Inference/Tokenize',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.TokenizePromptCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/penstock.v1.Inference/Detokenize',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.DetokenizeTokensCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_tokenizer__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/penstock.v1.Inference/ListModels',
                 request_serializer=penstock_dot_v1_dot_inference__pb2.ListModelsCall.SerializeToString,
@@ -103,6 +114,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The tokens that a text or a chat becomes; nothing is computed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens, special ones included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The models that are served.
         """
@@ -139,6 +164,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=penstock_dot_v1_dot_inference__pb2.CancelCall.FromString,
                     response_serializer=penstock_dot_v1_dot_inference__pb2.CancelReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.TokenizePromptCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_tokenizer__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.DetokenizeTokensCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_tokenizer__pb2.DetokenizeReply.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -260,6 +295,60 @@ class Inference:
             '/penstock.v1.Inference/Cancel',
             penstock_dot_v1_dot_inference__pb2.CancelCall.SerializeToString,
             penstock_dot_v1_dot_inference__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Tokenize',
+            penstock_dot_v1_dot_inference__pb2.TokenizePromptCall.SerializeToString,
+            penstock_dot_v1_dot_tokenizer__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Detokenize',
+            penstock_dot_v1_dot_inference__pb2.DetokenizeTokensCall.SerializeToString,
+            penstock_dot_v1_dot_tokenizer__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

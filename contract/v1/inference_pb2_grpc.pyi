@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from contract.v1 import inference_pb2 as _inference_pb2
 from contract.v1 import status_pb2 as _status_pb2
+from contract.v1 import tokenizer_pb2 as _tokenizer_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -47,6 +48,10 @@ class InferenceStub:
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]
     """Cancels a request of the caller's tenant."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizePromptCall, _tokenizer_pb2.TokenizeReply]
+    """The tokens that a text or a chat becomes; nothing is computed."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeTokensCall, _tokenizer_pb2.DetokenizeReply]
+    """The text of tokens, special ones included."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsCall, _inference_pb2.ListModelsReply]
     """The models that are served."""
     GetPipeline: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetPipelineCall, _status_pb2.PipelineStatus]
@@ -70,6 +75,10 @@ class InferenceAsyncStub(InferenceStub):
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Cancels a request of the caller's tenant."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizePromptCall, _tokenizer_pb2.TokenizeReply]  # type: ignore[assignment]
+    """The tokens that a text or a chat becomes; nothing is computed."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeTokensCall, _tokenizer_pb2.DetokenizeReply]  # type: ignore[assignment]
+    """The text of tokens, special ones included."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsCall, _inference_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that are served."""
     GetPipeline: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetPipelineCall, _status_pb2.PipelineStatus]  # type: ignore[assignment]
@@ -114,6 +123,22 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelReply, _abc.Awaitable[_inference_pb2.CancelReply]]:
         """Cancels a request of the caller's tenant."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizePromptCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.TokenizeReply, _abc.Awaitable[_tokenizer_pb2.TokenizeReply]]:
+        """The tokens that a text or a chat becomes; nothing is computed."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeTokensCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.DetokenizeReply, _abc.Awaitable[_tokenizer_pb2.DetokenizeReply]]:
+        """The text of tokens, special ones included."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -3,11 +3,14 @@
 from gateway_svc.wire.clients import (
     GrpcAsk,
     accepted_event,
+    decode_detokenize,
     decode_embed,
     decode_generate,
     decode_offsets,
+    decode_tokenize,
     deltas,
     embed_reply,
+    tokenize_reply,
 )
 from gateway_svc.wire.operations import (
     count_sessions,
@@ -47,6 +50,7 @@ __all__ = [
     "asked_digest",
     "count_prompt_tokens",
     "count_sessions",
+    "decode_detokenize",
     "decode_embed",
     "decode_finished",
     "decode_finished_timeline",
@@ -56,6 +60,7 @@ __all__ = [
     "decode_prompt_vector",
     "decode_reply_form",
     "decode_text",
+    "decode_tokenize",
     "decode_worker",
     "deltas",
     "detokenize_question",
@@ -77,6 +82,7 @@ __all__ = [
     "spell_question",
     "takes_priorities",
     "tokenize_question",
+    "tokenize_reply",
     "tokenizers_error",
     "told_facts",
 ]

@@ -12,7 +12,7 @@ from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingKind, PoolingParams
 from contract.domain.request import Message, Prompt, check_cache_salt
 from contract.domain.rows import TextRow
-from contract.v1 import common_pb2, inference_pb2, requests_pb2
+from contract.v1 import common_pb2, inference_pb2, requests_pb2, tokenizer_pb2
 from contract.wire.deltas import encode_delta
 from contract.wire.generation_defaults import unsaid
 from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
@@ -27,6 +27,7 @@ from gateway_svc.core.prompt_outputs import PromptVector
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence, split
 from gateway_svc.core.told import ToldChoice
+from gateway_svc.core.vocabulary import DetokenizeAsk, TokenizeAsk, Tokenized
 from gateway_svc.wire.chats import decode_chat, told_deltas
 
 _U64 = 2**64
@@ -133,6 +134,36 @@ def _kind_name(number: int) -> str:
     return PoolingKind(number).name if number in PoolingKind.__members__.values() else str(number)
 
 
+def decode_tokenize(call: inference_pb2.TokenizePromptCall) -> TokenizeAsk:
+    """The text or chat of a gRPC client that becomes tokens.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming the field.
+    """
+    prompt = _prompt(call)
+    is_chat = prompt.messages is not None
+    adds = call.add_special_tokens if call.HasField("add_special_tokens") else not is_chat
+    return TokenizeAsk(call.model, prompt, adds, call.return_token_strs)
+
+
+def tokenize_reply(found: Tokenized) -> tokenizer_pb2.TokenizeReply:
+    """The tokens of a text or a chat."""
+    return tokenizer_pb2.TokenizeReply(
+        token_ids=pack_u32(found.token_ids.tolist()),
+        token_strs=found.strings or (),
+        max_model_len=found.max_model_len,
+    )
+
+
+def decode_detokenize(call: inference_pb2.DetokenizeTokensCall) -> DetokenizeAsk:
+    """The tokens of a gRPC client that become a text.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: they are no column.
+    """
+    return DetokenizeAsk(call.model, tuple(unpack_u32("token_ids", call.token_ids)))
+
+
 def embed_reply(form: ReplyForm, row: TextRow, vector: PromptVector) -> inference_pb2.EmbedReply:
     """The answer to an `Embed` call, whose request ended with this row."""
     usage = row.usage or Usage()
@@ -169,13 +200,15 @@ def decode_offsets(call: inference_pb2.ResumeCall, num_choices: int) -> list[Del
     return have
 
 
-def _prompt(message: requests_pb2.GenerateRequest | inference_pb2.EmbedCall) -> Prompt:
+def _prompt(
+    message: requests_pb2.GenerateRequest | inference_pb2.EmbedCall | inference_pb2.TokenizePromptCall,
+) -> Prompt:
     form = message.WhichOneof("prompt")
     if form is None:
         raise invalid("a request needs a prompt: text, token_ids or messages", "prompt")
     if form == "text":
         return Prompt(text=message.text)
-    if form == "token_ids":
+    if form == "token_ids" and not isinstance(message, inference_pb2.TokenizePromptCall):
         ids = tuple(unpack_u32("token_ids.ids", message.token_ids.ids))
         if not ids:
             raise invalid("a prompt must have at least one token id", "token_ids")

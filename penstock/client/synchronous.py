@@ -10,6 +10,7 @@ import grpc
 
 from contract.domain.pooling import PoolingParams
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
+from contract.wire.requests import pack_u32, unpack_u32
 from penstock.client.chats import ChatOptions, ChatReply, encode_chat
 from penstock.client.events import Accepted, Event
 from penstock.client.resumption import CANCEL_S, Resumption
@@ -26,6 +27,7 @@ from penstock.client.wire import (
     decode_error,
     encode_call,
     encode_embed,
+    encode_tokenize,
     full_params,
     target,
 )
@@ -238,6 +240,49 @@ class Client:
         except grpc.RpcError as error:
             raise decode_error(error) from None
         return reply.known
+
+    def tokenize(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Chat | None = None,
+        model: str = "",
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
+        """Tells the tokens that a text or a chat becomes.
+
+        Args:
+            prompt: a text; or else
+            messages: a chat, rendered with the model's template.
+            model: empty: the one that is served.
+            add_special_tokens: the tokenizer's own; None: of a text, since a chat's template writes them.
+
+        Raises:
+            PenstockError: the call is wrong or was refused.
+        """
+        call = encode_tokenize(prompt, messages, model, add_special_tokens)
+        try:
+            reply = self._inference.Tokenize(call, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
+        return unpack_u32("token_ids", reply.token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
+        """Tells the text of tokens, special ones included.
+
+        Args:
+            token_ids: of the model's vocabulary.
+            model: empty: the one that is served.
+
+        Raises:
+            PenstockError: the call is wrong or was refused.
+        """
+        call = inference_pb2.DetokenizeTokensCall(model=model, token_ids=pack_u32(token_ids))
+        try:
+            reply = self._inference.Detokenize(call, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise decode_error(error) from None
+        return reply.text
 
     def models(self) -> list[ServedModel]:
         """The models that are served."""

@@ -197,7 +197,7 @@ def encode_call(
 
 
 def _set_prompt(
-    call: requests_pb2.GenerateRequest | inference_pb2.EmbedCall,
+    call: requests_pb2.GenerateRequest | inference_pb2.EmbedCall | inference_pb2.TokenizePromptCall,
     prompt: str | Sequence[int] | None,
     messages: Chat | None,
 ) -> None:
@@ -205,7 +205,7 @@ def _set_prompt(
         raise invalid("give either a prompt or messages", "prompt")
     if isinstance(prompt, str):
         call.text = prompt
-    elif prompt is not None:
+    elif prompt is not None and not isinstance(call, inference_pb2.TokenizePromptCall):
         call.token_ids.ids = _u32(prompt)
     else:
         call.messages.SetInParent()
@@ -239,6 +239,21 @@ def encode_embed(
     )
     if asked.pooling_type is not None:
         call.kind = common_pb2.PoolingKind.ValueType(kind_of(asked.pooling_type))
+    _set_prompt(call, prompt, messages)
+    return call
+
+
+def encode_tokenize(
+    prompt: str | None, messages: Chat | None, model: str, add_special_tokens: bool | None
+) -> inference_pb2.TokenizePromptCall:
+    """The input of `Tokenize`.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
+    """
+    call = inference_pb2.TokenizePromptCall(model=model, add_special_tokens=add_special_tokens)
+    if prompt is not None and not isinstance(prompt, str):
+        raise invalid(f"prompt must be a text, got {prompt!r:.80}", "prompt")
     _set_prompt(call, prompt, messages)
     return call
 

@@ -10,6 +10,9 @@ import httpx
 import pytest
 from served import EOS, SIMULATED, Served, expected, wait_until
 
+from contract.domain.errors import ErrorCode, PenstockError
+from penstock import Client
+
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 RENDERED = "user: hi\nassistant:"
 
@@ -41,6 +44,23 @@ def test_tokens_of_a_text_are_those_that_become_it_again(http: httpx.Client) -> 
     assert answer(http, "/detokenize", tokens=found["tokens"]) == {"prompt": "hi é"}
     assert answer(http, "/detokenize", tokens=[EOS]) == {"prompt": "<eos>"}
     assert answer(http, "/tokenize", prompt="")["tokens"] == []
+
+
+def test_over_grpc_the_same_is_told(served: Served, http: httpx.Client) -> None:
+    with Client(served.grpc_address) as client:
+        for body in ({"prompt": "hi é"}, CHAT):
+            assert client.tokenize(**body) == answer(http, "/tokenize", **body)["tokens"]
+        assert client.detokenize(client.tokenize("hi é")) == "hi é"
+        assert client.detokenize([EOS]) == "<eos>"
+        assert client.tokenize("") == []
+        with pytest.raises(PenstockError, match="give either a prompt or messages"):
+            client.tokenize("hi", **CHAT)
+        with pytest.raises(PenstockError) as caught:
+            client.tokenize("hi", model="nobody")
+        assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
+        with pytest.raises(PenstockError) as caught:
+            client.detokenize([10**9])
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
 def test_a_rendered_chat_generates_what_the_chat_does(http: httpx.Client) -> None:
