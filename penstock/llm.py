@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.params import SamplingParams
-from contract.domain.pooling import F32, Pooling, PoolingParams, cosine
-from contract.domain.request import Prompt
+from contract.domain.pooling import PoolingParams, cosine
 from penstock.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
+from penstock.offline import Batches, vector_of
 from penstock.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -21,13 +21,11 @@ from penstock.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from penstock.progress import ProgressBar
 from penstock.prompts import (
     Conversation,
     PromptLike,
     as_list,
     at_index,
-    pair_each,
     parse_conversation,
     parse_prompt,
 )
@@ -187,7 +185,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
         )
         self.llm_engine = LLMEngine(vocabulary, worker.runner, config, seed=seed)
-        self._num_requests = 0
+        self._batches = Batches(self.llm_engine)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer that prompts go through, with the model's chat templates."""
@@ -222,7 +220,7 @@ class LLM:
         for index, value in enumerate(as_list(prompts)):
             with at_index("prompts", index):
                 parsed.append(parse_prompt(value))
-        return self._run(parsed, sampling_params, priority, use_tqdm=use_tqdm)
+        return self._batches.run(parsed, sampling_params, priority, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -261,7 +259,7 @@ class LLM:
         for index, value in enumerate(each):
             with at_index("conversations", index):
                 parsed.append(parse_conversation(value, kwargs, ("tools",) if tools else ()))
-        return self._run(parsed, sampling_params, None, use_tqdm=use_tqdm)
+        return self._batches.run(parsed, sampling_params, None, use_tqdm=use_tqdm)
 
     def beam_search(
         self,
@@ -305,10 +303,13 @@ class LLM:
         Raises:
             PenstockError: a prompt or a parameter is wrong, naming its index.
         """
-        outputs = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
         return [
             EmbeddingRequestOutput(
-                each.request_id, EmbeddingOutput(_vector(each).tolist()), each.prompt_token_ids, each.num_cached_tokens
+                each.request_id,
+                EmbeddingOutput(vector_of(each).tolist()),
+                each.prompt_token_ids,
+                each.num_cached_tokens,
             )
             for each in outputs
         ]
@@ -336,10 +337,10 @@ class LLM:
         """
         if pooling_task != "embed":
             raise unimplemented("pooling_task", f"pooling_task {pooling_task!r} (there is: embed)")
-        outputs = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
         return [
             PoolingRequestOutput(
-                each.request_id, PoolingOutput(_vector(each)), each.prompt_token_ids, each.num_cached_tokens
+                each.request_id, PoolingOutput(vector_of(each)), each.prompt_token_ids, each.num_cached_tokens
             )
             for each in outputs
         ]
@@ -368,88 +369,17 @@ class LLM:
         first, second = as_list(text_1), as_list(text_2)
         if not second or len(first) not in (1, len(second)):
             raise invalid(f"text_1 must be one, or as many as text_2: {len(first)} and {len(second)}", "text_1")
-        outputs = self._pool([*first, *second], pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        outputs = self._batches.pool([*first, *second], pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
         pairs = zip(outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :], strict=True)
         return [
             ScoringRequestOutput(
                 other.request_id,
-                ScoringOutput(cosine(_vector(one), _vector(other))),
+                ScoringOutput(cosine(vector_of(one), vector_of(other))),
                 one.prompt_token_ids + other.prompt_token_ids,
                 one.num_cached_tokens + other.num_cached_tokens,
             )
             for one, other in pairs
         ]
-
-    def _pool(
-        self,
-        prompts: PromptLike | Sequence[PromptLike],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-        truncate_prompt_tokens: int | None,
-        *,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        parsed = []
-        for index, value in enumerate(as_list(prompts)):
-            with at_index("prompts", index):
-                parsed.append(parse_prompt(value))
-        wanted = pair_each(PoolingParams() if pooling_params is None else pooling_params, PoolingParams, len(parsed))
-        cuts = [
-            truncate_prompt_tokens if each.truncate_prompt_tokens is None else each.truncate_prompt_tokens
-            for each in wanted
-        ]
-        params = [SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut) for cut in cuts]
-        facts = self.llm_engine.vocabulary.pooling
-        return self._run(parsed, params, None, use_tqdm=use_tqdm, poolings=[facts.pooling(each) for each in wanted])
-
-    def _run(
-        self,
-        prompts: list[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
-        *,
-        use_tqdm: bool,
-        poolings: Sequence[Pooling] = (),
-    ) -> list[RequestOutput]:
-        """`poolings`: how each prompt becomes a vector; none: they are answered."""
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        params = pair_each(sampling_params, SamplingParams, len(prompts))
-        priorities = [0] * len(prompts) if priority is None else list(priority)
-        if len(priorities) != len(prompts):
-            raise invalid(f"{len(priorities)} priorities came with {len(prompts)} prompts", "priority")
-        pending: dict[str, int] = {}
-        outputs: dict[int, RequestOutput] = {}
-        try:
-            for index, prompt in enumerate(prompts):
-                request_id = str(self._num_requests)
-                self._num_requests += 1
-                with at_index("prompts", index):
-                    self.llm_engine.add_request(
-                        request_id,
-                        prompt,
-                        params[index],
-                        priorities[index],
-                        clips=True,
-                        pooling=poolings[index] if poolings else None,
-                    )
-                pending[request_id] = index
-                if priority is None:
-                    self.llm_engine.begin()
-            with ProgressBar(self.llm_engine.progress, len(prompts), disable=not use_tqdm) as bar:
-                while pending:
-                    finished = [output for output in self.llm_engine.step() if output.finished]
-                    for output in finished:
-                        # An output of an earlier call that was given up belongs to nobody.
-                        index = pending.pop(output.request_id, -1)
-                        if index >= 0:
-                            with at_index("prompts", index):
-                                outputs[index] = _succeeded(output)
-                    bar.show(len(outputs))
-        finally:
-            # After an error or Ctrl-C: what is left of this call must not run on in the next one.
-            for request_id in pending:
-                self.llm_engine.abort_request(request_id)
-        return [outputs[index] for index in range(len(prompts))]
 
 
 def _dtype(dtype: Any) -> str:
@@ -467,14 +397,3 @@ def _check_counts(**counts: int | None) -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise invalid(f"{name} must be one of {', '.join(choices)}, got {value!r}", name)
-
-
-def _vector(output: RequestOutput) -> F32:
-    assert output.vector is not None
-    return output.vector
-
-
-def _succeeded(output: RequestOutput) -> RequestOutput:
-    if output.error is not None:
-        raise output.error.raised()
-    return output

@@ -18,8 +18,9 @@ from worker_svc.core.digest import digest_of
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits, Runner
 from worker_svc.core.memory import MemoryProfile
+from worker_svc.core.pretended_model import HIDDEN_SIZE
 from worker_svc.core.script import Script
-from worker_svc.core.simulated import HIDDEN_SIZE, SimulatedConfig, SimulatedRunner
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 from worker_svc.core.step_sizes import DEFAULT_SIZES
 from worker_svc.driver import wake_driver
 from worker_svc.settings import WorkerSettings

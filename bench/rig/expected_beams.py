@@ -6,7 +6,7 @@ from functools import lru_cache
 from contract.domain.params import Sampling, SamplingParams
 from scheduler_svc.core.beams import BEGUN, BeamRules, Found, advance, choose, outcome
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens, likeliest
+from worker_svc.core.pretended_model import expected_tokens, likeliest
 
 _GREEDY = Sampling(temperature=0.0)
 

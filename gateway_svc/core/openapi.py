@@ -4,13 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from contract import __version__
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER
 from contract.domain.errors import ERROR_KINDS
-from contract.domain.parameter import Integer, Kind, Number
-from contract.domain.params import PARAMETERS
 from contract.domain.request import ID_PREFIXES
 from gateway_svc.core import reply_schemas
 from gateway_svc.core.anthropic.fields import MESSAGE_BODY
@@ -18,6 +14,7 @@ from gateway_svc.core.auth import API_KEY_HEADER
 from gateway_svc.core.event_ids import LAST_EVENT_ID
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY
 from gateway_svc.core.openai import CHAT_BODY, COMPLETION_BODY
+from gateway_svc.core.openapi_schemas import schema, schema_name, schemas_of
 from gateway_svc.core.pooled.apis import RERANKS, SCORES
 from gateway_svc.core.pooled.fields import EmbeddingBody, RerankBody, ScoreBody
 from gateway_svc.core.responses.fields import RESPONSE_BODY
@@ -27,12 +24,6 @@ MAX_TIMEOUT_S = 7 * 86400.0
 MAX_CLIENT_ID_CHARS = 255
 _JSON, _EVENTS, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 _CSS, _SCRIPT = "text/css", "text/javascript"
-_REF = "#/components/schemas/{name}"
-# What structs are called in the description, where that is something else; and what in them must be given.
-_NAMES = {"_CompletionBody": "CompletionCall", "ChatBody": "ChatCall", "_StreamOptions": "StreamOptions"}
-_NAMES |= {"TokenizeBody": "TokenizeCall", "DetokenizeBody": "DetokenizeCall"}
-_NAMES |= {"EmbeddingBody": "EmbeddingCall", "ScoreBody": "ScoreCall", "RerankBody": "RerankCall"}
-_NAMES |= {"_ResponseBody": "ResponseCall", "Reasoning": "ReasoningOptions", "_MessageBody": "MessageCall"}
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "CompletionCall": {"prompt": "Once upon a time", "max_tokens": 16},
     "ChatCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_completion_tokens": 16},
@@ -43,39 +34,6 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "RerankCall": {"query": "Who is there?", "documents": ["A fox.", "It rains."], "top_n": 1},
     "ResponseCall": {"input": "Hi!", "max_output_tokens": 16},
     "MessageCall": {"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 16},
-}
-_REQUIRED = {
-    "CompletionCall": ["prompt"],
-    "ChatCall": ["messages"],
-    "DetokenizeCall": ["tokens"],
-    "ResponseCall": ["input"],
-    "ScoreCall": ["text_1", "text_2"],
-    "RerankCall": ["query", "documents"],
-    "MessageCall": ["messages", "max_tokens"],
-}
-_CHATS = ("ChatCall", "TokenizeCall", "EmbeddingCall")  # whose messages are a chat's
-_MESSAGE = {
-    "title": "ChatMessage",
-    "description": "A message; further keys go to the chat template.",
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "minLength": 1},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                        "required": ["type", "text"],
-                    },
-                },
-                {"type": "null"},
-            ]
-        },
-    },
-    "required": ["role", "content"],
 }
 _VISIBLE = {"type": "string", "pattern": "^[!-~]+$", "maxLength": MAX_CLIENT_ID_CHARS}
 _REQUEST_ID = f"^({'|'.join(ID_PREFIXES)})?([A-Za-z0-9._-]+-)?[0-9a-fA-F]{{32}}$"
@@ -306,10 +264,17 @@ def describe() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": schemas_of(_structs()),
             "securitySchemes": _KEYS,
         },
     }
+
+
+def _structs() -> list[Any]:
+    """Those of all bodies, answers and errors."""
+    structs = [each.body for each in _OPERATIONS if each.body is not None]
+    structs += [of for each in _OPERATIONS for of in each.replies.values() if not isinstance(of, dict)]
+    return structs + [each.error for each in _OPERATIONS]
 
 
 def _describe(operation: _Operation) -> dict[str, Any]:
@@ -317,9 +282,9 @@ def _describe(operation: _Operation) -> dict[str, Any]:
     if parameters := list(_parameters(operation)):
         told["parameters"] = parameters
     if operation.body is not None:
-        content = {"schema": _schema(operation.body), "example": _EXAMPLES[_named(operation.body.__name__)]}
+        content = {"schema": schema(operation.body), "example": _EXAMPLES[schema_name(operation.body.__name__)]}
         told["requestBody"] = {"required": True, "content": {_JSON: content}}
-    replies = {kind: {"schema": _schema(of)} if of else {} for kind, of in operation.replies.items()}
+    replies = {kind: {"schema": schema(of)} if of else {} for kind, of in operation.replies.items()}
     told["responses"] = {"200": {"description": operation.summary, "content": replies}}
     for status in sorted(operation.statuses):
         content = {_JSON: {"schema": _error_schema(operation, status)}}
@@ -333,7 +298,7 @@ def _describe(operation: _Operation) -> dict[str, Any]:
 
 def _error_schema(operation: _Operation, status: int) -> dict[str, Any]:
     """That of the route, or where an error is older than the knowledge of the route, OpenAI's."""
-    own, general = _schema(operation.error), _schema(reply_schemas.ErrorReply)
+    own, general = schema(operation.error), schema(reply_schemas.ErrorReply)
     return {"anyOf": [own, general]} if status in _ALWAYS and own != general else own
 
 
@@ -348,8 +313,8 @@ def _parameters(operation: _Operation) -> Iterator[dict[str, Any]]:
             name = part.strip("{}")
             yield {"name": name, "in": "path", "required": True, "schema": _PATHS[name]}
     for place, named in (("query", operation.queries), ("header", operation.headers)):
-        for name, schema, meaning in named:
-            yield {"name": name, "in": place, "required": False, "schema": schema, "description": meaning}
+        for name, form, meaning in named:
+            yield {"name": name, "in": place, "required": False, "schema": form, "description": meaning}
 
 
 def _reason(status: int) -> str:
@@ -357,56 +322,3 @@ def _reason(status: int) -> str:
         return _REASONS[status]
     codes = [code.name.lower() for code, kind in ERROR_KINDS.items() if kind.http_status == status and code]
     return f"Code {', '.join(codes)}"
-
-
-def _schema(of: Any) -> dict[str, Any]:
-    return of if isinstance(of, dict) else {"$ref": _REF.format(name=_named(of.__name__))}
-
-
-def _named(name: str) -> str:
-    return _NAMES.get(name, name)
-
-
-def _schemas() -> dict[str, Any]:
-    """Of all structs, by their names here, ascending."""
-    structs = [each.body for each in _OPERATIONS if each.body is not None]
-    structs += [of for each in _OPERATIONS for of in each.replies.values() if not isinstance(of, dict)]
-    structs += [each.error for each in _OPERATIONS]
-    _, found = msgspec.json.schema_components(structs, ref_template=_REF)
-    schemas = {_named(name): _renamed(schema) for name, schema in found.items()}
-    schemas["ChatMessage"] = _MESSAGE
-    for name, schema in schemas.items():
-        schema["title"] = name
-        if name.endswith("Call"):
-            schema["required"] = _REQUIRED.get(name, [])
-            _explain(schema["properties"], has_chat=name in _CHATS)
-    return dict(sorted(schemas.items()))
-
-
-def _renamed(value: Any) -> Any:
-    """A schema whose references have the names that structs have here."""
-    if isinstance(value, list):
-        return [_renamed(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" in value:
-        return {"$ref": _REF.format(name=_named(value["$ref"].rpartition("/")[2]))}
-    return {key: _renamed(each) for key, each in value.items()}
-
-
-def _explain(properties: dict[str, Any], *, has_chat: bool) -> None:
-    """Describe parameters as their table does, and the messages of a chat as they must be."""
-    for name, schema in properties.items():
-        if name == "messages" and has_chat:
-            schema["anyOf"][0] |= {"items": {"$ref": _REF.format(name="ChatMessage")}, "minItems": 1}
-        if (parameter := PARAMETERS.get(name)) is not None:
-            schema["description"] = ", ".join(filter(None, (parameter.meaning, parameter.kind.bounds)))
-            if schema["anyOf"][0].get("type") in ("integer", "number"):  # a chat's `logprobs` is neither
-                schema["anyOf"][0] |= _bounds(parameter.kind)
-
-
-def _bounds(kind: Kind) -> dict[str, float]:
-    if not isinstance(kind, Integer | Number):
-        return {}
-    least = "exclusiveMinimum" if isinstance(kind, Number) and kind.open_low else "minimum"
-    return {least: kind.low, "maximum": kind.high}

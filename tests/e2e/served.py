@@ -15,7 +15,7 @@ from byte_tokenizer import write_byte_model
 from contract.domain.params import SamplingParams
 from penstock.client import Client
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 180.0

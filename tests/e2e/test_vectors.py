@@ -17,7 +17,7 @@ from served import SIMULATED, Served, wait_until
 from contract.domain.pooling import Pooling, PoolingKind, PoolingParams
 from penstock import LLM
 from penstock.launcher.layout import BUNDLED_MODEL
-from worker_svc.core.simulated import expected_vector
+from worker_svc.core.pretended_model import expected_vector
 
 TEXTS = ["Once upon a time", "there was a “naïve” librarian", "who liked foxes " * 40]
 SIZE = 16  # of the simulated checkpoint's hidden states

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 from clients import Client, prompt_output
+from continuations import LIMITS, SHARD, Samples, model_of
 from edges import next_entry
 from explored_pool import ExploredPool, Fields
-from generation import LIMITS, SHARD, Epoch, Samples, SchedulerProcess, SchedulerState, model_of
+from generation import Epoch, SchedulerProcess, SchedulerState
 from processes import Hold, Move, Process
 from samplers import Kind, Samplers
 

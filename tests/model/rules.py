@@ -12,9 +12,10 @@ from unittest.mock import patch
 
 from clients import TWO_MODELS, Asked, Client
 from computing import PlanningScheduler, WorkerProcess, WorkerState
+from continuations import SHARD, Samples
 from edges import Gateway, GatewayState
 from explored_pool import Fields
-from generation import SHARD, Epoch, Samples, SchedulerProcess, SchedulerState
+from generation import Epoch, SchedulerProcess, SchedulerState
 from processes import Hold, Move, Process, Stage
 from samplers import Kind
 from spaces import named

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from clients import Client
+from continuations import SHARD
 from edges import next_entry
 from explored_pool import ExploredPool, Fields, Interned
-from generation import SHARD
 from processes import Hold, Move, Process
 from samplers import make_tokenizer
 

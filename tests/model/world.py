@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from clients import Client, Got, Phase, ask, contradicts
 from computing import PlanningScheduler, WorkerProcess
+from continuations import MODELS, SHARD
 from edges import Gateway, TokenizerProcess, with_client
 from explored_pool import ExploredPool, Interned
-from generation import MODELS, SHARD, SchedulerProcess
+from generation import SchedulerProcess
 from processes import Move, Process, Stage
 from samplers import Kind, Samplers
 from texts import DetokenizerProcess, Shards

@@ -15,7 +15,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
 from penstock.client import Accepted, Delta, Generation
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 

@@ -17,7 +17,7 @@ from contract.domain.params import SamplingParams
 from gateway_svc.core.backlog import LOGPROB_BYTES, ROW_BYTES
 from servicekit.bus.calls import Length, LogBacklogs
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 
 MAX_BACKLOG_BYTES = 16 * 1024
 NUM_CHOICES, NUM_TOKENS = 4, 1200

@@ -15,7 +15,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import F32, Pooling, PoolingKind, PoolingParams, cosine
 from servicekit.checkpoint.tokenizer import read_tokenizer
-from worker_svc.core.simulated import expected_vector
+from worker_svc.core.pretended_model import expected_vector
 
 SIZE = 16  # of the checkpoint's hidden states
 DEFAULT = Pooling()

@@ -19,7 +19,7 @@ from contract.domain.structured_outputs import StructuredOutputsParams
 from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.grammars import grammar_of
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import expected_tokens, expected_vector, prompt_logprobs
+from worker_svc.core.pretended_model import expected_tokens, expected_vector, prompt_logprobs
 
 _LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
 _TOKENIZER = make_tokenizer()

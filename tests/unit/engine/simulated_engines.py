@@ -14,7 +14,8 @@ from servicekit.checkpoint.grammars import GrammarTokens
 from tokenizer_svc.core.chat import ChatTemplates
 from tokenizer_svc.core.vocabulary import Vocabulary
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 
 EOS = 256
 CHAT_TEMPLATE = (

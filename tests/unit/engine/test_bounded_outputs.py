@@ -17,7 +17,8 @@ from contract.domain.structured_outputs import StructuredOutputsParams
 from penstock.engine import LLMEngine
 from scheduler_svc.core.config import SchedulerConfig
 from servicekit.checkpoint.grammars import GrammarTokens
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 
 PROMPT = list(range(1, 9))
 FREE = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

@@ -12,7 +12,7 @@ from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
 from penstock.outputs import RequestOutput
 from worker_svc.core.interface import PendingStep
-from worker_svc.core.simulated import sampled_logprobs
+from worker_svc.core.pretended_model import sampled_logprobs
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PROMPTS = [[(7 * i + j) % 256 for j in range(1 + 11 * i % 60)] for i in range(12)]

@@ -17,7 +17,7 @@ from contract.domain.rows import TokenRows
 from contract.domain.structured_outputs import StructuredOutputsParams
 from scheduler_svc.core.sequence import QueuedRequest
 from tokenizer_svc.core.grammars import GrammarCompiler
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 
 PERSON = {
     "type": "object",

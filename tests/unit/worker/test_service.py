@@ -29,7 +29,7 @@ from servicekit.bus.calls import (
 )
 from servicekit.lifecycle import Stop
 from worker_svc.core.interface import DeviceError, PendingStep, Runner
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings

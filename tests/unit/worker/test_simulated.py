@@ -14,7 +14,8 @@ from plans import Drive, drive
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, chosen_logprobs, expected_tokens
+from worker_svc.core.pretended_model import chosen_logprobs, expected_tokens
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 
 LIMITS = Limits(
     num_blocks=60,

@@ -9,7 +9,8 @@ from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.faults import Faults, FaultyRunner
 from worker_svc.core.interface import Limits
-from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner, expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
+from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 
 LIMITS = Limits(
     num_blocks=8, block_size=4, max_num_seqs=1, max_model_len=32, max_num_batched_tokens=32, vocab_size=1000,

@@ -21,7 +21,7 @@ from contract.domain.plan import Admission, StepPlan
 from contract.v1 import worker_pb2, worker_pb2_grpc
 from servicekit.bus import Bus, open_bus
 from servicekit.bus.embedded import EmbeddedServer
-from worker_svc.core.simulated import expected_tokens
+from worker_svc.core.pretended_model import expected_tokens
 from worker_svc.loading import load_worker
 from worker_svc.settings import WorkerSettings
 
