@@ -9,7 +9,7 @@ from penstock.outputs import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """How beams are searched.
+    """The parameters of a search.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is out of bounds.

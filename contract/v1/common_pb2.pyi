@@ -469,7 +469,7 @@ Global___PromptVector: _TypeAlias = PromptVector  # noqa: Y015
 
 @_typing.final
 class Pooling(_message.Message):
-    """How the hidden states of a prompt become its vector."""
+    """The way from the hidden states of a prompt to its vector."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -37,7 +37,7 @@ class _ToolModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolMode.Val
     """One at least is."""
 
 class ToolMode(_ToolMode, metaclass=_ToolModeEnumTypeWrapper):
-    """Whether functions are called in general."""
+    """The choice in general."""
 
 TOOL_MODE_UNSPECIFIED: ToolMode.ValueType  # 0
 """As auto."""
@@ -174,7 +174,7 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class ToolChoice(_message.Message):
-    """Whether functions are called."""
+    """The choice among functions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -651,7 +651,7 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class ChatDelta(_message.Message):
-    """What an event adds to an output of a chat."""
+    """The addition of an event to an output of a chat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -689,7 +689,7 @@ Global___ChatDelta: _TypeAlias = ChatDelta  # noqa: Y015
 
 @_typing.final
 class ToolCallDelta(_message.Message):
-    """What an event adds to a call of a function."""
+    """The addition of an event to a call of a function."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

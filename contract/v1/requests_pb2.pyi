@@ -223,7 +223,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class BeamParameters(_message.Message):
-    """How beams are searched. Of the other parameters those that change logits, ask for logprobs or end outputs by their text
+    """The rules of a beam search. Of the other parameters those that change logits, ask for logprobs or end outputs by their text
     are refused beside it. Absent fields have the value in brackets.
     """
 

@@ -120,7 +120,7 @@ Global___ServiceStatus: _TypeAlias = ServiceStatus  # noqa: Y015
 
 @_typing.final
 class PoolingFacts(_message.Message):
-    """How prompts become vectors where a request does not say otherwise."""
+    """The pooling of prompts where a request does not say otherwise."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

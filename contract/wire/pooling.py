@@ -9,7 +9,7 @@ from contract.v1 import common_pb2, status_pb2
 
 
 def encode_pooling(pooling: Pooling | None) -> common_pb2.Pooling | None:
-    """How a prompt becomes a vector; None: it does not."""
+    """The pooling of a prompt; None: it becomes no vector."""
     if pooling is None:
         return None
     return common_pb2.Pooling(

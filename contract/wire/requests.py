@@ -168,7 +168,7 @@ def _read_sampling(message: requests_pb2.SamplingParameters) -> Sampling:
 
 
 def encode_made(made: Made) -> requests_pb2.SamplingParameters:
-    """What a tokenizer made, without other parameters: to be merged into those of its request."""
+    """The fields that a tokenizer made, without other parameters: to be merged into those of its request."""
     return requests_pb2.SamplingParameters(**_made_fields(made))
 
 
@@ -342,7 +342,7 @@ def decode_message(where: str, message: requests_pb2.ChatMessage) -> Message:
 
 
 def _turn(message: requests_pb2.ChatMessage) -> dict[str, Any]:
-    """What a client says of a turn in fields of their own, as OpenAI's clients say it."""
+    """The fields of their own in which a client tells of a turn, as OpenAI's clients name them."""
     calls = [
         {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
         for each in message.tool_calls

@@ -35,7 +35,7 @@ class Models(Protocol):
         ...
 
     def pooling(self, name: str) -> PoolingFacts:
-        """How prompts become vectors by a model of this name where a request does not say otherwise.
+        """The pooling of prompts by a model of this name where a request does not say otherwise.
 
         Raises:
             PenstockError: there is none, or it is not known yet.

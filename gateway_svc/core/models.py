@@ -53,7 +53,7 @@ class Catalogue:
 
     @property
     def pooling(self) -> PoolingFacts:
-        """How prompts become vectors where a request does not say otherwise.
+        """The pooling of prompts where a request does not say otherwise.
 
         Raises:
             PenstockError: UNAVAILABLE: nobody has said it yet.

@@ -63,7 +63,7 @@ class Routes:
         return self.find(name).catalogue.formats
 
     def pooling(self, name: str) -> PoolingFacts:
-        """How prompts become vectors by a model of this name where a request does not say otherwise.
+        """The pooling of prompts by a model of this name where a request does not say otherwise.
 
         Raises:
             PenstockError: as `defaults`.

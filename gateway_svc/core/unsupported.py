@@ -12,6 +12,7 @@ import msgspec
 
 from contract.domain.errors import PenstockError, invalid, unimplemented
 from contract.domain.params import PARAMETERS
+from gateway_svc.core.structured_outputs import FormFields
 
 # Field → the values that ask for nothing beyond what is done anyway; null always does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -194,9 +195,8 @@ HARMLESS = frozenset(
 
 # Fields of completions and chats that mean nothing to an API that does not have them; a value like false asks for
 # nothing.
-_OF_OUTPUTS = frozenset(PARAMETERS) | {
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"),
-    *("response_format", "tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
+_OF_OUTPUTS = frozenset((*PARAMETERS, *FormFields.__struct_fields__)) | {
+    *("tools", "tool_choice", "parallel_tool_calls", "include_reasoning", "reasoning_effort"),
     *("documents", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
     *("echo", "return_token_ids", "return_tokens_as_token_ids", "stream_interval", "spaces_between_special_tokens"),
 }

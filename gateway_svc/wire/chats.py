@@ -24,7 +24,7 @@ _MODES = {
 
 
 def decode_chat(chat: inference_pb2.ChatOutput) -> ToolFields:
-    """What a client asks of outputs, in the words of OpenAI's clients.
+    """The wishes of a client for outputs, in the words of OpenAI's clients.
 
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field.

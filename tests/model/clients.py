@@ -72,7 +72,7 @@ class Asked:
 
 
 def prompt_output(model_digest: bytes) -> bytes:
-    """What stands for the logprobs of a prompt by a model, or for its vector."""
+    """A stand-in for the logprobs of a prompt by a model, or for its vector."""
     return b"by " + model_digest
 
 

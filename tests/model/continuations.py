@@ -30,7 +30,7 @@ MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade
 
 
 class Sample(NamedTuple):
-    """What a scheduler has of one sample."""
+    """One sample as a scheduler has it."""
 
     token_ids: tuple[int, ...] = ()
     has_ended: bool = False
@@ -42,7 +42,7 @@ BeamTokens = Callable[[tuple[int, ...]], list[int]]  # the likeliest tokens afte
 
 
 class Continued(NamedTuple):
-    """What the core made of a request: the rows to log, and how its samples stand then."""
+    """A request after a step of the core: the rows to log, and its samples."""
 
     rows: bytes  # a TokenBatch; empty: none
     samples: Samples

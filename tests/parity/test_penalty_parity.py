@@ -1,4 +1,4 @@
-"""What changes logits against transformers' `generate`: the penalty of repetition, bad words, tokens that are never
+"""Changes of logits against transformers' `generate`: the penalty of repetition, bad words, tokens that are never
 sampled, and a shortest output.
 """
 

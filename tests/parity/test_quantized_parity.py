@@ -102,7 +102,7 @@ def test_blocks_are_widened_as_transformers_does() -> None:
 
 @pytest.fixture(scope="session")
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `compressed_tensors_calls.py` writes."""
+    """The checkpoint that `compressed_tensors_calls.py` writes."""
     folder = tmp_path_factory.mktemp("compressed")
     command = [str(python_with("compressed-tensors")), str(CLIENTS / "compressed_tensors_calls.py"), str(folder)]
     environ = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}

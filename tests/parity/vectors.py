@@ -1,4 +1,4 @@
-"""What transformers makes of prompts: their last hidden states, pooled in plain words."""
+"""Vectors by transformers: the last hidden states of prompts, pooled in plain words."""
 
 import torch
 from transformers import PreTrainedModel

@@ -40,7 +40,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """What is asked of the hidden states of a step's prompts."""
+    """The uses of the hidden states of a step's prompts."""
 
     logprobs: PromptRows | None
     vectors: VectorRows | None

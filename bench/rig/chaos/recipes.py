@@ -201,7 +201,7 @@ def _calls(rng: random.Random, kind: str) -> Recipe:
 
 
 def _repetition(rng: random.Random) -> dict[str, Any]:
-    """What few words say that may not say it again; without a text sometimes."""
+    """Parameters of an output of few words that ends once it repeats itself; without a text sometimes."""
     count = rng.randint(3, 5)
     detection = RepetitionDetectionParams(max_pattern_size=rng.randint(1, 4), min_count=count)
     form = StructuredOutputsParams(regex=_MUMBLE)

@@ -1,4 +1,4 @@
-"""What all readers of outputs do: hold text back until it is known, and tell it in pieces."""
+"""The base of all readers of outputs: holds text back until it is known, and tells it in pieces."""
 
 import re
 from collections.abc import Callable, Iterable

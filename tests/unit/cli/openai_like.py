@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass
 class OpenAILike:
-    """What the server says, and what it was asked."""
+    """The answers of the server, and the requests that it got."""
 
     answers: list[Answer]  # to the POSTs, one after the other
     models: Any = field(default_factory=lambda: {"object": "list", "data": [{"id": "first"}, {"id": "second"}]})

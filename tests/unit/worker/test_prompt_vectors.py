@@ -1,4 +1,4 @@
-"""Which rows of a batch count for vectors of prompts, and what chunks of them add up to."""
+"""The rows of a batch that count for vectors of prompts, and the sums of their chunks."""
 
 import numpy as np
 import pytest

@@ -102,7 +102,7 @@ class ConvertedFormat(StoredFormat, Protocol):
 
     @property
     def needs_whole_rows(self) -> bool:
-        """What becomes of an input depends on all."""
+        """Return whether an input can be converted only together with all others of its row."""
 
     def convert(self, tensors: Tensors) -> Tensors:
         """The tensors of the other."""

@@ -22,5 +22,5 @@ def groups(size: int | None, *, is_whole: bool = False) -> Dim:
 
 
 def spread(of_groups: Tensor, size: int | None, dim: int, count: int) -> Tensor:
-    """What groups of `size` inputs have, along `dim`, for each of `count` inputs; of one group as it is."""
+    """The values of groups of `size` inputs, along `dim`, for each of `count` inputs; of one group as it is."""
     return of_groups if size is None else of_groups.repeat_interleave(size, dim).narrow(dim, 0, count)

@@ -36,7 +36,7 @@ class StoredPart:
     stacked: tuple[int, int] | None = None  # this one of so many in each tensor, which is called `{name}_{suffix}`
 
     def wanted(self, piece: Piece, outputs: slice, inputs: slice, dtype: torch.dtype) -> WantedTensor:
-        """What such a part has of a stored tensor, whose destination is yet to be made."""
+        """The share of such a part in a stored tensor, whose destination is yet to be made."""
         shape, index = piece.shape(*self.shape), piece.index(outputs, inputs)
         sizes = [len(range(size)[part]) for size, part in zip(shape, index, strict=True)]
         destination = torch.empty(sizes, dtype=piece.dtype or dtype, device="meta")
@@ -91,7 +91,7 @@ class Placement:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def reading_of(self, name: str, *, widens: bool = False) -> Reading:
-        """See `find_reading`."""
+        """The reading of the part of this name; as `find_reading`, by the checkpoint's quantization."""
         return find_reading(self.quantization, name, widens=widens)
 
     def want_part(self, reading: Reading, part: StoredPart, destinations: Tensors) -> None:

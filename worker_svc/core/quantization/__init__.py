@@ -1,1 +1,1 @@
-"""What a checkpoint's `quantization_config` says, as values: a file for each method, by its name."""
+"""The `quantization_config` of a checkpoint as values: a file for each method, by its name."""

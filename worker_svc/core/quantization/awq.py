@@ -10,7 +10,7 @@ METHOD = "awq"
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`; `w_bit` and `q_group_size` are names of AutoAWQ's own file."""
+    """Read the method's fields, as `parse_quantization`; `w_bit` and `q_group_size` are names of AutoAWQ's own file."""
     require(METHOD, "bits", config.get("bits", config.get("w_bit")), 4)
     require(METHOD, "version", str(config.get("version", "gemm")).lower(), "gemm")
     require(METHOD, "zero_point", config.get("zero_point", True), True)

@@ -27,7 +27,7 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationSpec:
 
 
 def choose_quantization(stored: QuantizationSpec | None, wanted: str | None) -> QuantizationSpec | None:
-    """What is stored, or what is made of a dense checkpoint when it is read.
+    """The quantization that is stored, or that is made of a dense checkpoint when it is read.
 
     wanted: "fp8": of a dense checkpoint 8-bit floats; the method of the checkpoint, or None: as it is stored.
 

@@ -13,7 +13,7 @@ _PACKED, _SINGLE = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`."""
+    """Read the method's fields, as `parse_quantization`."""
     groups = config.get("config_groups") or {}
     if len(groups) != 1:
         raise refused(f"({METHOD}) with {len(groups)} config_groups")

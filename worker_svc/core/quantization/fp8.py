@@ -10,7 +10,7 @@ METHOD = "fp8"
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`."""
+    """Read the method's fields, as `parse_quantization`."""
     require(METHOD, "fmt", config.get("fmt", "e4m3"), "e4m3")
     require(METHOD, "activation_scheme", config.get("activation_scheme", "dynamic"), "dynamic", "static")
     block = config.get("weight_block_size")

@@ -11,7 +11,7 @@ _LEFT_OUT = "-:"  # of layers that keep their floats; other patterns give some l
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`."""
+    """Read the method's fields, as `parse_quantization`."""
     require(METHOD, "bits", config.get("bits"), 4, 8)
     require(METHOD, "checkpoint_format", config.get("checkpoint_format") or "gptq", "gptq", "gptq_v2")
     require(METHOD, "is_marlin_format", config.get("is_marlin_format") or False, False)

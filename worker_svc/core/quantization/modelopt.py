@@ -10,7 +10,7 @@ METHOD = "modelopt"
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`."""
+    """Read the method's fields, as `parse_quantization`."""
     require(METHOD, "quant_algo", config.get("quant_algo"), "FP8")
     listed = config.get("ignore") or config.get("exclude_modules")
     kv_cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")

@@ -11,6 +11,6 @@ _QUANTIZED = ["mlp.experts"]  # all else is stored as floats
 
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
-    """See `parse_quantization`."""
+    """Read the method's fields, as `parse_quantization`."""
     ignored = dense_parts(METHOD, config.get("modules_to_not_convert"))
     return QuantizationSpec(Mxfp4Spec(), ignored, only=parts_of_names(_QUANTIZED), method=METHOD)
