@@ -81,7 +81,14 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     heads = plain.part(attention.num_heads, "num_attention_heads")
     kv_heads = plain.kv_heads(attention.num_kv_heads)
     num_layers, num_kv_heads = len(config.decoder.attentions), kv_heads.stop - kv_heads.start
-    shape = KVCacheShape(num_layers, num_kv_heads, attention.head_dim, options.block_size, dtype)
+    shape = KVCacheShape(
+        num_layers,
+        num_kv_heads,
+        attention.head_dim,
+        options.block_size,
+        dtype,
+        shares_values=attention.shares_values,
+    )
     num_heads = heads.stop - heads.start
     compute = choose_compute(
         options.attention,

@@ -1,5 +1,6 @@
 """The products of a model with its weights, as one rank computes them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from worker_svc.core.config import ModelConfig
@@ -7,6 +8,7 @@ from worker_svc.core.kernels.linear.ways import Product
 from worker_svc.core.layers.embedding import padded_rows
 from worker_svc.core.layers.mlp import gated_columns
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import AnyAttentionSpec, AttentionSpec
 
 
 def model_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
@@ -35,15 +37,29 @@ def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product,
             placement.kv_heads(attention.num_kv_heads),
         )
     )
+    dtype = _name(placement)
     columns = [gated_columns(placement, each) for each in config.decoder.mlps]
     sizes = dict.fromkeys(each.stop - each.start for each in columns)
-    attended, dtype = heads * attention.head_dim, _name(placement)
     return (
-        Product("plain", attended + 2 * kv_heads * attention.head_dim, hidden, dtype),
-        Product("added", hidden, attended, dtype),
+        *_attention_products(attention, heads, kv_heads, hidden, dtype),
         *(Product("added", hidden, size, dtype) for size in sizes),
         *(Product("gated", 2 * size, hidden, dtype) for size in sizes),
     )
+
+
+def _attention_products(
+    attention: AnyAttentionSpec, heads: int, kv_heads: int, hidden: int, dtype: str
+) -> Iterator[Product]:
+    if isinstance(attention, AttentionSpec):
+        attended = heads * attention.head_dim
+        yield Product("plain", attended + 2 * kv_heads * attention.head_dim, hidden, dtype)
+        yield Product("added", hidden, attended, dtype)
+        return
+    queries = heads * attention.query_dims
+    yield Product("plain", (attention.query_rank or queries) + attention.head_dim, hidden, dtype)
+    if attention.query_rank:
+        yield Product("plain", queries, attention.query_rank, dtype)
+    yield Product("added", hidden, heads * attention.value_dims, dtype)
 
 
 def _name(placement: Placement) -> str:

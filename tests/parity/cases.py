@@ -25,6 +25,7 @@ CHECKPOINTS = (
     "glm4_sandwich",
     "qwen2_moe_shared",
     "glm4_moe_groups_and_correction",
+    "deepseek_v3_biases",
     BUNDLED,
 )
 WINDOWS = (1, 2, 4)

@@ -14,6 +14,8 @@ MAX_POSITIONS = 512
 _FAMILIES = {
     "cohere": "Cohere",
     "cohere2": "Cohere2",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
     "exaone4": "Exaone4",
     "gemma": "Gemma",
     "gemma2": "Gemma2",
@@ -110,6 +112,23 @@ GLM4_MOE = {
     "head_dim": 16,
 }
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+MAGNITUDES = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}
+
 GPT_OSS = {
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
@@ -186,9 +205,13 @@ VARIANTS = (
     Variant("olmoe", "olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
     Variant("glm4_moe_groups_and_correction", "glm4_moe", {**GLM4_MOE, "attention_bias": True, "use_qk_norm": True}),
     Variant("glm4_moe_plain_weights", "glm4_moe", {**GLM4_MOE, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    Variant("deepseek_v2_groups", "deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}),
+    Variant("deepseek_v2_whole_queries", "deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": MAGNITUDES}),
+    Variant("deepseek_v3_biases", "deepseek_v3", {**LATENT, "attention_bias": True, "rope_parameters": MAGNITUDES}),
+    Variant("deepseek_v3_halves_turn", "deepseek_v3", {**LATENT, "rope_interleave": False, "norm_topk_prob": False}),
     Variant("granite_moe_stacked", "granite_moe", {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}),
     Variant("gpt_oss_sinks", "gpt_oss", GPT_OSS),
-    Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}}),
+    Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": MAGNITUDES}),
 )
 
 

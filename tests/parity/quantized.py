@@ -331,7 +331,8 @@ def save_quantized(
     stored: Stored = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        if not (layer.endswith("proj") or (has_head and layer == "lm_head")) or tensor.ndim != 2 or layer == name:
+        is_projection = layer.endswith(("proj", "proj_with_mqa")) or (has_head and layer == "lm_head")
+        if not is_projection or tensor.ndim != 2 or layer == name:
             stored[name] = tensor
             continue
         pieces = case.quantize(tensor.float())

@@ -34,7 +34,14 @@ NUM_TOP = 5
 VARIANT = {variant.name: variant for variant in VARIANTS}
 WIDENED = [case for case in CASES if case.logits_differ <= 1e-4]
 # Heads that are tied and are not, biases, projections that share a tensor, experts.
-NAMES = ("llama_llama3_rope_tied", "qwen3_biases", "phi3_packed", "qwen2_moe_shared", "glm4_moe_groups_and_correction")
+NAMES = (
+    "llama_llama3_rope_tied",
+    "qwen3_biases",
+    "phi3_packed",
+    "qwen2_moe_shared",
+    "glm4_moe_groups_and_correction",
+    "deepseek_v3_biases",
+)
 PAIRS = [(NAMES[number % len(NAMES)], case) for number, case in enumerate(WIDENED)]
 
 

@@ -27,6 +27,7 @@ NAMES = (
     *("llama_biases", "llama_llama3_rope_tied", "qwen2_one_kv_head", "qwen3_biases"),
     *("cohere2_some_not_rotated", "glm4_sandwich", "olmo3_stretched_global_layers", "gemma2_caps_and_windows"),
     *("mixtral_window", "qwen2_moe_shared", "glm4_moe_groups_and_correction", "granite_moe_stacked", "gpt_oss_sinks"),
+    *("deepseek_v2_whole_queries", "deepseek_v3_biases"),
 )
 LIMIT_S = 300
 OPENS, CLOSES = 1, 2  # tokens that no prompt has otherwise
@@ -136,13 +137,19 @@ def assert_two_ranks_like_one(ranks: Ranks, name: str, tmp_path: Path) -> None:
     bound = [output for output, *_ in results[0][1][4:6]]
     assert all(CLOSES in output[:3] for output in bound)
     num_blocks, outputs = results[0]
-    kv_heads_each = max(1, BY_NAME[name].options.get("num_key_value_heads", 2) // 2)
-    head_dim = BY_NAME[name].options.get("head_dim", 16)
-    assert num_blocks == 1_000_000 // (2 * 3 * 16 * kv_heads_each * head_dim * 4)
+    assert num_blocks == 1_000_000 // (3 * 16 * 4 * numbers_of_a_token(BY_NAME[name].options))
     for sequence, (output, logprobs, of_prompt) in zip(expected, outputs, strict=True):
         assert of_prompt == [pytest.approx(column, abs=1e-4) for column in prompt_values(sequence)]
         assert output == sequence.output
         assert logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
+
+
+def numbers_of_a_token(options: dict[str, Any]) -> int:
+    """That one of two ranks keeps in a layer's cache."""
+    if "kv_lora_rank" in options:
+        return int(options["kv_lora_rank"] + options["qk_rope_head_dim"])
+    kv_heads_each = max(1, options.get("num_key_value_heads", 2) // 2)
+    return 2 * int(kv_heads_each * options.get("head_dim", 16))
 
 
 def test_heads_that_ranks_do_not_divide_are_refused_by_name() -> None:

@@ -13,7 +13,7 @@ from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.layers.sublayer import Sublayer
-from worker_svc.core.models.spec import AttentionSpec, DecoderSpec, SublayerSpec
+from worker_svc.core.models.spec import AnyAttentionSpec, DecoderSpec, SublayerSpec
 
 
 class CausalLM:
@@ -98,7 +98,7 @@ def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
     return tuple(type(mixer) for sublayer in layer for mixer in sublayer.mixers)
 
 
-def _kind_of(attention: AttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
+def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
     """A window that no context exceeds is none."""
     window = attention.window if attention.window is not None and attention.window < max_model_len else None
     has_sinks = attention.sinks is not None

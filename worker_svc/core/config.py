@@ -7,7 +7,7 @@ from typing import Any
 from contract.domain.errors import unimplemented
 from worker_svc.core.models import FAMILIES
 from worker_svc.core.models.config_fields import ConfigFields
-from worker_svc.core.models.spec import AttentionSpec, DecoderSpec
+from worker_svc.core.models.spec import AnyAttentionSpec, DecoderSpec
 from worker_svc.core.quantization.choice import parse_quantization
 from worker_svc.core.quantization.spec import QuantizationSpec
 
@@ -22,7 +22,7 @@ class ModelConfig:
     dtype: str | None  # as stored: "float32", "bfloat16", "float16"; None: not told
 
     @property
-    def attention(self) -> AttentionSpec:
+    def attention(self) -> AnyAttentionSpec:
         """Of the first layer; heads are the same in all."""
         return self.decoder.attentions[0]
 

@@ -133,7 +133,11 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
 
 
 _CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text"}
-_OPTIONS = {"Glm4MoeForCausalLM": {"head_dim": 128}}  # as published: what it has by default are heads that do not turn
+# As published: by default the first chooses no experts, and the other has heads that do not turn.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Glm4MoeForCausalLM": {"head_dim": 128},
+}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -57,6 +57,13 @@ def _missing(
         return f"the device is {device.type}"
     if not is_interpreted and shape.dtype not in _HALF:
         return f"the dtype is {str(shape.dtype).removeprefix('torch.')}"
+    return _unfit(shape, num_heads)
+
+
+def _unfit(shape: KVCacheShape, num_heads: int) -> str | None:
+    """What the kernels lack for such a cache."""
+    if shape.shares_values:
+        return "its kernels do not read values out of keys, as latent attention does"
     if shape.head_dim not in _HEAD_DIMS:
         return f"its kernels have heads of 64 to 256 dimensions, in steps of 8, not of {shape.head_dim}"
     if num_heads > _MAX_QUERIES_PER_KV_HEAD * shape.num_kv_heads:

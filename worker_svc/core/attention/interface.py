@@ -51,9 +51,9 @@ class StepAttention(Protocol):
         """Scale the rows of qkv (if `unscaled`), normalise (if `head_norms`) and rotate queries and keys, write keys
         and values to the cache of `layer`, then attend causally over each context.
 
-        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other; it may
-        be overwritten -> [tokens, num_heads * head_dim]. sinks [num_heads]: scores that take part in each head's
-        softmax and have no value.
+        qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other, without
+        the last where keys are the values; it may be overwritten -> [tokens, num_heads * head_dim]. sinks [num_heads]:
+        scores that take part in each head's softmax and have no value.
         """
 
 

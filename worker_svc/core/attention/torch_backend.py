@@ -135,13 +135,14 @@ class TorchStepAttention:
         kind, (keys, values) = self._kinds[layer], self._cache.layer(layer)
         num_heads = self._num_kv_heads * self._queries_per_head
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
-        query, key, value = torch.split(heads, [num_heads, self._num_kv_heads, self._num_kv_heads], dim=1)
+        query, key = heads[:, :num_heads], heads[:, num_heads : num_heads + self._num_kv_heads]
         if head_norms is not None:
             query, key = head_norms.query.normalize(query), head_norms.key.normalize(key)
         angles = self._angles[kind.rotary]
         query, key = rotate(query, *angles), rotate(key, *angles)
         keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
-        values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
+        if not self._cache.shape.shares_values:
+            values.flatten(0, 1).index_copy_(0, self._slot_mapping, heads[:, num_heads + self._num_kv_heads :])
         out = torch.empty_like(query)
         for group in self._groups:
             out.index_copy_(0, group.tokens, self._attend_group(kind, group, query, keys, values, sinks=sinks))
@@ -159,16 +160,15 @@ class TorchStepAttention:
             .permute(0, 2, 3, 1, 4)
             .reshape(seqs, self._num_kv_heads, per_head * query_len, head_dim)
         )
+
         # Whole blocks are gathered: far fewer and longer pieces than single KV slots. After a context is what others
         # have left there, and a mask does not hide all of it: 0 times NaN is NaN.
-        gathered_keys, gathered_values = (
-            cached.index_select(0, group.blocks)
-            .flatten(0, 1)
-            .index_fill_(0, group.unseen, 0.0)
-            .view(seqs, -1, self._num_kv_heads, head_dim)
-            .transpose(1, 2)
-            for cached in (keys, values)
-        )
+        def gather(cached: Tensor) -> Tensor:
+            seen = cached.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.unseen, 0.0)
+            return seen.view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
+
+        gathered_keys = gather(keys)
+        gathered_values = gathered_keys if self._cache.shape.shares_values else gather(values)
         mask = group.masks[kind.window]
         if sinks is not None:
             sinks = sinks.view(self._num_kv_heads, per_head, 1).expand(-1, -1, query_len).reshape(1, *folded.shape[1:3])

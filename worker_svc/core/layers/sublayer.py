@@ -1,16 +1,21 @@
 """A block of a decoder layer and the residual stream around it."""
 
+from typing import TypeAlias
+
 from torch import Tensor
 
 from worker_svc.core.attention.interface import StepAttention
 from worker_svc.core.layers.attention import Attention
 from worker_svc.core.layers.experts import Experts, Mixture
 from worker_svc.core.layers.fusion import Normed, Product
+from worker_svc.core.layers.latent_attention import LatentAttention
 from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.norm import RMSNorm, make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.models.spec import AttentionSpec, ExpertsSpec, Mixer, SublayerSpec
+from worker_svc.core.models.spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, Mixer, SublayerSpec
+
+AnyAttention: TypeAlias = Attention | LatentAttention
 
 
 class Sublayer:
@@ -27,9 +32,11 @@ class Sublayer:
         self._before = make_norm(placement, spec.before, hidden_size) if spec.before is not None else None
         self._after = RMSNorm(placement, spec.after, hidden_size) if spec.after is not None else None
 
-        def make_mixer(mixer: Mixer) -> Attention | GatedMLP | Experts:
+        def make_mixer(mixer: Mixer) -> AnyAttention | GatedMLP | Experts:
             if isinstance(mixer, AttentionSpec):
                 return Attention(placement, mixer, hidden_size, layer, rotary)
+            if isinstance(mixer, LatentAttentionSpec):
+                return LatentAttention(placement, mixer, hidden_size, layer)
             if isinstance(mixer, ExpertsSpec):
                 return Experts(placement, mixer, hidden_size)
             return GatedMLP(placement, mixer, hidden_size)
@@ -54,11 +61,11 @@ class Sublayer:
         x: Tensor | Normed = self._before(hidden) if self._before is not None else hidden
         if isinstance(x, Normed) and len(self._mixers) > 1:
             x = self._operations.norm(x.hidden, x.norm)  # before the first mixer's output is added to its hidden states
-        attends = any(isinstance(mixer, Attention) for mixer in self._mixers)
+        attends = any(isinstance(mixer, AnyAttention) for mixer in self._mixers)
         if rows is not None and attends:
             hidden = hidden[rows]
         for mixer in self._mixers:
-            if isinstance(mixer, Attention):
+            if isinstance(mixer, AnyAttention):
                 mixed: Product | Mixture = mixer(x, attention, rows)
             else:
                 mixed = mixer(x[rows] if rows is not None and attends and isinstance(x, Tensor) else x)

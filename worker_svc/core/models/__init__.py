@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from worker_svc.core.models.cohere import cohere, cohere2
 from worker_svc.core.models.config_fields import ConfigFields
+from worker_svc.core.models.deepseek import deepseek_v2, deepseek_v3
 from worker_svc.core.models.exaone4 import exaone4
 from worker_svc.core.models.gemma import gemma, gemma2, gemma3
 from worker_svc.core.models.glm import glm, glm4
@@ -28,6 +29,8 @@ from worker_svc.core.models.spec import DecoderSpec
 FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "Cohere2ForCausalLM": cohere2,
     "CohereForCausalLM": cohere,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
     "Exaone4ForCausalLM": exaone4,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,

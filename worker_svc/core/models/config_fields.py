@@ -6,7 +6,7 @@ from typing import Any
 
 from contract.domain.errors import ErrorCode, PenstockError, unimplemented
 from worker_svc.core.models.neutral_fields import says_nothing
-from worker_svc.core.models.rope_fields import read_rope
+from worker_svc.core.models.rope_fields import read_rope, read_score_factor
 from worker_svc.core.models.spec import RopeSpec
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -70,7 +70,7 @@ class ConfigFields:
             raise self.wrong(field, f"must be true or false, got {value!r}")
         return value
 
-    def must_be(self, field: str, what: str, *only: str) -> None:
+    def must_be(self, field: str, what: str, *only: str | int) -> None:
         """Refuse any other value; a missing field is as good as these.
 
         Raises:
@@ -126,6 +126,10 @@ class ConfigFields:
     def rope(self, layer_type: str | None = None, *, head_dim: int | None = None, **defaults: Any) -> RopeSpec:
         """The rotation of a layer; see `read_rope`. `head_dim`: where the family knows it otherwise."""
         return read_rope(self, head_dim or self.head_dim, layer_type, **defaults)
+
+    def score_factor(self, rope: RopeSpec) -> float:
+        """The factor of scores that goes with a rotation; see `read_score_factor`."""
+        return read_score_factor(self, rope)
 
     def rope_of_type(self, layer_type: str, *, local_theta: float, theta: float) -> RopeSpec:
         """The rotation of a layer where each type has its own: as transformers 5 writes it, or, before that, one base

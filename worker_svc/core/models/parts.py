@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from contract.domain.errors import unimplemented
 from worker_svc.core.models.config_fields import ConfigFields
 from worker_svc.core.models.spec import (
+    AnyAttentionSpec,
     AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     GatedMLPSpec,
+    LatentAttentionSpec,
     NormSpec,
     RouterSpec,
     StoredRows,
@@ -34,6 +37,46 @@ def attention(fields: ConfigFields, layer: int, **changes: Any) -> AttentionSpec
     rope = changes["rope"] if "rope" in changes else fields.rope(head_dim=head_dim)
     plain = AttentionSpec(num_heads, num_kv_heads, head_dim, query, key, value, output, rope)
     return replace(plain, **changes)
+
+
+_LATENT_EPS = 1e-6  # of the norms of latents, whatever that of others
+
+
+def latent_attention(fields: ConfigFields, layer: int, *, is_paired: bool) -> LatentAttentionSpec:
+    """Of a layer, as DeepSeek's; `is_paired`: see `RopeSpec`."""
+    name = f"model.layers.{layer}.self_attn"
+    num_heads, rank = fields.count("num_attention_heads"), fields.count("kv_lora_rank")
+    plain, rotated = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
+    if fields.count("num_key_value_heads", num_heads) != num_heads:
+        raise fields.wrong("num_key_value_heads", f"must be num_attention_heads ({num_heads}) with latent attention")
+    for field, told, counted in (("head_dim", fields.get("head_dim"), rotated), ("kv_lora_rank", rank, rank)):
+        if told not in (None, counted) or counted % 2:
+            raise fields.wrong(field, f"must be even, and head_dim be qk_rope_head_dim, got {told!r}")
+    if fields.get("qk_head_dim") not in (None, plain + rotated):
+        raise fields.wrong("qk_head_dim", f"must be qk_nope_head_dim + qk_rope_head_dim ({plain + rotated})")
+    query_rank, has_bias = fields.get("q_lora_rank"), fields.flag("attention_bias")
+    if query_rank is None and has_bias:
+        raise unimplemented("biases of latent attention (attention_bias) without q_lora_rank")
+    rope = replace(fields.rope(head_dim=rotated, is_paired=is_paired), dims=rotated)
+    return LatentAttentionSpec(
+        num_heads,
+        rank,
+        rotated,
+        plain,
+        fields.count("v_head_dim"),
+        query=StoredRows(f"{name}.q_proj" if query_rank is None else f"{name}.q_b_proj"),
+        down=StoredRows(f"{name}.kv_a_proj_with_mqa"),
+        down_norm=NormSpec(f"{name}.kv_a_layernorm", _LATENT_EPS),
+        up=StoredRows(f"{name}.kv_b_proj"),
+        output=StoredRows(f"{name}.o_proj"),
+        rope=rope,
+        query_down=None if query_rank is None else StoredRows(f"{name}.q_a_proj"),
+        query_norm=None if query_rank is None else NormSpec(f"{name}.q_a_layernorm", _LATENT_EPS),
+        query_rank=0 if query_rank is None else fields.count("q_lora_rank"),
+        has_bias=has_bias,
+        has_output_bias=has_bias,
+        scale=(plain + rotated) ** -0.5 * fields.score_factor(rope),
+    )
 
 
 def head_norms(fields: ConfigFields, layer: int, **changes: Any) -> dict[str, NormSpec]:
@@ -86,7 +129,7 @@ def has_experts(fields: ConfigFields, layer: int) -> bool:
 def pre_norm(
     fields: ConfigFields,
     layer: int,
-    attend: AttentionSpec,
+    attend: AnyAttentionSpec,
     mlp: GatedMLPSpec | ExpertsSpec,
     *,
     scale: float = 1.0,

@@ -74,6 +74,31 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
     Raises:
         PenstockError: UNIMPLEMENTED, naming the kind; INTERNAL (the operator's fault), naming the field.
     """
+    parameters = _parameters(fields, layer_type)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = _OTHER_NAMES.get(kind, kind)
+    if kind not in _READERS:
+        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)})")
+    dims = _dims(parameters, head_dim, defaults.get("partial_rotary_factor"))
+    theta = parameters.number("rope_theta", fields.positive("rope_theta", defaults.get("theta", 10000.0)))
+    more = _READERS[kind](parameters, dims or head_dim)
+    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=defaults.get("is_paired", False), **more)
+
+
+def read_score_factor(fields: Fields, rope: RopeSpec) -> float:
+    """The factor of scores that goes with a stretched rotation, where a family has one (`mscale_all_dim`).
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault), naming the field.
+    """
+    parameters = _parameters(fields, None)
+    if rope.rope_type == "default" or not parameters.get("mscale_all_dim"):
+        return 1.0
+    return _magnitude(rope.factor, parameters.number("mscale_all_dim")) ** 2
+
+
+def _parameters(fields: Fields, layer_type: str | None) -> _Parameters:
+    """Those of the layers of a type, where each has its own."""
     scaling, new = fields.get("rope_scaling"), fields.get("rope_parameters")
     field = "rope_scaling" if scaling else "rope_parameters"
     told = scaling or new or {}
@@ -84,15 +109,7 @@ def read_rope(fields: Fields, head_dim: int, layer_type: str | None, **defaults:
     for name, value in told.items():
         if name not in _KNOWN and value is not None:
             raise unimplemented(f"rotary embedding with {name} ({field})")
-    parameters = _Parameters(fields, field, told)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    kind = _OTHER_NAMES.get(kind, kind)
-    if kind not in _READERS:
-        raise unimplemented(f"rope type {kind!r} (there are: {', '.join(_READERS)})")
-    dims = _dims(parameters, head_dim, defaults.get("partial_rotary_factor"))
-    theta = parameters.number("rope_theta", fields.positive("rope_theta", defaults.get("theta", 10000.0)))
-    more = _READERS[kind](parameters, dims or head_dim)
-    return RopeSpec(theta, rope_type=kind, dims=dims, is_paired=defaults.get("is_paired", False), **more)
+    return _Parameters(fields, field, told)
 
 
 def _dims(parameters: _Parameters, head_dim: int, default: float | None) -> int | None:

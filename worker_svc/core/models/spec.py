@@ -4,7 +4,7 @@ From a `DecoderSpec` follow the weights that are read, what each rank has of the
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,71 @@ class AttentionSpec:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
-    def num_weights(self) -> int:
-        """For each number of the hidden states, that a token is multiplied with."""
-        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+    def shares_values(self) -> bool:
+        """Return whether values are read out of the keys, and only these are in the cache."""
+        return False
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Numbers that a token is multiplied with."""
+        return hidden_size * 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads are made of one vector, the
+    latent, beside which each token has one key that is rotated.
+
+    What is in the cache is one head: the rotated key, then the latent. Queries come to meet the latent as it is.
+    """
+
+    num_heads: int
+    rank: int  # of the latent
+    rotated_dims: int  # of queries and keys
+    plain_dims: int
+    value_dims: int
+    query: StoredRows  # of hidden states, or of `query_down`'s
+    down: StoredRows  # latent, then rotated key
+    down_norm: NormSpec  # of the latent
+    up: StoredRows  # of each head plain key, then value, out of the latent
+    output: StoredRows
+    rope: RopeSpec | None  # of `rotated_dims`, the first of a head
+    query_down: StoredRows | None = None
+    query_norm: NormSpec | None = None  # of what `query_down` gives
+    query_rank: int = 0
+    has_bias: bool = False  # of `down` and `query_down`
+    has_output_bias: bool = False
+    scale: float | None = None  # of scores; None: 1 / sqrt(dimensions of a query)
+
+    num_kv_heads: ClassVar[int] = 1
+    window: ClassVar[int | None] = None
+    softcap: ClassVar[float | None] = None
+    sinks: ClassVar[str | None] = None
+    shares_values: ClassVar[bool] = True
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers in the cache for each token."""
+        return self.rotated_dims + self.rank
+
+    @property
+    def query_dims(self) -> int:
+        """Of a head, as it is stored."""
+        return self.rotated_dims + self.plain_dims
+
+    @property
+    def score_scale(self) -> float:
+        """Of scores, before their softmax."""
+        return self.query_dims**-0.5 if self.scale is None else self.scale
+
+    def num_weights(self, hidden_size: int) -> int:
+        """As `AttentionSpec.num_weights`."""
+        queries, values = self.num_heads * self.query_dims, self.num_heads * self.value_dims
+        of_queries = (hidden_size + queries) * self.query_rank if self.query_rank else hidden_size * queries
+        up = self.num_heads * (self.plain_dims + self.value_dims) * self.rank
+        return of_queries + hidden_size * (self.head_dim + values) + up
+
+
+AnyAttentionSpec: TypeAlias = AttentionSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +155,9 @@ class GatedMLPSpec:
     has_bias: bool = False
     activation: Literal["silu", "gelu_tanh", "clamped_silu"] = "silu"  # the last: of experts alone
 
-    @property
-    def num_weights(self) -> int:
+    def num_weights(self, hidden_size: int) -> int:
         """As `AttentionSpec.num_weights`."""
-        return 3 * self.size
+        return hidden_size * 3 * self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +171,8 @@ class RouterSpec:
     scale: float = 1.0  # of the weights
     correction: str | None = None  # a tensor that is added to the scores for the choice alone (Wang et al., 2024)
     num_groups: int = 1  # of experts, one after the other: only those of the best groups can be chosen
-    num_chosen_groups: int = 1  # by the two best scores in each
+    num_chosen_groups: int = 1  # by the best scores in each
+    num_group_scores: int = 2  # that are added up for a group: one or two
     has_bias: bool = False
 
 
@@ -128,14 +190,13 @@ class ExpertsSpec:
     shared: GatedMLPSpec | None = None
     shared_gate: str | None = None  # a linear layer of one output, whose sigmoid is the weight of the shared block
 
-    @property
-    def num_weights(self) -> int:
+    def num_weights(self, hidden_size: int) -> int:
         """As `AttentionSpec.num_weights`: those of the chosen experts."""
-        shared = self.shared.num_weights if self.shared is not None else 0
-        return self.count + self.router.top_k * self.each.num_weights + shared
+        shared = self.shared.num_weights(hidden_size) if self.shared is not None else 0
+        return hidden_size * self.count + self.router.top_k * self.each.num_weights(hidden_size) + shared
 
 
-Mixer: TypeAlias = AttentionSpec | GatedMLPSpec | ExpertsSpec
+Mixer: TypeAlias = AnyAttentionSpec | GatedMLPSpec | ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +229,9 @@ class DecoderSpec:
     unused_prefixes: tuple[str, ...] = ()  # of tensors that a checkpoint may have and that the model does not
 
     @property
-    def attentions(self) -> tuple[AttentionSpec, ...]:
+    def attentions(self) -> tuple[AnyAttentionSpec, ...]:
         """Of all layers, in order: those that have keys and values in the cache."""
-        return tuple(mixer for mixer in self._mixers if isinstance(mixer, AttentionSpec))
+        return tuple(mixer for mixer in self._mixers if isinstance(mixer, AnyAttentionSpec))
 
     @property
     def mlps(self) -> tuple[GatedMLPSpec, ...]:
@@ -186,7 +247,7 @@ class DecoderSpec:
     @property
     def num_layer_weights(self) -> int:
         """Numbers that all layers multiply a token with."""
-        return self.hidden_size * sum(mixer.num_weights for mixer in self._mixers)
+        return sum(mixer.num_weights(self.hidden_size) for mixer in self._mixers)
 
     @property
     def _mixers(self) -> tuple[Mixer, ...]:

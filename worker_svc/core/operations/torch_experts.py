@@ -40,7 +40,7 @@ def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
     choice = scores if router.correction is None else scores + router.correction
     if spec.num_groups > 1:
         groups = choice.view(len(x), spec.num_groups, choice.shape[1] // spec.num_groups)
-        best = groups.topk(2).values.sum(-1).topk(spec.num_chosen_groups).indices
+        best = groups.topk(spec.num_group_scores).values.sum(-1).topk(spec.num_chosen_groups).indices
         is_chosen = torch.zeros(groups.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, value=True)
         choice = groups.masked_fill(~is_chosen.unsqueeze(-1), -torch.inf).flatten(1)
     ids = choice.topk(spec.top_k).indices

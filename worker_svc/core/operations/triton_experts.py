@@ -26,6 +26,7 @@ def choosing_of(spec: RouterSpec) -> Choosing:
         scale=spec.scale,
         num_groups=spec.num_groups,
         num_chosen_groups=spec.num_chosen_groups,
+        num_group_scores=spec.num_group_scores,
     )
 
 

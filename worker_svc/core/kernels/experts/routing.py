@@ -26,7 +26,8 @@ class Choosing:
     renormalizes: bool  # weights of the chosen sum to one
     scale: float  # of weights
     num_groups: int  # of experts, one after the other: those of the best alone can be chosen
-    num_chosen_groups: int  # by the two best scores in each
+    num_chosen_groups: int  # by the best scores in each
+    num_group_scores: int = 2  # that are added up for a group: one or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,9 @@ def score_experts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @triton.jit
-def _in_best_groups(choice, experts, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN: tl.constexpr):
+def _in_best_groups(
+    choice, experts, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN: tl.constexpr, SCORES: tl.constexpr
+):
     """choice, and minus infinity for experts of other groups than the best."""
     groups = experts // (EXPERTS // GROUPS)
     PADDED: tl.constexpr = triton.next_power_of_2(GROUPS)
@@ -113,8 +116,9 @@ def _in_best_groups(choice, experts, EXPERTS: tl.constexpr, GROUPS: tl.constexpr
     for group in tl.static_range(GROUPS):
         own = tl.where(groups == group, choice, float("-inf"))
         best = tl.max(own, 0)
-        rest = tl.where(experts == tl.argmax(own, 0), float("-inf"), own)
-        sums = tl.where(numbers == group, best + tl.max(rest, 0), sums)
+        if SCORES == 2:
+            best += tl.max(tl.where(experts == tl.argmax(own, 0), float("-inf"), own), 0)
+        sums = tl.where(numbers == group, best, sums)
     is_chosen = experts < 0
     for _ in tl.static_range(CHOSEN):
         group = tl.argmax(sums, 0)
@@ -137,6 +141,7 @@ def _choose_experts(
     CORRECTED: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    GROUP_SCORES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Of experts that are as good the first is chosen, so that a row's do not depend on the rows beside it."""
@@ -157,7 +162,7 @@ def _choose_experts(
         choice += tl.load(correction_ptr + experts, mask=is_expert, other=0.0)
     choice = tl.where(is_expert, choice, float("-inf"))
     if GROUPS > 1:
-        choice = _in_best_groups(choice, experts, EXPERTS, GROUPS, CHOSEN_GROUPS)
+        choice = _in_best_groups(choice, experts, EXPERTS, GROUPS, CHOSEN_GROUPS, GROUP_SCORES)
     PLACES: tl.constexpr = triton.next_power_of_2(TOP_K)
     places = tl.arange(0, PLACES)
     ids = tl.zeros((PLACES,), tl.int32)
@@ -193,6 +198,7 @@ def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing
         CORRECTED=correction is not None,
         GROUPS=choosing.num_groups,
         CHOSEN_GROUPS=choosing.num_chosen_groups,
+        GROUP_SCORES=choosing.num_group_scores,
         DEPENDENT=dependent,
         **options(warps=1, dependent=dependent),
     )

@@ -1,0 +1,129 @@
+"""The comparison with transformers sees every field of mixtures of experts and of latent attention: without it,
+logprobs are others.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import VARIANTS, VOCAB_SIZE, save_checkpoint
+from plans import Drive, drive
+from teacher import Answered, expected_logprobs, logprob_errors
+
+from contract.domain.params import Sampling
+from servicekit.checkpoint.model import Checkpoint
+from worker_svc import factory
+from worker_svc.core.config import ModelConfig
+from worker_svc.core.models.spec import ExpertsSpec, LatentAttentionSpec, Mixer, RopeSpec
+from worker_svc.model_config import read_model_config
+from worker_svc.runner_options import RunnerOptions
+
+GLM, QWEN = "glm4_moe_groups_and_correction", "qwen2_moe_renormalised_windows"
+GPT = "gpt_oss_sinks"
+DEEPSEEK_2, DEEPSEEK_3 = "deepseek_v2_groups", "deepseek_v3_biases"
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+# Logprobs that are right are off by less than a hundredth of that.
+SEEN = 1e-2
+
+
+def of_router(**changes: Any) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        is_mixture = isinstance(mixer, ExpertsSpec)
+        return replace(mixer, router=replace(mixer.router, **changes)) if is_mixture else mixer
+
+    return change
+
+
+def of_experts(**changes: Any) -> Callable[[Mixer], Mixer]:
+    return lambda mixer: replace(mixer, **changes) if isinstance(mixer, ExpertsSpec) else mixer
+
+
+def of_latent(**changes: Any) -> Callable[[Mixer], Mixer]:
+    return lambda mixer: replace(mixer, **changes) if isinstance(mixer, LatentAttentionSpec) else mixer
+
+
+def of_rope(**changes: Any) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        is_latent = isinstance(mixer, LatentAttentionSpec) and mixer.rope is not None
+        return replace(mixer, rope=replace(mixer.rope, **changes)) if is_latent else mixer
+
+    return change
+
+
+def of_norm(name: str) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        if not isinstance(mixer, LatentAttentionSpec):
+            return mixer
+        return replace(mixer, **{name: replace(getattr(mixer, name), eps=1.0)})
+
+    return change
+
+
+def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str | tuple[str, ...]) -> ModelConfig:
+    """The model with other mixers; tensors that these do without are left out."""
+
+    layers = tuple(
+        tuple(replace(sublayer, mixers=tuple(map(change, sublayer.mixers))) for sublayer in layer)
+        for layer in config.decoder.layers
+    )
+    names = (unused,) if isinstance(unused, str) else unused
+    prefixes = tuple(f"model.layers.{layer}.{name}" for layer in range(len(layers)) for name in names if name)
+    assert layers != config.decoder.layers
+    return replace(config, decoder=replace(config.decoder, layers=layers, unused_prefixes=prefixes))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "unused"),
+    [
+        (GLM, of_router(score="softmax"), ""),
+        (GLM, of_router(renormalizes=False), ""),
+        (GLM, of_router(scale=1.0), ""),
+        (GLM, of_router(correction=None), "mlp.gate.e_score_correction_bias"),
+        (GLM, of_router(num_groups=1, num_chosen_groups=1), ""),
+        (GLM, of_router(num_chosen_groups=3), ""),
+        (GLM, of_router(top_k=2), ""),
+        (GLM, of_experts(shared=None), "mlp.shared_experts."),
+        (QWEN, of_router(renormalizes=False), ""),
+        (QWEN, of_experts(shared_gate=None), "mlp.shared_expert_gate."),
+        (GPT, of_router(has_bias=False), "mlp.router.bias"),
+        (DEEPSEEK_2, of_router(num_group_scores=2), ""),
+        (DEEPSEEK_3, of_latent(scale=None), ""),
+        (DEEPSEEK_3, of_latent(has_bias=False), ("self_attn.q_a_proj.bias", "self_attn.kv_a_proj_with_mqa.bias")),
+        (DEEPSEEK_3, of_latent(has_output_bias=False), "self_attn.o_proj.bias"),
+        (DEEPSEEK_3, of_norm("down_norm"), ""),
+        (DEEPSEEK_3, of_norm("query_norm"), ""),
+        (DEEPSEEK_3, of_rope(is_paired=False), ""),
+        (DEEPSEEK_3, of_rope(attention_factor=1.0), ""),
+        (DEEPSEEK_3, of_latent(rope=None), ""),
+        (DEEPSEEK_3, of_latent(rope=RopeSpec(dims=16, is_paired=True)), ""),
+    ],
+    ids=[
+        *("score", "renormalizes", "scale", "correction", "groups", "chosen_groups", "top_k", "shared"),
+        *("renormalizes_softmax", "shared_gate", "bias"),
+        *("group_scores", "scale", "biases", "output_bias", "down_norm", "query_norm"),
+        *("is_paired", "attention_factor", "no_rope", "yarn"),
+    ],
+)
+def test_a_field_that_is_dropped_moves_logprobs(
+    name: str,
+    change: Callable[[Mixer], Mixer],
+    unused: str | tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = save_checkpoint(tmp_path, BY_NAME[name])
+
+    def read_changed(checkpoint: Checkpoint) -> ModelConfig:
+        return changed(read_model_config(checkpoint), change, unused)
+
+    monkeypatch.setattr(factory, "read_model_config", read_changed)
+    options = RunnerOptions(str(tmp_path), device="cpu", dtype="float32", max_num_seqs=1, num_blocks=32)
+    loaded = factory.load_runner(options, time.monotonic_ns)
+    prompt = [3 + 7 * place % (VOCAB_SIZE - 3) for place in range(40)]
+    sequence = Drive(prompt, 4, Sampling(temperature=0.0, num_logprobs=2))
+    drive(loaded.runner, [sequence])
+    answer = Answered.of(sequence)
+    assert float(logprob_errors(expected_logprobs(model, answer), answer, 2).max()) > SEEN
