@@ -14,9 +14,9 @@ _WIDENED = "widened to the model's dtype while it is read"
 _FORMATS = (
     ("dense", "float32, bfloat16, float16 and whatever else safetensors has of floats; converted when it is read"),
     ("compressed-tensors", f"8-bit floats with a scale for each output or one: {_KEPT}"),
-    ("", f"8-bit floats in blocks, 8-bit integers, 4 or 8 bits in words (W4A16, W8A16): {_WIDENED}"),
+    ("", f"8-bit floats in blocks, 8-bit integers, 4 or 8 bits in words (W4A16, W8A16), NVFP4, MXFP4: {_WIDENED}"),
     ("fp8", f"one scale (AutoFP8, transformers): {_KEPT}; blocks (as Qwen3-FP8 has them): {_WIDENED}"),
-    ("modelopt", f"8-bit floats with one scale (FP8): {_KEPT}"),
+    ("modelopt", f"8-bit floats with one scale (FP8): {_KEPT}; NVFP4: {_WIDENED}"),
     ("awq", f"4 bits, in the layout gemm: {_WIDENED}"),
     ("gptq", f"4 or 8 bits, both layouts of zeros, inputs in any order (desc_act): {_WIDENED}"),
     ("mxfp4", f"experts of gpt-oss as published: {_WIDENED}"),

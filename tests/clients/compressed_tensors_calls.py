@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -39,6 +39,16 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32]},
         None,
     ),
+    "nvfp4a16": (
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": "float8_e4m3fn"},
+        None,
+    ),
+    "mxfp4a16": (
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", **GROUP, "scale_dtype": "uint8"},
+        None,
+    ),
 }
 
 
@@ -48,7 +58,7 @@ def parts(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
         return weight.min().reshape(1), weight.max().reshape(1)
     if args.strategy == "channel":
         return weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
-    if args.strategy == "group":
+    if args.strategy in ("group", "tensor_group"):
         groups = weight.unflatten(1, (-1, args.group_size))
         return groups.amin(-1), groups.amax(-1)
     rows, columns = args.block_structure
@@ -66,9 +76,12 @@ def main(folder: Path) -> None:
             format=stored_as,
         )
         weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(number))
-        scale, zero_point = calculate_qparams(*parts(weight, args), args)
+        of_all = generate_gparam(weight.min(), weight.max()) if args.strategy == "tensor_group" else None
+        scale, zero_point = calculate_qparams(*parts(weight, args), args, global_scale=of_all)
         compressor = BaseCompressor.get_value_from_registry(stored_as)
         state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero_point}
+        if of_all is not None:
+            state["weight_global_scale"] = of_all
         stored = compressor.compress(state, scheme)
         again = compressor.decompress(stored, scheme)["weight"]
         config = QuantizationConfig(config_groups={"group_0": scheme}, format=stored_as, ignore=["lm_head"])

@@ -13,6 +13,7 @@ from worker_svc.core.formats.gptq import GptqFormat
 from worker_svc.core.formats.integers import IntFormat
 from worker_svc.core.formats.interface import ConvertedFormat, Format, Reading, StoredFormat
 from worker_svc.core.formats.mxfp4 import Mxfp4Format
+from worker_svc.core.formats.nvfp4 import Nvfp4Format
 from worker_svc.core.quantization.spec import (
     AwqSpec,
     Fp8BlockSpec,
@@ -22,6 +23,7 @@ from worker_svc.core.quantization.spec import (
     GptqSpec,
     IntSpec,
     Mxfp4Spec,
+    Nvfp4Spec,
     QuantizationSpec,
 )
 
@@ -36,6 +38,7 @@ _WIDENED: dict[type, Callable[[Any], StoredFormat]] = {
     GptqSpec: GptqFormat,
     IntSpec: IntFormat,
     Mxfp4Spec: Mxfp4Format,
+    Nvfp4Spec: Nvfp4Format,
 }
 
 

@@ -1,5 +1,5 @@
-"""Floats of 4 bits (E2M1) with a power of two (E8M0) for each 32 inputs (OCP Microscaling, 2023), as gpt-oss has them:
-`{experts}_blocks` and `{experts}_scales`.
+"""Floats of 4 bits (E2M1) with a power of two (E8M0) for each 32 inputs (OCP Microscaling, 2023): in one tensor of
+blocks, as gpt-oss has them, or as other layers have theirs.
 """
 
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.formats.e2m1 import read_e2m1
 from worker_svc.core.formats.interface import OUT, Dim, Piece, Tensors
 from worker_svc.core.quantization.spec import Mxfp4Spec
 
 _GROUP = 32
-_MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 _BIAS = 127  # of exponents
+_GROUPED = Dim("in", _GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,15 @@ class Mxfp4Format:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Implement `StoredFormat.pieces`: two numbers are in a byte."""
-        grouped = Dim("in", _GROUP)
-        blocks = Piece("blocks", (OUT, grouped, Dim("none", _GROUP // 2)), torch.uint8)
-        return blocks, Piece("scales", (OUT, grouped), torch.uint8)
+        if self.spec.has_blocks:
+            blocks = Piece("blocks", (OUT, _GROUPED, Dim("none", _GROUP // 2)), torch.uint8)
+            return blocks, Piece("scales", (OUT, _GROUPED), torch.uint8)
+        packed = Piece("weight_packed", (OUT, Dim("in", 2)), torch.uint8)
+        return packed, Piece("weight_scale", (OUT, _GROUPED), torch.uint8)
 
     def widen(self, tensors: Tensors) -> Tensor:
         """Implement `StoredFormat.widen`."""
-        blocks, exponents = tensors["blocks"], tensors["scales"].int() - _BIAS
-        values = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], device=blocks.device)
-        numbers = values[
-            torch.stack((blocks & 15, blocks >> 4), -1).flatten(2).long()
-        ]  # the lower four bits come first
-        return torch.ldexp(numbers, exponents.unsqueeze(-1)).flatten(1)
+        packed, scales = (tensors[piece.suffix] for piece in self.pieces)
+        numbers = read_e2m1(packed.flatten(1))
+        exponents = (scales.int() - _BIAS).repeat_interleave(_GROUP, 1)
+        return torch.ldexp(numbers, exponents[:, : numbers.shape[1]])

@@ -9,7 +9,7 @@ from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import ExpertsSpec
 from worker_svc.core.quantization.fields import refused
-from worker_svc.core.quantization.spec import FormatSpec, Mxfp4Spec
+from worker_svc.core.quantization.spec import Mxfp4Spec
 
 
 class StackedLinear:
@@ -66,7 +66,7 @@ def _want_single(placement: Placement, stored: _Stored, weight: Tensor, bias: Te
     shape = stored.num_outputs, stored.num_inputs
     for expert in range(len(weight)):
         name = stored.name.format(expert=expert)
-        if isinstance(_format_of(placement, name), Mxfp4Spec):
+        if _has_blocks(placement, name):
             raise refused(f"(mxfp4) of experts that are stored one by one ({name})")
         placement.want_weight(StoredPart(name, shape, stored.outputs, stored.inputs), weight[expert])
         if bias is not None:
@@ -85,7 +85,7 @@ def _want_stacked(placement: Placement, stored: _Stored, weight: Tensor, bias: T
 def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias: Tensor | None) -> None:
     count, outputs, inputs = len(weight), stored.num_outputs, stored.num_inputs
     index = slice(None), stored.inputs, stored.outputs
-    if isinstance(_format_of(placement, stored.name), Mxfp4Spec):
+    if _has_blocks(placement, stored.name):
         for expert in range(count):
             part = StoredPart(stored.name, (outputs, inputs), stored.outputs, stored.inputs, (expert, count))
             placement.want_weight(part, weight[expert])
@@ -96,9 +96,12 @@ def _want_transposed(placement: Placement, stored: _Stored, weight: Tensor, bias
         placement.want(f"{stored.name}_bias", bias, (count, outputs), slice(None), stored.outputs)
 
 
-def _format_of(placement: Placement, name: str) -> FormatSpec | None:
+def _has_blocks(placement: Placement, name: str) -> bool:
+    """Return whether experts are quantized as gpt-oss's."""
     quantization = placement.quantization
-    return quantization.format if quantization is not None and quantization.covers(name) else None
+    if quantization is None or not quantization.covers(name):
+        return False
+    return isinstance(quantization.format, Mxfp4Spec) and quantization.format.has_blocks
 
 
 def _refuse_quantized(placement: Placement, name: str) -> None:

@@ -5,10 +5,23 @@ from typing import Any
 
 from worker_svc.core.quantization.fields import INPUT_SCALES, KV_SCALES, group_size, refused, require
 from worker_svc.core.quantization.fp8 import block_format
-from worker_svc.core.quantization.spec import FormatSpec, Fp8ChannelSpec, Fp8TensorSpec, IntSpec, QuantizationSpec
+from worker_svc.core.quantization.spec import (
+    FormatSpec,
+    Fp8ChannelSpec,
+    Fp8TensorSpec,
+    IntSpec,
+    Mxfp4Spec,
+    Nvfp4Spec,
+    QuantizationSpec,
+)
 
 METHOD = "compressed-tensors"
 _DENSE = (None, "dense")
+# Of floats of 4 bits: inputs that share a scale, and the way the scales are told.
+_FP4: dict[str, tuple[int, str, FormatSpec]] = {
+    "nvfp4-pack-quantized": (16, "tensor_group", Nvfp4Spec("weight_packed", "weight_global_scale", divides=True)),
+    "mxfp4-pack-quantized": (32, "group", Mxfp4Spec(has_blocks=False)),
+}
 _PACKED, _SINGLE = "pack-quantized", ("int-quantized", "naive-quantized")
 
 
@@ -27,7 +40,7 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
         _format(weights, inputs, group.get("format") or config.get("format")),
         tuple(config.get("ignore") or ()),
         method=METHOD,
-        unused=(*INPUT_SCALES, ".weight_shape", *KV_SCALES),
+        unused=(*INPUT_SCALES, ".input_global_scale", ".weight_shape", *KV_SCALES),
         has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
 
@@ -38,6 +51,8 @@ def _format(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, stored
         return _fp8(weights, inputs)
     if kind[0] == "int" and kind[1] in (4, 8) and stored_as in (_PACKED, *_SINGLE):
         return _integers(weights, is_packed=stored_as == _PACKED)
+    if kind == ("float", 4) and stored_as in _FP4:
+        return _fp4(weights, stored_as)
     raise refused(
         f"({METHOD}) whose weights.type is {kind[0]!r} and weights.num_bits is {kind[1]!r}, stored as {stored_as!r}"
     )
@@ -56,6 +71,15 @@ def _fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format
         return block_format(METHOD, weights.get("block_structure"), scale="weight_scale")
     rounds_inputs = inputs is not None
     return Fp8ChannelSpec(rounds_inputs) if strategy == "channel" else Fp8TensorSpec(rounds_inputs)
+
+
+def _fp4(weights: Mapping[str, Any], stored_as: str) -> FormatSpec:
+    """Inputs are not rounded, though the scheme may say so: that is more exact."""
+    group, strategy, spec = _FP4[stored_as]
+    _require("weights.symmetric", weights.get("symmetric", True), True)
+    _require("weights.strategy", weights.get("strategy"), strategy)
+    _require("weights.group_size", weights.get("group_size"), group)
+    return spec
 
 
 def _integers(weights: Mapping[str, Any], *, is_packed: bool) -> FormatSpec:

@@ -70,9 +70,20 @@ class IntSpec:
 class Mxfp4Spec:
     """Floats of 4 bits, two in a byte, with a power of two for 32 inputs (OCP Microscaling)."""
 
+    has_blocks: bool = True  # in a tensor of blocks, as experts of gpt-oss
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Spec:
+    """Floats of 4 bits, two in a byte, with an 8-bit float for 16 inputs and a scale of all of these."""
+
+    numbers: str  # the suffix of the tensor of the floats
+    scale: str  # of the one scale
+    divides: bool  # the one scale divides the others; else it multiplies them
+
 
 FormatSpec: TypeAlias = (
-    Fp8ChannelSpec | Fp8TensorSpec | Fp8BlockSpec | Fp8OnlineSpec | AwqSpec | GptqSpec | IntSpec | Mxfp4Spec
+    Fp8ChannelSpec | Fp8TensorSpec | Fp8BlockSpec | Fp8OnlineSpec | AwqSpec | GptqSpec | IntSpec | Mxfp4Spec | Nvfp4Spec
 )
 
 
