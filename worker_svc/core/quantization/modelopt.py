@@ -17,7 +17,7 @@ _FORMATS: dict[str, FormatSpec] = {
 
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     """Read the method's fields, as `parse_quantization`."""
-    algorithm = config.get("quant_algo")
+    algorithm = str(config.get("quant_algo"))
     require(METHOD, "quant_algo", algorithm, *_FORMATS)
     require(METHOD, "group_size", config.get("group_size"), None, 16)
     listed = config.get("ignore") or config.get("exclude_modules")
