@@ -22,6 +22,7 @@ from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.linear.table import Line, many_rows_tiles
 from worker_svc.core.kernels.linear.ways import Kind, ManyRowsTile, Product
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
@@ -60,7 +61,7 @@ class Compute(Protocol):
 
     def make_runner(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -88,7 +89,7 @@ class TorchCompute:
 
     def make_runner(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -149,7 +150,7 @@ class TritonCompute:
 
     def make_runner(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         cache: KVCache,
         num_heads: int,
         limits: Limits,
@@ -165,20 +166,25 @@ class TritonCompute:
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
         attention = TritonAttention(cache, num_heads, model.attentions, limits.max_num_seqs)
+        if not isinstance(model, CausalLM):
+            _log.info("steps are not recorded", extra={"reason": "only models of Penstock's own families are"})
+            self._use_flash(attention)
+            return ModelRunner(model, cache, attention, limits, clock_ns)
+        own = model
 
         def make_chunks(slots: DeviceSlots, *, with_flash: bool) -> ChunkGraphs | None:
             if not self._chunk_graphs:
                 return None
             shapes = make_shapes(
                 limits,
-                model.spec.num_layer_weights,
+                own.num_layer_weights,
                 with_flash=with_flash,
                 takes_finished=attention.takes_finished,
             )
-            return ChunkGraphs(ChunkStep(model, attention, slots, limits), shapes)
+            return ChunkGraphs(ChunkStep(own, attention, slots, limits), shapes)
 
         def make_decoder(slots: DeviceSlots) -> StepDecoder:
-            step = DecodeStep(model, attention, slots)
+            step = DecodeStep(own, attention, slots)
             is_recorded = num_graphs > 0 and cache.keys.device.type == "cuda"
             if is_recorded and not self._is_compiled:
                 # Beside the packages' import, if it still goes on; some are compiled whose work is a package's later.

@@ -4,15 +4,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from contract.domain.errors import PenstockError
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import read_checkpoint
 from servicekit.settings import load
-from worker_svc.core.quantization.choice import choose_quantization
-from worker_svc.model_config import read_model_config
+from worker_svc.runner_options import RunnerOptions
 from worker_svc.settings import WorkerSettings
 
 
@@ -40,25 +39,24 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
     except ImportError as error:
         return {"error": f"torch cannot be imported ({error}): install penstock[worker]"}
     # These need it.
-    from worker_svc.core.distributed import Group  # noqa: PLC0415
-    from worker_svc.core.layers.placement import Placement  # noqa: PLC0415
-    from worker_svc.factory import choose_dtype, num_weights_bytes  # noqa: PLC0415
+    from worker_svc.implementation import find_loader  # noqa: PLC0415
     from worker_svc.weights import weight_files  # noqa: PLC0415
 
     checkpoint = read_checkpoint(find_checkpoint(settings.model, settings.revision, with_weights=True))
-    config = read_model_config(checkpoint)
-    config = replace(config, quantization=choose_quantization(config.quantization, settings.quantization))
+    options = RunnerOptions(
+        settings.model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        rank=settings.rank,
+        world_size=settings.tensor_parallel_size,
+        quantization=settings.quantization,
+        model_impl=settings.model_impl,
+        load_format=settings.load_format,
+    )
     has_cuda = torch.cuda.is_available()
     device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
-    group = Group(settings.rank, settings.tensor_parallel_size)
-    placement = Placement(
-        torch.device("meta"), choose_dtype(settings.dtype, config, device), group, quantization=config.quantization
-    )
     return {
-        "architecture": config.architecture,
-        "layers": len(config.decoder.layers),
-        "quantization": config.quantization.method if config.quantization is not None else None,
-        "memory_bytes": num_weights_bytes(config, placement),
+        **asdict(find_loader(options, checkpoint).describe(options, device)),
         "weight_bytes": sum(path.stat().st_size for path in weight_files(checkpoint.directory)),
         "torch": torch.__version__,
         "gpus": [

@@ -170,6 +170,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         tuning=settings.tuning,
         cuda_graphs=settings.cuda_graphs,
         chunk_graphs=settings.chunk_graphs,
+        model_impl=settings.model_impl,
         load_format=settings.load_format,
         quantization=settings.quantization,
     )

@@ -13,11 +13,10 @@ from contract.domain.errors import invalid
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from worker_svc.compute import ALL_GRAPHS, Compute
-from worker_svc.core.causal_lm import CausalLM
-from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes
@@ -30,8 +29,7 @@ class RunnerMaker:
 
     options: RunnerOptions
     sizes: StepSizes  # where the options say nothing
-    config: ModelConfig
-    model: CausalLM
+    model: LanguageModel
     shape: KVCacheShape
     num_heads: int  # query heads of this rank
     device: torch.device
@@ -64,7 +62,7 @@ class RunnerMaker:
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            vocab_size=self.config.decoder.vocab_size,
+            vocab_size=self.model.vocab_size,
         )
         cache = KVCache(self.shape, num_blocks + 1, self.device)
         return self.compute.make_runner(

@@ -29,6 +29,13 @@ class WorkerSettings(ServiceSettings):
         default="auto", metadata={"help": "of weights and KV cache; auto: as stored, on a CPU float32"}
     )
     block_size: _Count = field(default=16, metadata={"help": "tokens of a KV block"})
+    model_impl: Literal["auto", "penstock", "transformers"] = field(
+        default="auto",
+        metadata={
+            "help": "whose model: penstock's own families, or transformers' own module over paged attention, which "
+            "needs penstock[transformers]; auto: the latter where there is no family for the architecture"
+        },
+    )
     load_format: Literal["auto", "dummy"] = field(
         default="auto", metadata={"help": "auto: the checkpoint's weights; dummy: random ones, to measure speed"}
     )

@@ -10,6 +10,8 @@ from servicekit.checkpoint.model import CONFIG, Checkpoint
 if TYPE_CHECKING:  # a worker that has a real model does without
     from servicekit.checkpoint.tokenizer import TokenizerFiles
 
+_WIDTHS = ("hidden_size", "n_embd", "d_model")  # as families call it
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
@@ -59,7 +61,7 @@ def model_facts(
 
 def hidden_size(checkpoint: Checkpoint) -> int:
     """Dimensions of a model's hidden states; 0: its files do not say it."""
-    stated = checkpoint.text_field("hidden_size")
+    stated = next((value for name in _WIDTHS if (value := checkpoint.text_field(name)) is not None), None)
     return stated if type(stated) is int and stated > 0 else 0
 
 

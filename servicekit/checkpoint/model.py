@@ -10,6 +10,14 @@ from contract.domain.errors import broken, invalid
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+_POSITIONS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)  # as families call them
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
 
 
@@ -54,7 +62,7 @@ class Checkpoint:
             PenstockError: INVALID_ARGUMENT naming `max_model_len`, which the model does not reach; INTERNAL (operator):
                 nothing says it.
         """
-        stated = self.text_field("max_position_embeddings")
+        stated = next((value for name in _POSITIONS if (value := self.text_field(name)) is not None), None)
         if type(stated) is not int or stated < 1:
             if max_model_len is not None:
                 return max_model_len

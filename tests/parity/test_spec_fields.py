@@ -15,9 +15,10 @@ from teacher import Answered, expected_logprobs, logprob_errors
 
 from contract.domain.params import Sampling
 from servicekit.checkpoint.model import Checkpoint
-from worker_svc import factory
+from worker_svc import native
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.models.spec import ExpertsSpec, LatentAttentionSpec, Mixer, RopeSpec
+from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
 
@@ -119,9 +120,9 @@ def test_a_field_that_is_dropped_moves_logprobs(
     def read_changed(checkpoint: Checkpoint) -> ModelConfig:
         return changed(read_model_config(checkpoint), change, unused)
 
-    monkeypatch.setattr(factory, "read_model_config", read_changed)
+    monkeypatch.setattr(native, "read_model_config", read_changed)
     options = RunnerOptions(str(tmp_path), device="cpu", dtype="float32", max_num_seqs=1, num_blocks=32)
-    loaded = factory.load_runner(options, time.monotonic_ns)
+    loaded = load_runner(options, time.monotonic_ns)
     prompt = [3 + 7 * place % (VOCAB_SIZE - 3) for place in range(40)]
     sequence = Drive(prompt, 4, Sampling(temperature=0.0, num_logprobs=2))
     drive(loaded.runner, [sequence])

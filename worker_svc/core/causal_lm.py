@@ -38,6 +38,16 @@ class CausalLM:
         if not spec.is_tied:
             self._head = VocabParallelEmbedding(placement, spec.head, spec.vocab_size, spec.hidden_size, is_head=True)
 
+    @property
+    def vocab_size(self) -> int:
+        """Implement `LanguageModel.vocab_size`."""
+        return self.spec.vocab_size
+
+    @property
+    def num_layer_weights(self) -> int:
+        """Implement `LanguageModel.num_layer_weights`."""
+        return self.spec.num_layer_weights
+
     def outline(self) -> Self:
         """The same weights, of the last layer and the first of each kind: what they launch is all that any does."""
         outline = copy.copy(self)

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.language_model import LanguageModel
 
 _CELLS = 2**24  # that are in fp32 at once: 64 MiB
 
 
-def sum_hidden(model: CausalLM, hidden: Tensor, owners: Tensor, num_owners: int) -> Tensor:
+def sum_hidden(model: LanguageModel, hidden: Tensor, owners: Tensor, num_owners: int) -> Tensor:
     """f32[num_owners, hidden_size]: sums of normalised hidden states [n, hidden_size], each of one of `owners` i64[n].
 
     By a product of matrices, which adds in the same order each time, and whatever the numbers of rows are.

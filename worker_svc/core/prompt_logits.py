@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.language_model import LanguageModel
 
 _CELLS = 2**24  # logits that are computed at once: 64 MiB in fp32, and as much of logprobs
 
 
-def compute_prompt_logprobs(model: CausalLM, hidden: Tensor, token_ids: Tensor, num_top: int) -> list[Tensor]:
+def compute_prompt_logprobs(model: LanguageModel, hidden: Tensor, token_ids: Tensor, num_top: int) -> list[Tensor]:
     """Logprobs of tokens i64[n] after hidden states [n, hidden_size], in pieces, so that memory is bounded.
 
     Returns:
@@ -16,7 +16,7 @@ def compute_prompt_logprobs(model: CausalLM, hidden: Tensor, token_ids: Tensor, 
     """
     if not len(token_ids):  # a prompt of one token, or the last of one
         return [hidden.new_empty(shape) for shape in ((0,), (0,), (0, num_top), (0, num_top))]
-    num_rows = max(1, _CELLS // model.spec.vocab_size)
+    num_rows = max(1, _CELLS // model.vocab_size)
     pieces = [
         _logprobs(model.logits(hidden[at : at + num_rows]).float(), token_ids[at : at + num_rows], num_top)
         for at in range(0, len(token_ids), num_rows)

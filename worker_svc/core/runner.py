@@ -12,7 +12,6 @@ from torch import Tensor
 from contract.domain.plan import F32, NO_TOKENS, U32, PromptLogprobs, StepPlan, StepResult
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
-from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.continuation import Continuation
 from worker_svc.core.device_decoding import DecodeOutput, DeviceDecoder
 from worker_svc.core.device_grammars import DeviceGrammars
@@ -21,6 +20,7 @@ from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.kernels.sampling.changes import TokenMasks
 from worker_svc.core.kv_cache import KVCache
+from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.prompt_hidden import sum_hidden
 from worker_svc.core.prompt_logits import compute_prompt_logprobs
 from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
@@ -134,7 +134,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         cache: KVCache,
         attention: AttentionBackend,
         limits: Limits,

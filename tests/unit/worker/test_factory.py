@@ -11,7 +11,7 @@ import torch
 from penstock import LLM, PenstockError
 from penstock.launcher.layout import BUNDLED_MODEL
 from servicekit.checkpoint.model import read_checkpoint
-from worker_svc import factory
+from worker_svc import factory, native
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.kernels.linear.ways import Product
 from worker_svc.core.layers.placement import Placement
@@ -28,8 +28,8 @@ def test_weights_are_counted_without_an_import_that_others_may_be_at() -> None:
         "from penstock.launcher.layout import BUNDLED_MODEL\n"
         "from servicekit.checkpoint.model import read_checkpoint\n"
         "from worker_svc.core.layers.placement import Placement\n"
-        "from worker_svc.factory import num_weights_bytes\n"
         "from worker_svc.model_config import read_model_config\n"
+        "from worker_svc.native import num_weights_bytes\n"
         "config = read_model_config(read_checkpoint(BUNDLED_MODEL))\n"
         "assert num_weights_bytes(config, Placement(torch.device('cpu'), torch.float32)) > config.decoder.vocab_size\n"
         "assert not {'sympy', 'torch._dynamo', 'torch._inductor'} & sys.modules.keys()\n"
@@ -81,8 +81,8 @@ def test_the_attention_of_prompts_that_is_asked_for_is_the_one_that_is_chosen() 
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "_budget", lambda device, share: Budget(1 << 20, share))
-    monkeypatch.setattr(factory, "load_weights", lambda *_, **__: pytest.fail("weights are loaded"))
+    monkeypatch.setattr(factory, "measure_budget", lambda device, share: Budget(1 << 20, share))
+    monkeypatch.setattr(native, "load_weights", lambda *_, **__: pytest.fail("weights are loaded"))
     with pytest.raises(
         PenstockError, match=r"weights need .* more than there is: gpu_memory_utilization 0\.9 of 1\.0 MiB"
     ):

@@ -40,6 +40,10 @@ class AttentionKind:
 class StepAttention(Protocol):
     """Attention of one step's batch; handed to the model as an argument."""
 
+    @property
+    def positions(self) -> Tensor:
+        """i64[tokens]: the index of each token in its sequence."""
+
     def attend(
         self,
         layer: int,

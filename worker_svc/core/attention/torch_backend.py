@@ -49,7 +49,8 @@ class TorchAttention:
         """Implement `AttentionBackend.prepare`."""
         groups = [self._group(batch, rows, block_tables) for rows in _group_rows(batch)]
         angles = {rotary: rotary.angles(positions) for rotary in {kind.rotary for kind in self._kinds}}
-        return TorchStepAttention(self._cache, self._num_heads, self._kinds, angles, slot_mapping, groups=groups)
+        step = {"positions": positions, "slot_mapping": slot_mapping}
+        return TorchStepAttention(self._cache, self._num_heads, self._kinds, angles, groups=groups, **step)
 
     def _group(self, batch: Batch, rows: I64, block_tables: Tensor) -> _Group:
         device = block_tables.device
@@ -109,10 +110,12 @@ class TorchStepAttention:
         num_heads: int,
         kinds: Sequence[AttentionKind],
         angles: Mapping[RotaryEmbedding, tuple[Tensor, Tensor]],
-        slot_mapping: Tensor,
         *,
+        positions: Tensor,
+        slot_mapping: Tensor,
         groups: list[_Group],
     ) -> None:
+        self.positions = positions
         self._cache = cache
         self._kinds = kinds
         self._angles = angles

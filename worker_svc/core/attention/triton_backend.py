@@ -229,6 +229,11 @@ class TritonStepAttention:
         for decode in backend.decodes.values():
             decode.plan(decode_rows, block_tables)
 
+    @property
+    def positions(self) -> Tensor:
+        """Implement `StepAttention.positions`."""
+        return self._decode_rows.contexts - 1 if self._chunked is None else self._chunked.positions
+
     def attend(
         self,
         layer: int,

@@ -1,0 +1,10 @@
+"""The reason why a module of transformers' cannot be served."""
+
+
+class NotDoneError(Exception):
+    """Something of a model that is not done; its text goes on after the model's name."""
+
+
+def said(error: Exception) -> str:
+    """What went wrong, in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -1,0 +1,53 @@
+"""The choice of whose code a model is: our own families, or transformers' modules."""
+
+from importlib.util import find_spec
+
+from contract.domain.errors import ErrorCode, PenstockError, invalid
+from servicekit.checkpoint.model import Checkpoint
+from worker_svc.core.models import FAMILIES
+from worker_svc.loaded_model import Loader
+from worker_svc.native import NativeLoader
+from worker_svc.runner_options import RunnerOptions
+
+_IMPLEMENTATIONS = ("auto", "penstock", "transformers")
+
+
+def uses_transformers(model_impl: str, checkpoint: Checkpoint) -> bool:
+    """Return whether transformers' module is to be taken: where it is asked for, or where no family of ours is named.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT naming `model_impl`: there is no such one; UNIMPLEMENTED: transformers, which
+            the model needs, is not installed.
+    """
+    if model_impl not in _IMPLEMENTATIONS:
+        raise invalid(f"model_impl must be {', '.join(_IMPLEMENTATIONS)}, got {model_impl!r}", "model_impl")
+    name = architecture(checkpoint)
+    if model_impl == "penstock" or (model_impl == "auto" and (name is None or name in FAMILIES)):
+        return False
+    if find_spec("transformers") is None:
+        raise PenstockError(
+            ErrorCode.UNIMPLEMENTED,
+            f"model architecture {name} is run by transformers, which is not installed: install penstock[transformers]"
+            + ("" if name in FAMILIES else ", or take one of those that `penstock models` lists"),
+            param="model_impl",
+        )
+    return True
+
+
+def architecture(checkpoint: Checkpoint) -> str | None:
+    """The first that config.json names; None: it names none."""
+    names = checkpoint.config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+
+def find_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loader:
+    """The way to load a checkpoint, once all is known of it but its weights.
+
+    Raises:
+        PenstockError: see `uses_transformers` and `load_runner`.
+    """
+    if not uses_transformers(options.model_impl, checkpoint):
+        return NativeLoader(options, checkpoint)
+    from worker_svc.transformers_loading import TransformersLoader  # noqa: PLC0415  (imports transformers)
+
+    return TransformersLoader(options, checkpoint)

@@ -1,0 +1,144 @@
+"""Loads models of our own families: weights in any format, brought into the form in which kernels multiply them."""
+
+import logging
+from collections import defaultdict
+from dataclasses import replace
+
+import torch
+
+from servicekit.checkpoint.model import Checkpoint
+from worker_svc.compute import choose_compute
+from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.config import ModelConfig
+from worker_svc.core.distributed import Group
+from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.layers.placement import Placement
+from worker_svc.core.quantization.choice import choose_quantization
+from worker_svc.core.quantization.spec import Fp8OnlineSpec
+from worker_svc.device import choose_dtype
+from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
+from worker_svc.model_config import read_model_config
+from worker_svc.products import model_products
+from worker_svc.runner_options import RunnerOptions
+from worker_svc.weights import fill_randomly, has_own_head, load_weights
+
+# Of the standard library: `LLM` runs in processes that are not ours to configure.
+_log = logging.getLogger(__name__)
+
+
+class NativeLoader:
+    """Implement `Loader` for the families of `core.models`."""
+
+    def __init__(self, options: RunnerOptions, checkpoint: Checkpoint) -> None:
+        """Read what the checkpoint says of its model.
+
+        Raises:
+            PenstockError: see `load_runner`.
+        """
+        self._config = _read_config(options, checkpoint)
+
+    def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
+        """Implement `Loader.describe`."""
+        config, group = self._config, Group(options.rank, options.world_size)
+        dtype = choose_dtype(options.dtype, config.dtype, device)
+        plain = Placement(torch.device("meta"), dtype, group, quantization=config.quantization)
+        method = config.quantization.method if config.quantization is not None else None
+        num_bytes = num_weights_bytes(config, plain)
+        return ModelDescription(config.architecture, "penstock", len(config.decoder.layers), method, num_bytes)
+
+    def load(self, source: ModelSource) -> LoadedModel:
+        """Implement `Loader.load`."""
+        return _load(source, self._config)
+
+
+def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
+    options, device = source.options, source.device
+    dtype = choose_dtype(options.dtype, config.dtype, device)
+    plain = Placement(device, dtype, source.group, quantization=config.quantization)
+    attention = config.attention
+    heads = plain.part(attention.num_heads, "num_attention_heads")
+    kv_heads = plain.kv_heads(attention.num_kv_heads)
+    num_layers, num_kv_heads = len(config.decoder.attentions), kv_heads.stop - kv_heads.start
+    shape = KVCacheShape(
+        num_layers,
+        num_kv_heads,
+        attention.head_dim,
+        options.block_size,
+        dtype,
+        shares_values=attention.shares_values,
+    )
+    num_heads = heads.stop - heads.start
+    compute = choose_compute(
+        options.attention,
+        options.prefill_attention,
+        device,
+        shape,
+        num_heads,
+        products=model_products(config, plain),
+        tuning=options.tuning,
+        chunk_graphs=options.chunk_graphs,
+    )
+    placement = replace(plain, operations=compute.operations)
+    if source.budget is not None:
+        source.budget.check_weights(num_weights_bytes(config, plain))
+    model = CausalLM(config.decoder, placement, source.max_model_len)
+    _fill(source, config, placement)
+    model.prepare()
+    weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
+    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, _precision(config, dtype))
+
+
+def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
+    """The bytes that this rank's weights will take: the model is built without memory."""
+    meta = replace(plain, device=torch.device("meta"), wanted=[], conversions=[])
+    CausalLM(config.decoder, meta, max_model_len=1)
+    return sum(tensor.destination.nbytes for tensor in meta.weights)
+
+
+def _read_config(options: RunnerOptions, checkpoint: Checkpoint) -> ModelConfig:
+    config = read_model_config(checkpoint)
+    config = replace(config, quantization=choose_quantization(config.quantization, options.quantization))
+    decoder, is_read = config.decoder, options.load_format != "dummy"
+    if decoder.is_tied and is_read and has_own_head(checkpoint.directory, decoder.embedding, decoder.head):
+        _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
+        config = replace(config, decoder=replace(decoder, is_tied=False))
+    return config
+
+
+def _fill(source: ModelSource, config: ModelConfig, placement: Placement) -> None:
+    if source.is_random:
+        fill_randomly(placement.weights)
+        return
+    num_bytes = load_weights(
+        source.directory,
+        placement.wanted,
+        placement.conversions,
+        unused=config.decoder.unused_tensors,
+        unused_prefixes=config.decoder.unused_prefixes,
+        unused_suffixes=config.quantization.unused if config.quantization is not None else (),
+    )
+    _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
+    _tell_conversions(config, placement)
+
+
+def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
+    """Log the weights that are not kept as they are stored."""
+    if config.quantization is None:
+        return
+    num_bytes: dict[torch.dtype, int] = defaultdict(int)
+    for conversion in placement.conversions:
+        weight = conversion.made["weight"].destination
+        num_bytes[weight.dtype] += weight.nbytes
+    for dtype, size in num_bytes.items():
+        name = str(dtype).removeprefix("torch.")
+        event = "weights widened" if dtype == placement.dtype else "weights converted"
+        extra = {"quantization": config.quantization.method, "to": name, "gigabytes": round(size / 1e9, 2)}
+        _log.info(event, extra=extra)
+    if config.quantization.has_kv_scales:
+        reason = f"keys and values are kept in {str(placement.dtype).removeprefix('torch.')}, without scales"
+        _log.warning("the checkpoint's scales of keys and values are not used", extra={"reason": reason})
+
+
+def _precision(config: ModelConfig, dtype: torch.dtype) -> str:
+    is_online = config.quantization is not None and isinstance(config.quantization.format, Fp8OnlineSpec)
+    return f"{dtype} fp8" if is_online else str(dtype)
