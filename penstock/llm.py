@@ -66,6 +66,8 @@ class LLM:
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
         plans_in_flight: steps that are planned before their results come.
         scheduling_policy: "fcfs", "priority" or "fair".
+        model_impl: whose model: "penstock" (our own families), "transformers" (transformers' own module over paged
+            attention; needs `penstock[transformers]`), or "auto": the latter where no family is there.
         load_format: "auto" (the checkpoint's weights), or "dummy": random ones, to measure speed.
         attention: kernels, and always who attends for decoding sequences: "triton", "torch", or "auto": triton for
             half precision on CUDA and heads of 64-256 dimensions, torch for all else.
@@ -107,6 +109,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         plans_in_flight: int = 2,
         scheduling_policy: str = "fcfs",
+        model_impl: str = "auto",
         load_format: str = "auto",
         attention: str = "auto",
         prefill_attention: str = "auto",
@@ -141,6 +144,7 @@ class LLM:
             num_threads=num_threads,
         )
         _check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
+        _check_choice("model_impl", model_impl, ("auto", "penstock", "transformers"))
         _check_choice("load_format", load_format, ("auto", "dummy"))
         _check_choice("attention", attention, ("auto", "torch", "triton"))
         _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
@@ -161,6 +165,7 @@ class LLM:
                 revision=revision,
                 runner="simulated" if runner == "simulated" else "model",
                 dtype=cast(Any, _dtype(dtype)),
+                model_impl=cast(Any, model_impl),
                 load_format=cast(Any, load_format),
                 quantization=quantization,
                 attention=cast(Any, attention),

@@ -2,13 +2,23 @@
 
 import argparse
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.table import Table
 
 from worker_svc.core.models import FAMILIES
 
+_MODULES = (
+    "Any other decoder that transformers has is run by transformers' own module over paged attention, if penstock"
+    "[transformers] is installed (--model-impl auto or transformers). When a worker starts, before weights are read, "
+    "a tiny instance of the checkpoint's configuration goes through chunks, mixed batches, shared prefixes and "
+    "preemption and must agree with the module by itself, eager, in fp32; else the architecture is refused with what differs. "
+    "`penstock check --model DIR` does that for a checkpoint, `penstock models --transformers` for the default "
+    "configuration of every decoder of the transformers that is installed. One rank, no quantization, no CUDA graphs."
+)
 _KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
 _WIDENED = "widened to the model's dtype while it is read"
 _FORMATS = (
@@ -41,14 +51,33 @@ def main(argv: Sequence[str]) -> int:
     """Prints the list; the exit status."""
     parser = argparse.ArgumentParser(prog="penstock models", description=__doc__, allow_abbrev=False)
     parser.add_argument("--names", action="store_true", help="architectures alone, a line each")
-    if parser.parse_args(argv).names:
+    parser.add_argument(
+        "--transformers", action="store_true", help="decoders of transformers' own, and whether they prove themselves"
+    )
+    asked = parser.parse_args(argv)
+    if asked.names:
         print("\n".join(sorted(FAMILIES)))
         return 0
     console = Console()
+    if asked.transformers:
+        return _survey(console)
     console.print(_table("architecture", _families()))
     console.print(_table("format of weights", iter(_FORMATS)))
     console.print(_PROOF)
+    console.print(_MODULES)
     console.print(_PROOF_OF_FORMATS)
+    return 0
+
+
+def _survey(console: Console) -> int:
+    """Print a line for each decoder as soon as it is known; the exit status."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        print("torch and transformers are not both installed: install penstock[worker,transformers]", file=sys.stderr)
+        return 2
+    from worker_svc.transformers_survey import survey  # noqa: PLC0415  (imports both)
+
+    for name, verdict in survey():
+        console.print(name, verdict, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -169,7 +169,9 @@ def _inspected(found: Mapping[str, Any]) -> Iterator[Finding]:
         return
     shown, kept = _size(found["weight_bytes"]), _size(found["memory_bytes"])
     stored = f" ({found['quantization']}; {kept} in the memory of each rank)" if found["quantization"] else ""
-    yield Finding("model", f"{found['architecture']}, {found['layers']} layers, {shown} of weights{stored}")
+    of_module = ", by transformers' own module, which has proved itself" if _is_module(found) else ""
+    told = f"{found['architecture']}, {found['layers']} layers, {shown} of weights{stored}{of_module}"
+    yield Finding("model", told)
     gpus = found["gpus"]
     if not gpus:
         yield Finding("device", f"torch {found['torch']} sees no GPU: workers run on the CPU")
@@ -179,6 +181,10 @@ def _inspected(found: Mapping[str, Any]) -> Iterator[Finding]:
         "device",
         f"torch {found['torch']}, {len(gpus)} x {gpus[0]['name']} of {memory:.0f} GB",
     )
+
+
+def _is_module(found: Mapping[str, Any]) -> bool:
+    return bool(found["implementation"] == "transformers")
 
 
 def _size(num_bytes: int) -> str:

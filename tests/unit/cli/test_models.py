@@ -1,8 +1,12 @@
 """The list of models that workers load."""
 
-import pytest
+from functools import partial
 
-from penstock.cli import main
+import pytest
+from transformers import CONFIG_MAPPING
+
+from penstock.cli import main, models
+from worker_svc import transformers_survey
 from worker_svc.core.models import FAMILIES
 from worker_svc.core.quantization.choice import METHODS
 
@@ -19,3 +23,22 @@ def test_every_family_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
 def test_names_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--names"]) == 0
     assert capsys.readouterr().out.split() == sorted(FAMILIES)
+
+
+def test_decoders_of_transformers_are_listed_with_what_came_of_their_proof(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {kind: CONFIG_MAPPING[kind] for kind in ("gpt2", "bloom", "vit")}
+    monkeypatch.setattr(transformers_survey, "survey", partial(transformers_survey.survey, kinds))
+    assert main(["models", "--transformers"]) == 0
+    gpt2, bloom = capsys.readouterr().out.splitlines()
+    assert gpt2.startswith("GPT2LMHeadModel proved with transformers")
+    assert bloom.startswith("BloomForCausalLM refused: it has attention of its own")
+
+
+def test_without_the_package_it_is_said_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    assert main(["models", "--transformers"]) == 2
+    assert "install penstock[worker,transformers]" in capsys.readouterr().err

@@ -48,9 +48,9 @@ def _role(name: str, value: int) -> _Role:
         _Role.BOUND: _has(name, _WINDOWS) and not name.endswith(("layers", "pattern")),
         _Role.HEADS: name.endswith(("heads", "n_head")),
         _Role.PAIRS: name in _SECTIONS,
+        _Role.DIM: name.endswith(_OF_HEADS) and value > _LEAST_SIZE,
+        _Role.SIZE: name.endswith(_SIZES) and not _has(name, _NO_SIZES) and value > _LEAST_SIZE,
         _Role.COUNT: value <= _LEAST_SIZE or _has(name, _COUNTS),
-        _Role.DIM: name.endswith(_OF_HEADS),
-        _Role.SIZE: name.endswith(_SIZES) and not _has(name, _NO_SIZES),
     }
     return next((role for role, is_it in roles.items() if is_it), _Role.BOUND)
 
@@ -68,11 +68,11 @@ class Shrinking:
         None: all.
         """
         whole = _first(fields, _LAYERS)
-        return {name: self._shrunk(name, value, whole, num_layers) for name, value in fields.items()}
+        return {name: self._shrunk(str(name), value, whole, num_layers) for name, value in fields.items()}
 
     def _shrunk(self, name: str, value: Any, whole: int | None, num_layers: int | None) -> Any:
         if isinstance(value, Mapping):
-            return self.shrink(value, num_layers)
+            return self.shrink(_first_layers(value, num_layers), num_layers)
         if isinstance(value, list):
             if num_layers is not None and len(value) == whole:
                 value = value[:num_layers]
@@ -95,7 +95,7 @@ class Shrinking:
             _Role.HEADS: max(1, value // self.heads),
             _Role.PAIRS: max(1, of_dims),
             _Role.DIM: max(2, of_dims // 2 * 2),
-            _Role.SIZE: max(2, of_sizes // 2 * 2),
+            _Role.SIZE: max(8, of_sizes // 8 * 8),
             _Role.COUNT: value,
         }
         return by_role[_role(name, value)]
@@ -109,9 +109,10 @@ class Shrinking:
 
 def shrinkings(fields: Mapping[str, Any], max_model_len: int) -> Iterator[Shrinking]:
     """Ways to shrink the fields of `config.json`, the smallest first."""
-    sizes = dict(_numbers(fields))
+    leaves = _leaves(_of_text(fields))
+    sizes = {name: value for name, value in leaves.items() if isinstance(value, int) and not isinstance(value, bool)}
     heads = _heads_divisor(sizes)
-    for dims in dict.fromkeys((_dims_divisor(fields, sizes), 1)):
+    for dims in dict.fromkeys((_dims_divisor(leaves, sizes), 1)):
         yield Shrinking(dims, heads, max_model_len)
     if heads > 1:
         yield Shrinking(1, 1, max_model_len)
@@ -119,17 +120,16 @@ def shrinkings(fields: Mapping[str, Any], max_model_len: int) -> Iterator[Shrink
 
 def num_layers_of(fields: Mapping[str, Any]) -> int | None:
     """The layers of a decoder; None: its configuration does not say it in any way that is known."""
-    nested = fields.get("text_config")
-    return _first(nested if isinstance(nested, Mapping) else fields, _LAYERS)
+    return _first(_of_text(fields), _LAYERS)
 
 
-def _dims_divisor(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+def _dims_divisor(leaves: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
     """The largest power of two that leaves whole pairs everywhere, and enough of them."""
     of_heads = [value for name, value in sizes.items() if name.endswith(_OF_HEADS) and value > _LEAST_SIZE]
     width, heads = _first(sizes, _WIDTHS), _first(sizes, ("num_attention_heads", "n_head", "n_heads", "num_heads"))
     if width is not None and heads and not of_heads:
         of_heads.append(width // heads)
-    shares = [float(value) for name, value in _leaves(fields) if name in _ROTARY_SHARES and value]
+    shares = [float(value) for name, value in leaves.items() if name in _ROTARY_SHARES and value]
 
     def suits(divisor: int) -> bool:
         return all(value % (2 * divisor) == 0 and value // divisor >= _LEAST_DIM for value in of_heads) and all(
@@ -151,19 +151,24 @@ def _heads_divisor(sizes: Mapping[str, int]) -> int:
     return max(each for each in range(1, common + 1) if common % each == 0 and least // each >= kept)
 
 
-def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, value in _leaves(fields):
-        if isinstance(value, int) and not isinstance(value, bool):
-            yield name, value
+def _leaves(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields, and those of objects within unless they are said outside, too."""
+    within = [_leaves(value) for value in fields.values() if isinstance(value, Mapping)]
+    own = {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
+    return {name: value for each in (*within, own) for name, value in each.items()}
 
 
-def _leaves(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All fields, those of objects within included."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value)
-        else:
-            yield name, value
+def _of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a decoder, where those of other media stand beside them."""
+    nested = fields.get("text_config")
+    return nested if isinstance(nested, Mapping) else fields
+
+
+def _first_layers(fields: Mapping[Any, Any], num_layers: int | None) -> Mapping[Any, Any]:
+    """Without what is said of further layers, where fields are numbers of these."""
+    if num_layers is None or not fields or not all(str(name).isdigit() for name in fields):
+        return fields
+    return {name: value for name, value in fields.items() if int(name) < num_layers}
 
 
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> int | None:

@@ -55,7 +55,7 @@ def _made(config: PreTrainedConfig, fields: Mapping[str, Any], shrinking: Shrink
     eager = build(small, "eager", dtype=torch.float32)
     randomize(eager)
     with torch.inference_mode():
-        run(eager, torch.arange(LONGEST))
+        run(eager, torch.zeros(LONGEST, dtype=torch.int64))
     return eager
 
 
