@@ -15,9 +15,10 @@ _MODULES = (
     "Any other decoder that transformers has is run by transformers' own module over paged attention, if penstock"
     "[transformers] is installed (--model-impl auto or transformers). When a worker starts, before weights are read, "
     "a tiny instance of the checkpoint's configuration goes through chunks, mixed batches, shared prefixes and "
-    "preemption and must agree with the module by itself, eager, in fp32; else the architecture is refused with what differs. "
-    "`penstock check --model DIR` does that for a checkpoint, `penstock models --transformers` for the default "
-    "configuration of every decoder of the transformers that is installed. One rank, no quantization, no CUDA graphs."
+    "preemption, and must agree with the module by itself, eager, in fp32; else the architecture is refused with what "
+    "differs. `penstock check --model DIR` does that for a checkpoint, `penstock models --transformers` for the "
+    "default configuration of every decoder of the transformers that is installed. One rank, no quantization, no CUDA "
+    "graphs."
 )
 _KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
 _WIDENED = "widened to the model's dtype while it is read"
