@@ -38,7 +38,13 @@ class LoadedRunner:
     group: Group
     compute: Compute
     checkpoint: Checkpoint
-    precision: str  # see `LoadedModel`
+    implementation: str  # see `LoadedModel`, as the next
+    precision: str
+
+    @property
+    def kernels(self) -> str:
+        """Whose kernels compute, as `Compute.name`, and whose module what they do not."""
+        return self.compute.name + (", module transformers" if self.implementation == "transformers" else "")
 
     def close(self) -> None:
         """Give everything back."""
@@ -82,7 +88,7 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     runner.take_grammars(_grammar_tokens(options, checkpoint, loaded.model.vocab_size))
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
-    return LoadedRunner(runner, profile, device, group, compute, checkpoint, loaded.precision)
+    return LoadedRunner(runner, profile, device, group, compute, checkpoint, loaded.implementation, loaded.precision)
 
 
 def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: int) -> GrammarTokens:

@@ -47,6 +47,7 @@ class LoadedModel:
     num_heads: int  # query heads of this rank
     weights_bytes: int
     dtype: torch.dtype
+    implementation: str  # penstock or transformers
     precision: str  # the dtype, and the format where it is not that of the checkpoint
 
 

@@ -183,5 +183,5 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         lambda payload: loaded.group.broadcast(payload, device),
         loaded.close,
         model_digest(loaded.checkpoint, loaded.precision, is_dummy=settings.load_format == "dummy"),
-        loaded.compute.name,
+        loaded.kernels,
     )

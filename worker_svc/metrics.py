@@ -28,7 +28,7 @@ SAMPLED_TOKENS = CounterFamily("penstock_sampled_tokens_total", "Tokens that wer
 PAIRINGS = CounterFamily("penstock_pairings_total", "Pairings with a scheduler that began.")
 WORKER = InfoFamily(
     "penstock_worker_info",
-    "Whose kernels compute, whose attend for long chunks of prompts, and whose multiply many rows.",
+    "Whose kernels compute, attend for long chunks of prompts and multiply many rows, and whose module is run.",
     {"attention": ()},
 )
 MODEL = model_info()

@@ -85,7 +85,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     _fill(source, config, placement)
     model.prepare()
     weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
-    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, _precision(config, dtype))
+    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, "penstock", _precision(config, dtype))
 
 
 def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:

@@ -12,8 +12,7 @@ from transformers import __version__ as version
 from contract.domain.errors import ErrorCode, PenstockError, broken, unimplemented
 from servicekit.checkpoint.model import CONFIG, Checkpoint
 from worker_svc.compute import choose_compute
-from worker_svc.core.kv_cache import KVCacheShape
-from worker_svc.core.transformers_models.attention import NAME, cached_dim, register
+from worker_svc.core.transformers_models.attention import NAME, register
 from worker_svc.core.transformers_models.model import TransformersLM
 from worker_svc.core.transformers_models.proof import Proof, prove
 from worker_svc.core.transformers_models.refusal import NotDoneError
@@ -96,13 +95,12 @@ def _load(source: ModelSource, found: Module) -> LoadedModel:
     if source.budget is not None:
         source.budget.check_weights(found.num_weights * dtype.itemsize)
     model = _make(source, found, dtype)
-    call = model.call
-    shape = KVCacheShape(len(model.attentions), call.num_kv_heads, cached_dim(call), options.block_size, dtype)
+    shape = model.cache_shape(options.block_size, dtype)
     compute = choose_compute(
-        options.attention, options.prefill_attention, device, shape, call.num_heads, products=(), tuning=options.tuning
+        options.attention, options.prefill_attention, device, shape, model.num_heads, products=(), tuning=options.tuning
     )
     _log.info("transformers' module loaded", extra={"architecture": found.architecture, "transformers": version})
-    return LoadedModel(model, compute, shape, call.num_heads, model.num_bytes, dtype, str(dtype))
+    return LoadedModel(model, compute, shape, model.num_heads, model.num_bytes, dtype, "transformers", str(dtype))
 
 
 def _make(source: ModelSource, found: Module, dtype: torch.dtype) -> TransformersLM:

@@ -215,26 +215,27 @@ VARIANTS = (
 )
 
 
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
 def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
     """A model in fp32 whose logits are spread out, so that greedy tokens do not hang on rounding."""
     name = _FAMILIES[variant.family]
     config_class = getattr(transformers, _CONFIGS.get(variant.family, f"{name}Config"))
     model_class = getattr(transformers, f"{name}ForCausalLM")
-    options = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": MAX_POSITIONS,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        **variant.options,
-    }
     torch.manual_seed(seed)
-    config = config_class(**options)
+    config = config_class(**(COMMON | variant.options))
     config._attn_implementation = "eager"  # others leave out what they have no word for, such as a cap of scores
     model = model_class(config).eval()
     with torch.no_grad():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from checkpoints import VOCAB_SIZE
+from checkpoints import COMMON
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from worker_svc.core.transformers_models.tiny import randomize
@@ -23,18 +23,6 @@ _EXPERTS = {
     "n_group": 1,
     "topk_group": 1,
 }
-_COMMON = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_POSITIONS,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ class Decoder:
 
     def make_config(self) -> PreTrainedConfig:
         kind = getattr(transformers, f"{self.config}Config")
-        config: PreTrainedConfig = kind(**(_COMMON | self.options))
+        config: PreTrainedConfig = kind(**(COMMON | {"max_position_embeddings": MAX_POSITIONS} | self.options))
         return config
 
 

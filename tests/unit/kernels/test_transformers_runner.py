@@ -13,9 +13,9 @@ from transformers import DeepseekV3Config, PreTrainedConfig, PreTrainedModel, St
 from contract.domain.params import Sampling
 from worker_svc.compute import TritonCompute
 from worker_svc.core.interface import Limits
-from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.runner import ModelRunner
-from worker_svc.core.transformers_models.attention import NAME, cached_dim, register
+from worker_svc.core.transformers_models.attention import NAME, register
 from worker_svc.core.transformers_models.model import TransformersLM
 from worker_svc.core.transformers_models.tiny import build, randomize
 
@@ -59,13 +59,11 @@ def make_runner(config: PreTrainedConfig) -> tuple[PreTrainedModel, ModelRunner]
         vocab_size=config.vocab_size,
     )
     model = TransformersLM(module.to(DEVICE), limits.max_model_len)
-    call = model.call
-    shape = KVCacheShape(2, call.num_kv_heads, cached_dim(call), limits.block_size, torch.float32)
-    cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
+    cache = KVCache(model.cache_shape(limits.block_size, torch.float32), limits.num_blocks + 1, DEVICE)
     cache.keys.fill_(torch.nan)  # what no sequence has written must not matter
     cache.values.fill_(torch.nan)
     compute = TritonCompute("asked for", DEVICE, LINES)
-    return eager, compute.make_runner(model, cache, call.num_heads, limits, lambda: 0, num_graphs=8)
+    return eager, compute.make_runner(model, cache, model.num_heads, limits, lambda: 0, num_graphs=8)
 
 
 @pytest.mark.parametrize("config", [_WINDOW, _NARROW_VALUES], ids=["window", "narrow values"])

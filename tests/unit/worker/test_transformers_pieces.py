@@ -1,6 +1,8 @@
 """The pieces that run transformers' modules: masks, attention, small configurations, refusals."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from transformers.masking_utils import (
 from contract.domain.errors import PenstockError
 from servicekit.checkpoint.model import read_checkpoint
 from worker_svc import implementation, inspection, transformers_loading
-from worker_svc.core.transformers_models.attention import NAME, AttentionCalls, attach, cached_dim, register
+from worker_svc.core.transformers_models.attention import NAME, AttentionCalls, attach, register
 from worker_svc.core.transformers_models.masks import Mask, make_mask
 from worker_svc.core.transformers_models.mixing import refuse_mixing
 from worker_svc.core.transformers_models.model import TransformersLM
@@ -32,7 +34,7 @@ from worker_svc.runner_options import RunnerOptions
 from worker_svc.settings import WorkerSettings
 
 CONFIG = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": 50, "eos_token_id": 2}
-CAUSAL = Mask(causal_mask_function, is_custom=False)
+CAUSAL = Mask(causal_mask_function)
 
 
 class Remembering:
@@ -111,7 +113,7 @@ def test_attention_is_asked_for_what_was_watched_and_values_keep_their_size() ->
     query, key, value = heads()
     calls = watched(query, key, value, scaling=0.5, s_aux=torch.zeros(4), softcap=3.0, dropout=0.0, output=None)
     (call,) = calls.calls
-    assert (call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim, cached_dim(call)) == (4, 2, 12, 6, 16)
+    assert (call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim, calls.cached_dim) == (4, 2, 12, 6, 16)
     assert (call.scale, call.softcap, call.has_sinks, call.window) == (0.5, 3.0, True, None)
     step = Remembering(4, 2)
     with calls.serve(step):
@@ -233,10 +235,37 @@ def test_a_module_that_carries_tokens_on_is_named() -> None:
         refuse_mixing(module, calls, 16)
 
 
+def test_families_of_ours_are_loaded_without_transformers() -> None:
+    code = (
+        "import sys\n"
+        "from penstock.launcher.layout import BUNDLED_MODEL\n"
+        "from servicekit.checkpoint.model import read_checkpoint\n"
+        "from worker_svc import factory, implementation\n"
+        "from worker_svc.runner_options import RunnerOptions\n"
+        "implementation.find_loader(RunnerOptions(str(BUNDLED_MODEL)), read_checkpoint(BUNDLED_MODEL))\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_heads_of_several_sizes_are_padded_to_the_largest() -> None:
+    calls = AttentionCalls()
+    one, other = heads(dim=12, value_dim=6), heads(dim=20, value_dim=20)
+    with calls.watch(32):
+        for each in (one, other):
+            calls.attend(*each, CAUSAL, {})
+    step = Remembering(4, 2)
+    with calls.serve(step):
+        found = [calls.attend(*each, CAUSAL, {})[0] for each in (one, other)]
+    for (_, _, value), out in zip((one, other), found, strict=True):
+        torch.testing.assert_close(out[0], value[0].repeat_interleave(2, 0).transpose(0, 1))
+    assert [qkv.shape for _, qkv, _ in step.got] == [(3, 8 * 24)] * 2
+
+
 def test_layers_that_differ_in_heads_are_refused() -> None:
     module = model()
     module.transformer.h[1].attn.num_heads, module.transformer.h[1].attn.head_dim = 2, 16
-    with pytest.raises(NotDoneError, match="differ in heads"):
+    with pytest.raises(NotDoneError, match="differ in numbers of heads"):
         TransformersLM(module, 16)
 
 
@@ -315,6 +344,7 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     loaded = load(tmp_path, load_format="dummy")
     assert loaded.runner.limits.vocab_size == 50
+    assert loaded.kernels == "torch, module transformers"
     with pytest.raises(PenstockError, match=r"model\.safetensors is missing"):
         load(tmp_path)
 

@@ -51,6 +51,13 @@ class AttentionCalls:
     _step: StepAttention | None = None
     _next: int = 0
 
+    @property
+    def cached_dim(self) -> int:
+        """Dimensions of a head in the cache, in which zeros are after what a head has: a multiple of eight, which
+        kernels read at a time.
+        """
+        return -(-max(max(each.head_dim, each.value_dim) for each in self.calls) // 8) * 8
+
     @contextmanager
     def watch(self, max_model_len: int) -> Iterator[None]:
         """Note all calls anew; attention gives zeros meanwhile."""
@@ -87,17 +94,10 @@ class AttentionCalls:
         self._next += 1
         if (_scale(query, told), told.get("softcap")) != (call.scale, call.softcap):
             raise NotDoneError("scales its scores otherwise from step to step")
-        dim = cached_dim(call)
+        dim = self.cached_dim
         heads = [F.pad(each[0].transpose(0, 1), (0, dim - each.shape[-1])) for each in (query, key, value)]
         attended = self._step.attend(layer, torch.cat(heads, 1).flatten(1), None, sinks=told.get(_SINKS))
         return attended.view(1, len(attended), call.num_heads, dim)[..., : call.value_dim], None
-
-
-def cached_dim(call: AttentionCall) -> int:
-    """Dimensions of a head in the cache, in which zeros are after what a head has: a multiple of eight, which kernels
-    read at a time.
-    """
-    return -(-max(call.head_dim, call.value_dim) // 8) * 8
 
 
 def attach(module: nn.Module, calls: AttentionCalls) -> None:

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from worker_svc.core.attention.interface import AttentionKind, StepAttention
+from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.transformers_models.attention import AttentionCall, AttentionCalls, attach, cached_dim
+from worker_svc.core.transformers_models.attention import AttentionCall, AttentionCalls, attach
 from worker_svc.core.transformers_models.refusal import NotDoneError
 
 _WATCHED_TOKENS = 3
@@ -37,11 +38,16 @@ class TransformersLM:
         self._device = module.device
         with torch.inference_mode(), self.calls.watch(max_model_len):
             self._body, self._arguments, self._output, self.vocab_size = _watch(module)
-        self.call = _common(self.calls.calls)
-        rotary = RotaryEmbedding(None, cached_dim(self.call), max_model_len, self._device)
+        self.num_heads, self.num_kv_heads = _common_heads(self.calls.calls)
+        self.head_dim = self.calls.cached_dim
+        rotary = RotaryEmbedding(None, self.head_dim, max_model_len, self._device)
         self.attentions = [
             AttentionKind(rotary, each.scale, each.window, each.softcap, each.has_sinks) for each in self.calls.calls
         ]
+
+    def cache_shape(self, block_size: int, dtype: torch.dtype) -> KVCacheShape:
+        """The shape of its keys and values."""
+        return KVCacheShape(len(self.attentions), self.num_kv_heads, self.head_dim, block_size, dtype)
 
     @property
     def num_layer_weights(self) -> int:
@@ -124,14 +130,15 @@ def _named(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
     return named
 
 
-def _common(calls: list[AttentionCall]) -> AttentionCall:
-    """The first call; heads are the same in all.
+def _common_heads(calls: list[AttentionCall]) -> tuple[int, int]:
+    """Heads of queries, and of keys and values: the same in all calls.
 
     Raises:
         NotDoneError: they are not, or nothing attends.
     """
     if not calls:
         raise NotDoneError("does not attend by transformers' attention functions")
-    if len({(each.num_heads, each.num_kv_heads, cached_dim(each)) for each in calls}) > 1:
-        raise NotDoneError("has layers that differ in heads")
-    return calls[0]
+    heads, *others = dict.fromkeys((each.num_heads, each.num_kv_heads) for each in calls)
+    if others:
+        raise NotDoneError("has layers that differ in numbers of heads")
+    return heads

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from worker_svc.core.attention.torch_backend import TorchAttention
-from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.rehearsal import BLOCK_SIZE, NUM_BLOCKS, Line, limits_of, rehearse
 from worker_svc.core.runner import ModelRunner
-from worker_svc.core.transformers_models.attention import NAME, cached_dim
+from worker_svc.core.transformers_models.attention import NAME
 from worker_svc.core.transformers_models.mixing import refuse_mixing
 from worker_svc.core.transformers_models.model import TransformersLM, run
 from worker_svc.core.transformers_models.refusal import NotDoneError, said
@@ -89,8 +89,6 @@ def _over(attention: str, eager: PreTrainedModel) -> PreTrainedModel:
 
 
 def _runner(model: TransformersLM) -> ModelRunner:
-    call, device = model.call, torch.device("cpu")
-    shape = KVCacheShape(len(model.attentions), call.num_kv_heads, cached_dim(call), BLOCK_SIZE, torch.float32)
-    cache = KVCache(shape, NUM_BLOCKS + 1, device)
-    attention = TorchAttention(cache, call.num_heads, model.attentions)
+    cache = KVCache(model.cache_shape(BLOCK_SIZE, torch.float32), NUM_BLOCKS + 1, torch.device("cpu"))
+    attention = TorchAttention(cache, model.num_heads, model.attentions)
     return ModelRunner(model, cache, attention, limits_of(model.vocab_size, LONGEST), lambda: 0)
