@@ -25,12 +25,7 @@ def uses_transformers(model_impl: str, checkpoint: Checkpoint) -> bool:
     if model_impl == "penstock" or (model_impl == "auto" and (name is None or name in FAMILIES)):
         return False
     if find_spec("transformers") is None:
-        raise PenstockError(
-            ErrorCode.UNIMPLEMENTED,
-            f"model architecture {name} is run by transformers, which is not installed: install penstock[transformers]"
-            + ("" if name in FAMILIES else ", or take one of those that `penstock models` lists"),
-            param="model_impl",
-        )
+        raise _missing(name, "which is not installed")
     return True
 
 
@@ -48,6 +43,14 @@ def find_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loader:
     """
     if not uses_transformers(options.model_impl, checkpoint):
         return NativeLoader(options, checkpoint)
-    from worker_svc.transformers_loading import TransformersLoader  # noqa: PLC0415  (imports transformers)
-
+    try:
+        from worker_svc.transformers_loading import TransformersLoader  # noqa: PLC0415  (imports transformers)
+    except ImportError as error:
+        raise _missing(architecture(checkpoint), f"which cannot be imported ({error})") from error
     return TransformersLoader(options, checkpoint)
+
+
+def _missing(name: str | None, why: str) -> PenstockError:
+    others = "" if name in FAMILIES else ", or take one of those that `penstock models` lists"
+    message = f"model architecture {name} is run by transformers, {why}: install penstock[transformers]{others}"
+    return PenstockError(ErrorCode.UNIMPLEMENTED, message, param="model_impl")

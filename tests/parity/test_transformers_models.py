@@ -15,6 +15,7 @@ from test_runner_parity import load
 
 from contract.domain.params import Sampling, SamplingParams
 from penstock import LLM, PenstockError
+from penstock.launcher.layout import BUNDLED_MODEL
 from worker_svc import transformers_loading
 from worker_svc.core.attention import torch_backend
 from worker_svc.core.rehearsal import rehearse
@@ -51,6 +52,18 @@ def test_tokens_and_logprobs_equal_the_module_by_itself(decoder: Decoder, tmp_pa
         expected = expected_logprobs(module, answer)
         assert sequence.output == expected.argmax(-1).tolist()
         assert float(logprob_errors(expected, answer, NUM_TOP).max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
+def test_half_precision_stays_close(decoder: Decoder, tmp_path: Path) -> None:
+    module = save_module(tmp_path, decoder)
+    loaded = load(tmp_path, dtype="bfloat16", max_model_len=MAX_POSITIONS)
+    prompt = np.random.default_rng(3).integers(3, VOCAB_SIZE, 60).tolist()
+    (sequence,) = sequences = [Drive(prompt, MAX_TOKENS, Sampling(temperature=0.0, num_logprobs=NUM_TOP))]
+    drive(loaded.runner, sequences, chunk=32)
+    answer = Answered.of(sequence)
+    errors = logprob_errors(expected_logprobs(module.bfloat16(), answer), answer, NUM_TOP)
+    assert float(errors.max()) < 0.5
 
 
 @pytest.mark.parametrize(("decoder", "why"), REFUSED, ids=lambda each: getattr(each, "name", ""))
@@ -137,6 +150,17 @@ def test_attention_of_the_whole_model_that_its_tiny_instance_did_not_have_is_ref
     with pytest.raises(PenstockError, match="attends as its tiny instance did not"):
         load(tmp_path)
     assert AttentionCall(1, 1, 8, 8, 1.0, 4, None, has_sinks=True).features == ("window", "sinks")
+
+
+def test_a_family_of_ours_gives_the_same_tokens_both_ways() -> None:
+    prompts = np.random.default_rng(7).integers(3, VOCAB_SIZE, (6, 40)).tolist()
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12, ignore_eos=True)
+    outputs = [
+        LLM(str(BUNDLED_MODEL), model_impl=each, num_blocks=200).generate(prompts, params, use_tqdm=False)
+        for each in ("penstock", "transformers")
+    ]
+    first, second = ([output.outputs[0].token_ids for output in each] for each in outputs)
+    assert first == second
 
 
 @pytest.mark.parametrize("name", ["gpt2", "starcoder2_window", "deepseek_v3_latent"])

@@ -60,7 +60,7 @@ def heads(num_heads: int = 4, num_kv_heads: int = 2, dim: int = 12, value_dim: i
 
 
 def watched(*args: Any, mask: object = CAUSAL, **told: Any) -> AttentionCalls:
-    calls = AttentionCalls()
+    calls = AttentionCalls(torch.float32)
     with calls.watch(32):
         out, _ = calls.attend(*(args or heads()), mask, told)
     assert not out.any()
@@ -122,6 +122,17 @@ def test_attention_is_asked_for_what_was_watched_and_values_keep_their_size() ->
     torch.testing.assert_close(out[0], value[0].repeat_interleave(2, 0).transpose(0, 1))
     [(layer, qkv, sinks)] = step.got
     assert (layer, qkv.shape, sinks.tolist()) == (0, (3, 8 * 16), [1.0] * 4)
+
+
+def test_heads_are_cached_in_the_dtype_of_the_model_whatever_they_were_rotated_in() -> None:
+    query, key, value = heads()
+    calls = AttentionCalls(torch.bfloat16)
+    with calls.watch(32):
+        calls.attend(query, key, value, CAUSAL, {})
+    step = Remembering(4, 2)
+    with calls.serve(step):
+        out, _ = calls.attend(query, key, value.bfloat16(), CAUSAL, {})
+    assert {step.got[0][1].dtype, out.dtype} == {torch.bfloat16}
 
 
 def test_a_scale_that_changes_and_calls_that_are_missing_are_refused() -> None:
@@ -226,7 +237,7 @@ def model(**changes: Any) -> PreTrainedModel:
 
 def test_a_module_that_carries_tokens_on_is_named() -> None:
     module = model()
-    calls = AttentionCalls()
+    calls = AttentionCalls(torch.float32)
     attach(module, calls)
     refuse_mixing(module, calls, 16)
     module.transformer.h[1].ln_2 = Leaking()
@@ -249,7 +260,7 @@ def test_families_of_ours_are_loaded_without_transformers() -> None:
 
 
 def test_heads_of_several_sizes_are_padded_to_the_largest() -> None:
-    calls = AttentionCalls()
+    calls = AttentionCalls(torch.float32)
     one, other = heads(dim=12, value_dim=6), heads(dim=20, value_dim=20)
     with calls.watch(32):
         for each in (one, other):
@@ -316,6 +327,13 @@ def test_a_package_that_is_missing_is_said_with_what_to_install(
     save(tmp_path)
     monkeypatch.setattr(implementation, "find_spec", lambda name: None)
     with pytest.raises(PenstockError, match=r"GPT2LMHeadModel .* install penstock\[transformers\]"):
+        load(tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_said_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path)
+    monkeypatch.setitem(sys.modules, "worker_svc.transformers_loading", None)
+    with pytest.raises(PenstockError, match=r"cannot be imported \(.*\): install penstock\[transformers\]"):
         load(tmp_path)
 
 

@@ -16,6 +16,7 @@ from worker_svc.core.transformers_models.masks import Mask, make_mask
 from worker_svc.core.transformers_models.refusal import NotDoneError
 
 NAME = "penstock"  # among transformers' attention implementations
+_DIMS = 8  # that kernels read at a time
 _CALLS = "penstock_attention_calls"  # an attribute of modules
 _SINKS, _WINDOW = "s_aux", "sliding_window"
 # Arguments that change nothing where attention keeps its own cache and mask and gives no weights back.
@@ -46,17 +47,12 @@ class AttentionCall:
 class AttentionCalls:
     """The calls of one model's attention function, in the order of a forward pass: each has its layer in the cache."""
 
+    dtype: torch.dtype  # of the cache: some modules rotate in another
     calls: list[AttentionCall] = field(default_factory=list)
+    cached_dim: int = 0  # dimensions of a head in the cache, in which zeros are after what a head has
     _watched_length: int = 0  # tokens of the contexts that masks are read for; 0: nobody watches
     _step: StepAttention | None = None
     _next: int = 0
-
-    @property
-    def cached_dim(self) -> int:
-        """Dimensions of a head in the cache, in which zeros are after what a head has: a multiple of eight, which
-        kernels read at a time.
-        """
-        return -(-max(max(each.head_dim, each.value_dim) for each in self.calls) // 8) * 8
 
     @contextmanager
     def watch(self, max_model_len: int) -> Iterator[None]:
@@ -67,6 +63,8 @@ class AttentionCalls:
             yield
         finally:
             self._watched_length = 0
+        largest = max((max(each.head_dim, each.value_dim) for each in self.calls), default=0)
+        self.cached_dim = -(-largest // _DIMS) * _DIMS
 
     @contextmanager
     def serve(self, step: StepAttention) -> Iterator[None]:
@@ -94,10 +92,15 @@ class AttentionCalls:
         self._next += 1
         if (_scale(query, told), told.get("softcap")) != (call.scale, call.softcap):
             raise NotDoneError("scales its scores otherwise from step to step")
-        dim = self.cached_dim
-        heads = [F.pad(each[0].transpose(0, 1), (0, dim - each.shape[-1])) for each in (query, key, value)]
-        attended = self._step.attend(layer, torch.cat(heads, 1).flatten(1), None, sinks=told.get(_SINKS))
-        return attended.view(1, len(attended), call.num_heads, dim)[..., : call.value_dim], None
+        qkv = torch.cat([self._padded(each) for each in (query, key, value)], 1).flatten(1)
+        attended = self._step.attend(layer, qkv, None, sinks=told.get(_SINKS))
+        of_heads = attended.view(1, len(attended), call.num_heads, self.cached_dim)
+        return of_heads[..., : call.value_dim].to(value.dtype), None
+
+    def _padded(self, heads: Tensor) -> Tensor:
+        """[1, heads, tokens, dim] -> [tokens, heads, cached_dim], as they are cached."""
+        rows, missing = heads[0].transpose(0, 1).to(self.dtype), self.cached_dim - heads.shape[-1]
+        return F.pad(rows, (0, missing)) if missing else rows
 
 
 def attach(module: nn.Module, calls: AttentionCalls) -> None:

@@ -32,7 +32,7 @@ class TransformersLM:
         Raises:
             NotDoneError: it asks for something that is not done here.
         """
-        self.calls = AttentionCalls()
+        self.calls = AttentionCalls(module.dtype)
         attach(module, self.calls)
         self._module = module
         self._device = module.device
