@@ -12,6 +12,7 @@ from transformers import __version__ as version
 from contract.domain.errors import ErrorCode, PenstockError, broken, unimplemented
 from servicekit.checkpoint.model import CONFIG, Checkpoint
 from worker_svc.compute import choose_compute
+from worker_svc.core.models import FAMILIES
 from worker_svc.core.transformers_models.attention import NAME, register
 from worker_svc.core.transformers_models.model import TransformersLM
 from worker_svc.core.transformers_models.proof import Proof, prove
@@ -25,6 +26,8 @@ from worker_svc.weights import weight_files
 
 # Of the standard library, as in `factory`.
 _log = logging.getLogger(__name__)
+
+_ADAPTER = "adapter_config.json"  # transformers would add it to the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ def _read_config(checkpoint: Checkpoint) -> tuple[str, PreTrainedConfig]:
         raise _refusal(name, f"is of a model_type {kind!r} that transformers {version} does not have{by_code}")
     if fields.get("quantization_config"):
         raise _refusal(name, "has quantized weights (quantization_config)")
+    if (checkpoint.directory / _ADAPTER).exists():
+        raise _refusal(name, f"is changed by an adapter ({_ADAPTER})")
     try:
         config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(fields)
     # As it is checked by each class.
@@ -181,9 +186,10 @@ def _stored_dtype(checkpoint: Checkpoint) -> str | None:
 
 
 def _refusal(name: str, why: str) -> PenstockError:
-    return PenstockError(
-        ErrorCode.UNIMPLEMENTED,
-        f"model architecture {name} cannot be run by transformers' own module: it {why}. Nothing on the worker changes "
-        "that; `penstock models` lists what is run otherwise",
-        param="model",
+    way_out = (
+        "leave model_impl out, Penstock has a family for it"
+        if name in FAMILIES
+        else "take a model that `penstock models` lists or, where it is a bound of the context, a lower max_model_len"
     )
+    message = f"model architecture {name} cannot be run by transformers' own module: it {why}; {way_out}"
+    return PenstockError(ErrorCode.UNIMPLEMENTED, message, param="model")

@@ -25,6 +25,7 @@ from worker_svc.core.transformers_models.attention import NAME, AttentionCalls, 
 from worker_svc.core.transformers_models.masks import Mask, make_mask
 from worker_svc.core.transformers_models.mixing import refuse_mixing
 from worker_svc.core.transformers_models.model import TransformersLM
+from worker_svc.core.transformers_models.proof import prove
 from worker_svc.core.transformers_models.refusal import NotDoneError
 from worker_svc.core.transformers_models.shrinking import LONGEST, Shrinking, num_layers_of, shrinkings
 from worker_svc.core.transformers_models.tiny import build, randomize, tiny
@@ -319,6 +320,27 @@ def test_what_is_not_done_is_refused_before_weights_are_read(
     monkeypatch.setattr(transformers_loading, "_with_weights", lambda *_: pytest.fail("weights are read"))
     with pytest.raises(PenstockError, match=why):
         load(tmp_path, **options)
+
+
+def test_code_of_a_checkpoint_is_not_run_where_transformers_has_its_own(tmp_path: Path) -> None:
+    save(tmp_path, auto_map={"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"})
+    (tmp_path / "code.py").write_text("raise SystemExit('the code of a checkpoint is run')")
+    assert load(tmp_path).implementation == "transformers"
+
+
+def test_a_checkpoint_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(PenstockError, match="changed by an adapter"):
+        load(tmp_path)
+
+
+def test_what_modules_draw_at_first_leaves_the_caller_his_numbers() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(3)
+    prove(GPT2Config(n_layer=12), 1024)
+    assert torch.rand(2).tolist() == expected
 
 
 def test_a_package_that_is_missing_is_said_with_what_to_install(

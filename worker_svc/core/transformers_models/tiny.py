@@ -21,9 +21,10 @@ def build(config: PreTrainedConfig, attention: str, **options: Any) -> PreTraine
     """The module of a configuration with random weights, of transformers' own code."""
     config = copy.deepcopy(config)
     config.return_dict = True
-    module: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, attn_implementation=attention, trust_remote_code=False, **options
-    )
+    with torch.random.fork_rng(devices=[]):  # what is drawn takes nothing from the caller's numbers
+        module: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=attention, trust_remote_code=False, **options
+        )
     module.train(mode=False)
     return module
 
