@@ -57,7 +57,7 @@ DECODERS = (
     Decoder("helium", "Helium", {"head_dim": 16}),
     Decoder("ernie", "Ernie4_5", {"head_dim": 16}),
     Decoder("arcee", "Arcee", {"head_dim": 16}),
-    Decoder("deepseek_v3_latent", "DeepseekV3", {**_MLA, **_EXPERTS, "num_key_value_heads": 4}),
+    Decoder("minicpm3_latent", "MiniCPM3", {**_MLA, "num_key_value_heads": 4}),
     Decoder("dots1_windows", "Dots1", {**_EXPERTS, "head_dim": 16, "sliding_window": 20, "max_window_layers": 1}),
     Decoder(
         "vaultgemma_caps",

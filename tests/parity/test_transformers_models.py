@@ -163,7 +163,7 @@ def test_a_family_of_ours_gives_the_same_tokens_both_ways() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("name", ["gpt2", "starcoder2_window", "deepseek_v3_latent"])
+@pytest.mark.parametrize("name", ["gpt2", "starcoder2_window", "minicpm3_latent"])
 def test_llm_generates_as_transformers_does_and_embeds(name: str, tmp_path: Path) -> None:
     module = save_module(tmp_path, named(name))
     write_tokenizer(tmp_path)
