@@ -226,7 +226,7 @@ class Delivery:
                 if served.stream.sequences[row.sequence].claim < 0:  # it got all it had from here: nobody has the rest
                     self.outbox.cancel_later(served, CancelReason.CLIENT)
             else:
-                self.fail(call, error, CancelReason.CLIENT)
+                self.fail(call, call.form.told_error(error, served.prompt), CancelReason.CLIENT)
             return
         chain = served.stream.sequences[row.sequence].chain
         if not served.stream.ended:

@@ -166,6 +166,7 @@ def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyFor
         pool=pool,
         stream_interval=ask.stream_interval,
         returns_token_ids=ask.returns_token_ids,
+        names=ask.names,
     )
 
 

@@ -13,6 +13,7 @@ from gateway_svc.core.anthropic.count import count_reply, parse_count, refused_c
 from gateway_svc.core.apis import CHATS
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Authenticator, Caller
+from gateway_svc.core.field_names import in_words_of
 from gateway_svc.core.openai import parse_chat
 from gateway_svc.core.vocabulary import (
     DetokenizeAsk,
@@ -124,7 +125,9 @@ class VocabularyCalls:
         pool.catalogue.find(ask.model)  # there must be one
         if self.strict_fields and (refusal := refusal_of(ask)) is not None:
             raise refusal
-        response = Response(await answer(caller, pool, ask), media_type="application/json")
+        with in_words_of(ask.names):
+            told = await answer(caller, pool, ask)
+        response = Response(told, media_type="application/json")
         if ask.ignored_fields:
             response.raw_headers.append(ignored_fields_header(ask.ignored_fields))
             self.ignored_fields.note(ask.ignored_fields)

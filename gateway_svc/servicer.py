@@ -236,6 +236,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             stream_interval=ask.stream_interval,
             returns_token_ids=ask.returns_prompt_ids,
             reading=ask.reading,
+            names=ask.names,
         )
         if is_idempotent:
             form = await pool.reception.agreed(form, caller.tenant)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contract.domain.errors import invalid
 from contract.domain.request import Request
+from gateway_svc.core.field_names import in_words_of
 from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.vocabulary import DetokenizeAsk
@@ -28,7 +29,8 @@ async def with_prompts(
         return form
     # The time at which the call was first made, if it is made again: a template may write the date.
     same = [replace(each, header=replace(each.header, arrival_ns=form.arrival_ns)) for each in requests]
-    told = await asyncio.gather(*(_told(vocabulary, each, echo=echo, with_ids=with_ids) for each in same))
+    with in_words_of(form.names):
+        told = await asyncio.gather(*(_told(vocabulary, each, echo=echo, with_ids=with_ids) for each in same))
     if sum(len(each.token_ids) for each in told) > MAX_TOLD_TOKENS:
         param = "return_token_ids" if form.returns_token_ids else "echo"
         raise invalid(f"{param} is for prompts of {MAX_TOLD_TOKENS} tokens together", param)

@@ -279,6 +279,7 @@ class ReplyForm(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     ECHOES_LOGPROBS_FIELD_NUMBER: _builtins.int
     WITHOUT_OUTPUT_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     request_ids: _builtins.bytes
     """16 bytes per request of the call, in the order of its prompts; beside all requests but the first, the first only."""
     n: _builtins.int
@@ -327,6 +328,10 @@ class ReplyForm(_message.Message):
     def reading(self) -> Global___OutputReading:
         """Of a chat: how its outputs are read; absent: they are content as they are."""
 
+    @_builtins.property
+    def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldName]:
+        """The names that the caller has for fields, where they are others: errors are told in them."""
+
     def __init__(
         self,
         *,
@@ -352,14 +357,49 @@ class ReplyForm(_message.Message):
         prompt_logprobs: _builtins.bool = ...,
         echoes_logprobs: _builtins.bool = ...,
         without_output: _builtins.bool = ...,
+        names: _abc.Iterable[Global___FieldName] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reading", b"reading"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "context", b"context", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "echoes_logprobs", b"echoes_logprobs", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompt_logprobs", b"prompt_logprobs", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids", "without_output", b"without_output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_key", b"api_key", "arrival_unix_ns", b"arrival_unix_ns", "asked", b"asked", "context", b"context", "continuous_usage", b"continuous_usage", "deadline_unix_ns", b"deadline_unix_ns", "echoes_logprobs", b"echoes_logprobs", "include_usage", b"include_usage", "kind", b"kind", "logprobs", b"logprobs", "model", b"model", "n", b"n", "names", b"names", "prompt_logprobs", b"prompt_logprobs", "prompts", b"prompts", "reading", b"reading", "request_ids", b"request_ids", "resumable", b"resumable", "returns_token_ids", b"returns_token_ids", "seed", b"seed", "stream_interval", b"stream_interval", "tokens_as_ids", b"tokens_as_ids", "without_output", b"without_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplyForm: _TypeAlias = ReplyForm  # noqa: Y015
+
+@_typing.final
+class FieldName(_message.Message):
+    """The name that a caller has for a field of requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INNER_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    IS_WHOLE_FIELD_NUMBER: _builtins.int
+    SINCE_PROMPT_FIELD_NUMBER: _builtins.int
+    inner: _builtins.str
+    """The field's name in requests: a path, with `[]` for a place in a list."""
+    written: _builtins.str
+    """The caller's name, with as many of `[]`."""
+    is_whole: _builtins.bool
+    """Whether what stands within the field is told as the whole field."""
+    since_prompt: _builtins.int
+    """Index of the first prompt of the call to which this applies."""
+    def __init__(
+        self,
+        *,
+        inner: _builtins.str = ...,
+        written: _builtins.str = ...,
+        is_whole: _builtins.bool = ...,
+        since_prompt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inner", b"inner", "is_whole", b"is_whole", "since_prompt", b"since_prompt", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FieldName: _TypeAlias = FieldName  # noqa: Y015
 
 @_typing.final
 class ToldPrompt(_message.Message):

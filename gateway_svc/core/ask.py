@@ -9,6 +9,7 @@ from contract.domain.generation_defaults import GenerationDefaults
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingFacts
 from contract.domain.request import Prompt
+from gateway_svc.core.field_names import FieldNames
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
 
@@ -105,6 +106,7 @@ class Ask:
     reading: OutputReading | None = None  # of a chat; None: outputs are content as they are
     context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
     pooling: Pooling | None = None  # the prompts become vectors, and nothing is generated; None: it is
+    names: FieldNames = ()  # that the caller has for fields, where they are others
 
     @property
     def num_choices(self) -> int:

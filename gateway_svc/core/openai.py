@@ -15,10 +15,11 @@ from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.ask import Ask, DefaultsOf, Form
 from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
 from gateway_svc.core.chat_outputs import chat_output
+from gateway_svc.core.field_names import FieldName, FieldNames, in_words_of
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.prompts import parse_prompts
-from gateway_svc.core.structured_outputs import FormFields, read_form
+from gateway_svc.core.structured_outputs import FormFields, form_field, read_form
 from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.tools import ToolFields
 from gateway_svc.core.unsupported import check_fields
@@ -114,14 +115,19 @@ def parse_completion(body: bytes, defaults: DefaultsOf = lambda _: OPENAI_DEFAUL
     # As vLLM has it: the prompt is computed, which gives a token, and that is not told.
     without_output = bool(raw.echo) and raw.max_tokens == 0
     max_tokens = 1 if without_output else raw.max_tokens
-    params, unsaid = _params(raw, max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
+    names = _form_names(raw)
+    with in_words_of(names):
+        params, unsaid = _params(raw, max_tokens, DEFAULT_MAX_TOKENS, raw.logprobs, defaults(raw.model or ""))
     if without_output and params.logprob_token_ids:
         raise invalid(
             "logprob_token_ids is for output tokens, and with max_tokens 0 there are none", "logprob_token_ids"
         )
     if raw.echo and raw.prompt_logprobs is None:
-        params = replace(params, prompt_logprobs=raw.logprobs)
-    ask = _ask(Form.COMPLETION, raw, parse_prompts(raw.prompt, "prompt", MAX_CHOICES), params, unsaid=unsaid)
+        names = (*names, FieldName("prompt_logprobs", "logprobs"))
+        with in_words_of(names):
+            params = replace(params, prompt_logprobs=raw.logprobs)
+    prompts = parse_prompts(raw.prompt, "prompt", MAX_CHOICES)
+    ask = _ask(Form.COMPLETION, raw, prompts, params, unsaid=unsaid, names=names)
     return replace(ask, echo=bool(raw.echo), without_output=without_output, ignored_fields=ignored)
 
 
@@ -153,6 +159,14 @@ def ask_chat(raw: ChatBody, messages: list[dict[str, Any]], defaults: DefaultsOf
         raise unimplemented("echo", "echo of a chat")
     if raw.add_special_tokens:
         raise invalid("add_special_tokens cannot be true: the chat template writes them", "add_special_tokens")
+    names = _chat_names(raw)
+    with in_words_of(names):
+        return _ask_chat(raw, messages, defaults, formats, names)
+
+
+def _ask_chat(
+    raw: ChatBody, messages: list[dict[str, Any]], defaults: DefaultsOf, formats: FormatsOf, names: FieldNames
+) -> Ask:
     kwargs = template_kwargs(raw) or {}
     max_tokens = raw.max_tokens if raw.max_completion_tokens is None else raw.max_completion_tokens
     params, unsaid = _params(raw, max_tokens, None, _num_chat_logprobs(raw), defaults(raw.model or ""))
@@ -163,7 +177,7 @@ def ask_chat(raw: ChatBody, messages: list[dict[str, Any]], defaults: DefaultsOf
         chat_template_kwargs={**kwargs, **output.variables} or None,
         required_variables=(*required_variables(raw), *output.variables),
     )
-    return replace(_ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid), reading=output.reading)
+    return replace(_ask(Form.CHAT, raw, (prompt,), output.params, unsaid=unsaid, names=names), reading=output.reading)
 
 
 def _ask(
@@ -173,6 +187,7 @@ def _ask(
     params: SamplingParams,
     *,
     unsaid: frozenset[str],
+    names: FieldNames,
 ) -> Ask:
     options = raw.stream_options
     if options is not None and not raw.stream:
@@ -206,7 +221,19 @@ def _ask(
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
         unsaid=unsaid,
+        names=names,
     )
+
+
+def _form_names(raw: _Body) -> FieldNames:
+    """The name of the field that says the form of the output, where it is not `structured_outputs`."""
+    name = form_field(raw)
+    return () if name is None else (FieldName("structured_outputs", name, is_whole=True),)
+
+
+def _chat_names(raw: ChatBody) -> FieldNames:
+    names = _form_names(raw)
+    return names if raw.max_completion_tokens is None else (*names, FieldName("max_tokens", "max_completion_tokens"))
 
 
 def _params(

@@ -25,7 +25,13 @@ def request_fields(
     """
     head = form.head
     fields = {"id": head.call_id, "object": "request", "created": head.created_s, "model": head.model, "state": state}
-    failed = next((error for request in rows for row in request if (error := error_of(row))), None)
+    failures = (
+        form.told_error(error, prompt)
+        for prompt, request in enumerate(rows)
+        for row in request
+        if (error := error_of(row))
+    )
+    failed = next(failures, None)
     if failed is not None:
         return fields | {"reply": None} | error_fields(failed)
     if len(rows) < len(form.request_ids):

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from contract.domain.errors import PenstockError
 from contract.domain.request import format_request_id
 from gateway_svc.core.ask import Form
+from gateway_svc.core.field_names import FieldNames, in_callers_words
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.replies import ReplyHead, ToldPrompt
 
@@ -35,6 +37,7 @@ class ReplyForm:
     returns_token_ids: bool = False
     reading: OutputReading | None = None  # of a chat whose outputs are more than content
     context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
+    names: FieldNames = ()  # that the caller has for fields, where they are others
 
     @property
     def shown_id(self) -> str:
@@ -54,7 +57,11 @@ class ReplyForm:
     @property
     def of_another(self) -> "ReplyForm":
         """The form that is kept beside the call's other requests: with the id of the first alone."""
-        return replace(self, request_ids=self.request_ids[:1], prompts=(), context=b"")
+        return replace(self, request_ids=self.request_ids[:1], prompts=(), context=b"", names=())
+
+    def told_error(self, error: PenstockError, prompt: int) -> PenstockError:
+        """The error of the request with this prompt, in the caller's words."""
+        return in_callers_words(error, self.names, prompt)
 
     @property
     def head(self) -> ReplyHead:

@@ -43,6 +43,11 @@ def read_form(raw: FormFields, structured_outputs: dict[str, Any] | None) -> Str
     return forms[said[0]] if said else None
 
 
+def form_field(raw: FormFields) -> str | None:
+    """The name of the field that says the form, where it is another than `structured_outputs`."""
+    return next((name for name in ("response_format", *_GUIDED) if getattr(raw, name) is not None), None)
+
+
 def _of_guided(raw: FormFields, name: str) -> StructuredOutputsParams:
     value = {_GUIDED[name]: getattr(raw, name)}
     if name == "guided_json":

@@ -13,6 +13,7 @@ from contract.domain.params import PARAMETERS
 from contract.domain.request import Prompt, Request
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.field_names import FieldName, FieldNames
 from gateway_svc.core.messages import check_depth, parse_messages
 from gateway_svc.core.replies import encode
 from gateway_svc.core.template_fields import required_variables, template_kwargs
@@ -31,6 +32,7 @@ class TokenizeAsk:
     add_special_tokens: bool  # the tokenizer's own, beside those that a template writes
     wants_strings: bool  # of each token
     ignored_fields: tuple[str, ...] = ()
+    names: FieldNames = ()  # that the caller has for fields of tokenizers, where they are others
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class DetokenizeAsk:
     model: str  # empty: the one that is served
     token_ids: tuple[int, ...]
     ignored_fields: tuple[str, ...] = ()
+    names: FieldNames = ()  # that the caller has for fields of tokenizers, where they are others
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ def parse_tokenize(body: bytes) -> TokenizeAsk:
         add_special_tokens=raw.messages is None if raw.add_special_tokens is None else raw.add_special_tokens,
         wants_strings=bool(raw.return_token_strs),
         ignored_fields=ignored,
+        names=(FieldName("text", "prompt"),),
     )
 
 
@@ -128,7 +132,7 @@ def parse_detokenize(body: bytes) -> DetokenizeAsk:
     wrong = next((each for each in raw.tokens if not 0 <= each < _U32), None)
     if wrong is not None:
         raise invalid(f"token ids must be in [0, {_U32 - 1}], got {wrong}", "tokens")
-    return DetokenizeAsk(raw.model or "", tuple(raw.tokens), ignored)
+    return DetokenizeAsk(raw.model or "", tuple(raw.tokens), ignored, (FieldName("token_ids", "tokens"),))
 
 
 def refused_vocabulary_field(ask: TokenizeAsk | DetokenizeAsk) -> PenstockError | None:

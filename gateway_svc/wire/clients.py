@@ -18,6 +18,7 @@ from contract.wire.generation_defaults import unsaid
 from contract.wire.requests import decode_message, decode_params, pack_u32, unpack_u32
 from gateway_svc.core.ask import Form, Models
 from gateway_svc.core.chat_outputs import ChatOutput, chat_output
+from gateway_svc.core.field_names import FieldName, FieldNames, in_words_of
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.idempotency import check_key
@@ -56,6 +57,7 @@ class GrpcAsk:
     unsaid: frozenset[str] = frozenset()  # parameters that were left to the defaults
     pooling: Pooling | None = None  # of an `Embed` call
     reading: OutputReading | None = None  # of a chat whose outputs are told apart
+    names: FieldNames = ()  # that the caller has for fields, where they are others
 
     @property
     def form(self) -> Form:
@@ -94,6 +96,7 @@ def decode_generate(call: inference_pb2.GenerateCall, models: Models) -> GrpcAsk
         returns_prompt_ids=call.return_prompt_token_ids,
         unsaid=left,
         reading=output.reading or (OutputReading() if call.HasField("chat") else None),
+        names=_prompt_names(message),
     )
 
 
@@ -112,11 +115,6 @@ def decode_embed(call: inference_pb2.EmbedCall, models: Models) -> GrpcAsk:
         PenstockError: INVALID_ARGUMENT naming the field; what `models` raises.
     """
     key = call.idempotency_key
-    wanted = PoolingParams(
-        pooling_type=_kind_name(call.kind) if call.kind else None,
-        normalize=call.normalize if call.HasField("normalize") else None,
-        dimensions=call.dimensions or None,
-    )
     truncation = call.truncate_prompt_tokens if call.HasField("truncate_prompt_tokens") else None
     return GrpcAsk(
         call.model,
@@ -125,8 +123,24 @@ def decode_embed(call: inference_pb2.EmbedCall, models: Models) -> GrpcAsk:
         call.priority,
         idempotency_key=check_key(key) if key else None,
         cache_salt=check_cache_salt(call.cache_salt) if call.cache_salt else "",
-        pooling=models.pooling(call.model).pooling(wanted),
+        pooling=_pooling(call, models),
+        names=_prompt_names(call),
     )
+
+
+def _prompt_names(message: requests_pb2.GenerateRequest | inference_pb2.EmbedCall) -> FieldNames:
+    """The form of the prompt that was given, which is a field of its own."""
+    return (FieldName("prompt", message.WhichOneof("prompt") or "prompt"),)
+
+
+def _pooling(call: inference_pb2.EmbedCall, models: Models) -> Pooling:
+    with in_words_of((FieldName("pooling_type", "kind"),)):
+        wanted = PoolingParams(
+            pooling_type=_kind_name(call.kind) if call.kind else None,
+            normalize=call.normalize if call.HasField("normalize") else None,
+            dimensions=call.dimensions or None,
+        )
+        return models.pooling(call.model).pooling(wanted)
 
 
 def _kind_name(number: int) -> str:

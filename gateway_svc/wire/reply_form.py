@@ -7,6 +7,7 @@ from contract.domain.rows import REQUEST_ID_BYTES
 from contract.v1 import requests_pb2
 from contract.wire.requests import pack_u32, unpack_u32
 from gateway_svc.core.ask import Form
+from gateway_svc.core.field_names import FieldName
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.replies import ToldPrompt
 from gateway_svc.core.reply_form import ReplyForm
@@ -49,6 +50,12 @@ def encode_reply_form(form: ReplyForm) -> bytes:
         returns_token_ids=form.returns_token_ids,
         reading=None if form.reading is None else _encode_reading(form.reading),
         context=form.context,
+        names=[
+            requests_pb2.FieldName(
+                inner=each.inner, written=each.written, is_whole=each.is_whole, since_prompt=each.since
+            )
+            for each in form.names
+        ],
     ).SerializeToString()
 
 
@@ -115,6 +122,10 @@ def decode_reply_form(payload: bytes) -> ReplyForm:
         returns_token_ids=message.returns_token_ids,
         reading=_decode_reading(message.reading) if message.HasField("reading") else None,
         context=message.context,
+        names=tuple(
+            FieldName(each.inner, each.written, is_whole=each.is_whole, since=each.since_prompt)
+            for each in message.names
+        ),
     )
 
 

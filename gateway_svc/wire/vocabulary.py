@@ -1,6 +1,6 @@
 """Calls of a tokenizer's control service."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -18,9 +18,6 @@ from gateway_svc.wire.requests import encode_prompt, encode_request
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 # A tokenizer's method with its input: what is left to say is where, for how long, and who calls.
 Question: TypeAlias = Callable[[aio.Channel, float, Metadata], Awaitable[Any]]
-
-# What tokenizers call a field, and what it is called over HTTP.
-_PARAMS: Mapping[str, str] = {"text": "prompt", "token_ids": "tokens"}
 
 
 def tokenize_question(ask: TokenizeAsk, arrival_ns: int) -> Question:
@@ -87,10 +84,9 @@ def read_spelled(reply: tokenizer_pb2.SpellReply) -> list[bytes]:
 
 
 def tokenizers_error(error: aio.AioRpcError) -> PenstockError | None:
-    """The error that a tokenizer itself has told, with the names that fields have over HTTP; None: it told none."""
+    """The error that a tokenizer itself has told; None: it told none."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_TRAILER and isinstance(value, bytes) and (told := decode_error(value)) is not None:
-            told.param = _PARAMS.get(told.param or "", told.param)
             return told
     return None
 

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_svc.core.ask import Form
+from gateway_svc.core.field_names import FieldName
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.wire.reply_form import decode_reply_form, encode_reply_form
@@ -41,6 +42,16 @@ FORMS = st.builds(
     api_key=st.binary(max_size=8),
     reading=st.none() | READINGS,
     context=st.binary(max_size=9),
+    names=st.lists(
+        st.builds(
+            FieldName,
+            st.text(max_size=9),
+            st.text(max_size=9),
+            is_whole=st.booleans(),
+            since=st.integers(0, 2**32 - 1),
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 
 

@@ -22,6 +22,7 @@ def parse_count(body: bytes, models: Models) -> TokenizeAsk:
         add_special_tokens=False,  # the template writes them
         wants_strings=False,
         ignored_fields=ask.ignored_fields,
+        names=ask.names,
     )
 
 

@@ -12,19 +12,25 @@ from gateway_svc.core.anthropic.thinking import check_thinking, thinking_budget,
 from gateway_svc.core.anthropic.tools import as_chat_choice, as_chat_tools, calls_several
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.field_names import FieldName, beyond, in_words_of
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.openai import ask_chat
-from gateway_svc.core.spelling import as_chat, in_words_of, response_format
+from gateway_svc.core.spelling import as_chat, response_format
 from gateway_svc.core.unsupported import check_fields
 
-_NAMES = {
-    "stop": "stop_sequences",
-    "messages": "messages",
-    "tools": "tools",
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
+_NAMES = (
+    FieldName("stop", "stop_sequences"),
+    FieldName("messages", "messages", is_whole=True),
+    FieldName("continue_final_message", "messages", is_whole=True),
+    FieldName("response_format", "output_config.format"),
+    FieldName("reasoning_effort", "output_config.effort"),
+    FieldName("include_reasoning", "thinking.display"),
+    FieldName("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
+    FieldName("tools[].function.parameters", "tools[].input_schema"),
+    FieldName("tools[].function", "tools[]"),
+    FieldName("tool_choice.function", "tool_choice"),
+)
+_BUDGET = FieldName("thinking_token_budget", "thinking.budget_tokens")
 DEFAULT_EFFORT = "high"  # Anthropic's own: who says it asks for nothing else than who does not
 _decoder = msgspec.json.Decoder(MESSAGE_BODY)
 
@@ -51,7 +57,8 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
     messages = as_messages(raw.system, decode_messages(raw.messages))
     config = raw.output_config or OutputConfig()
     is_omitted = raw.thinking is not None and raw.thinking.display == "omitted"
-    with in_words_of(_NAMES):
+    names = _NAMES if raw.thinking_token_budget is not None else (*_NAMES, _BUDGET)
+    with in_words_of(names):
         chat = as_chat(
             raw,
             stop=raw.stop_sequences,
@@ -71,6 +78,7 @@ def parse_prompt(body: bytes, models: Models) -> Ask:
         form=Form.MESSAGE,
         reading=ask.reading or OutputReading(),
         ignored_fields=ignored,
+        names=beyond(ask.names, names),
         continuous_usage=True,  # a stream begins with the tokens of its prompt
     )
 

@@ -12,6 +12,7 @@ from contract.domain.pooling import PoolingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
+from gateway_svc.core.field_names import FieldName, FieldNames
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.pooled.fields import (
     EMBEDDING_FIELDS,
@@ -51,7 +52,7 @@ def parse_embedding(body: bytes, models: Models, form: Form = Form.EMBEDDING) ->
     encoding = raw.encoding_format or ENCODINGS[0]
     if encoding not in ENCODINGS:
         raise unimplemented("encoding_format", f"encoding_format {encoding!r:.40} (there are: {', '.join(ENCODINGS)})")
-    ask = _ask(form, raw, _inputs(raw), models, {"encoding_format": encoding})
+    ask = _ask(form, raw, _inputs(raw), models, {"encoding_format": encoding}, names=(FieldName("prompt", "input"),))
     return replace(ask, ignored_fields=ignored)
 
 
@@ -72,7 +73,10 @@ def parse_score(body: bytes, models: Models) -> Ask:
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must be one text, or as many as text_2: {len(first)} and {len(second)}", "text_1")
     prompts = [Prompt(text=text) for text in (*first, *second)]
-    return replace(_ask(Form.SCORE, raw, prompts, models, {"num_first": len(first)}), ignored_fields=ignored)
+    names = FieldName("prompt", "text_1"), FieldName("prompt", "text_2", since=len(first))
+    return replace(
+        _ask(Form.SCORE, raw, prompts, models, {"num_first": len(first)}, names=names), ignored_fields=ignored
+    )
 
 
 def parse_rerank(body: bytes, models: Models) -> Ask:
@@ -91,11 +95,24 @@ def parse_rerank(body: bytes, models: Models) -> Ask:
         raise invalid(f"top_n must be at least 1, or 0 for all documents, got {raw.top_n}", "top_n")
     told = documents if raw.return_documents is not False else None
     prompts = [Prompt(text=text) for text in (raw.query, *documents)]
-    ask = _ask(Form.RERANK, raw, prompts, models, {"top_n": raw.top_n or len(documents), "documents": told})
+    names = FieldName("prompt", "query"), FieldName("prompt", "documents", since=1)
+    ask = _ask(
+        Form.RERANK, raw, prompts, models, {"top_n": raw.top_n or len(documents), "documents": told}, names=names
+    )
     return replace(ask, ignored_fields=ignored)
 
 
-def _ask(form: Form, raw: PooledBody, prompts: Sequence[Prompt], models: Models, context: Mapping[str, Any]) -> Ask:
+def _ask(
+    form: Form,
+    raw: PooledBody,
+    prompts: Sequence[Prompt],
+    models: Models,
+    context: Mapping[str, Any],
+    *,
+    names: FieldNames,
+) -> Ask:
+    if raw.normalize is None and raw.use_activation is not None:
+        names = (*names, FieldName("normalize", "use_activation"))
     if raw.stream:
         raise unimplemented("stream", "an event stream of vectors")
     if raw.add_special_tokens is False:
@@ -104,7 +121,7 @@ def _ask(form: Form, raw: PooledBody, prompts: Sequence[Prompt], models: Models,
             "add_special_tokens",
         )
     if len(prompts) > MAX_INPUTS:
-        raise invalid(f"at most {MAX_INPUTS} texts in one call, got {len(prompts)}")
+        raise invalid(f"at most {MAX_INPUTS} texts in one call, got {len(prompts)}", names[-1].written)
     return Ask(
         form=form,
         model=raw.model or "",
@@ -122,6 +139,7 @@ def _ask(form: Form, raw: PooledBody, prompts: Sequence[Prompt], models: Models,
         client_id=raw.request_id,
         context=_json.encode(context),
         pooling=models.pooling(raw.model or "").pooling(_pooling_params(raw)),
+        names=names,
     )
 
 

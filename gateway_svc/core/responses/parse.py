@@ -9,6 +9,7 @@ import msgspec
 from contract.domain.errors import invalid, unimplemented
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, decode_body, decode_messages
+from gateway_svc.core.field_names import FieldName, beyond, in_words_of
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.openai import ask_chat
 from gateway_svc.core.responses.fields import (
@@ -19,19 +20,22 @@ from gateway_svc.core.responses.fields import (
 )
 from gateway_svc.core.responses.input_items import as_messages
 from gateway_svc.core.responses.tools import as_chat_choice, as_chat_tools
-from gateway_svc.core.spelling import as_chat, in_words_of, response_format
+from gateway_svc.core.spelling import as_chat, response_format
 from gateway_svc.core.unsupported import check_fields
 
 MAX_REPEATED_BYTES = 64 * 1024  # of instructions and tools in a reply; it tells larger ones as none
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")  # the latter asks for thoughts, which are told as they are
-_NAMES = {
-    "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "tools": "tools",
-}
+_NAMES = (
+    FieldName("max_tokens", "max_output_tokens"),
+    FieldName("messages", "input", is_whole=True),
+    FieldName("continue_final_message", "input", is_whole=True),
+    FieldName("response_format", "text.format"),
+    FieldName("reasoning_effort", "reasoning.effort"),
+    FieldName("logprobs", "include"),
+    FieldName("tools[].function", "tools[]"),
+    FieldName("tool_choice.function", "tool_choice"),
+)
 _decoder = msgspec.json.Decoder(RESPONSE_BODY)
 
 
@@ -67,6 +71,7 @@ def parse_response(body: bytes, models: Models) -> Ask:
         form=Form.RESPONSE,
         reading=ask.reading or OutputReading(),
         ignored_fields=ignored,
+        names=beyond(ask.names, _NAMES),
         context=msgspec.json.encode(_context(raw, ask, tools)),
     )
 

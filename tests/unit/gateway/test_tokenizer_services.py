@@ -89,7 +89,7 @@ def test_texts_chats_and_tokens_are_answered(prompts: PromptTokenizer) -> None:
         assert await services.detokenize(DetokenizeAsk("", (256,))) == "<eos>"
         with pytest.raises(PenstockError) as caught:
             await services.detokenize(DetokenizeAsk("", (257,)))
-        assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "tokens")
+        assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "token_ids")
         await services.close()
 
     served(prompts, test)
