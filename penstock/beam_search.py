@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from contract.domain.params import SamplingParams
-from penstock.outputs import CompletionOutput, RequestOutput
+from penstock.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class BeamSearchSequence:
     """One output."""
 
     tokens: list[int]  # of the prompt and, after it, of the output
+    logprobs: list[dict[int, Logprob]]  # of each token of the output and of that which ended it, by its id
+    cum_logprob: float  # their sum
     text: str  # of all of them, special tokens included
     finish_reason: str | None
     stop_reason: int | str | None
@@ -65,6 +67,13 @@ def beam_output(
     def sequence(sample: CompletionOutput) -> BeamSearchSequence:
         is_hidden = sample.finish_reason == "stop" and not params.include_stop_str_in_output
         tokens = output.prompt_token_ids + list(sample.token_ids[: -1 if is_hidden else None])
-        return BeamSearchSequence(tokens, decode(tokens), sample.finish_reason, sample.stop_reason)
+        return BeamSearchSequence(
+            tokens,
+            sample.logprobs or [],
+            sample.cumulative_logprob or 0.0,
+            decode(tokens),
+            sample.finish_reason,
+            sample.stop_reason,
+        )
 
     return BeamSearchOutput([sequence(sample) for sample in output.outputs])

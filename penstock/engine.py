@@ -148,7 +148,7 @@ class LLMEngine:
                 min_tokens=params.min_tokens,
                 stop_token_ids=tokenized.stopping.stop_token_ids,
                 eos_token_ids=eos_token_ids,
-                wants_logprobs=params.logprobs is not None,
+                wants_logprobs=params.tells_logprobs,
                 has_search=params.use_beam_search,
             )
         )

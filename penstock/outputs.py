@@ -70,10 +70,11 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    # If the request asked, by id for each token: the sampled one and the most likely, in this order. Empty for tokens
-    # that came back after a server lost them, when their client had not read them (docs/recovery.md).
+    # If the request asked, by id for each token: the sampled one and the most likely, in this order; of beams the
+    # chosen one alone, whose rank is not known. Empty for tokens that came back after a server lost them, when their
+    # client had not read them (docs/recovery.md).
     logprobs: list[dict[int, Logprob]] | None = None
-    cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs
+    cumulative_logprob: float | None = None  # sum over the sampled tokens, if the request asked for logprobs or beams
     finish_reason: FinishText | None = None  # None while it goes on
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
     has_chosen_logprobs: bool = False  # of `logprob_token_ids`: beside the sampled token those, whose rank is not known
@@ -130,7 +131,7 @@ def _text(token_bytes: bytes) -> str:
 def new_samples(params: SamplingParams) -> list[CompletionOutput]:
     """The samples that a request asks for, without tokens."""
     samples = [CompletionOutput(index) for index in range(params.n)]
-    if params.logprobs is not None:
+    if params.tells_logprobs:
         for sample in samples:
             sample.logprobs, sample.cumulative_logprob = [], 0.0
             sample.has_chosen_logprobs = bool(params.logprob_token_ids)

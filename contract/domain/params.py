@@ -295,6 +295,11 @@ class SamplingParams:
         return BeamSearch(self.length_penalty, self.early_stopping) if self.use_beam_search else None
 
     @property
+    def tells_logprobs(self) -> bool:
+        """Return whether outputs come with logprobs: those of beams do, since they are chosen by them."""
+        return self.logprobs is not None or self.use_beam_search
+
+    @property
     def sampling(self) -> Sampling:
         """The worker's part."""
         return Sampling(**self._part(SAMPLING))

@@ -72,6 +72,17 @@ class Logprobs:
     top_logprobs: F32  # f32[sum(top_counts)], natural log
 
     @staticmethod
+    def sampled_alone(sampled: F32) -> "Logprobs":
+        """Those of tokens of which nothing else is known, neither ranks nor alternatives."""
+        zeros = np.zeros(len(sampled), np.uint32)
+        return Logprobs(sampled, zeros, zeros, NO_TOKENS, NO_FLOATS)
+
+    @staticmethod
+    def unasked(num_tokens: int) -> "Logprobs":
+        """Those of tokens for which nobody asked."""
+        return Logprobs.sampled_alone(np.full(num_tokens, np.nan, np.float32))
+
+    @staticmethod
     def joined(parts: "Sequence[Logprobs]") -> "Logprobs":
         """Those of several runs of tokens, at least one, as those of one."""
         return Logprobs(

@@ -59,7 +59,12 @@ def _pieces(sequence: Sequence) -> list[tuple[int, FinishReason, RequestError | 
 
 
 def _logprobs(sequences: list[Sequence]) -> Logprobs | None:
-    columns = [sequence.logprobs.columns() for sequence in sequences if sequence.logprobs is not None]
-    if not columns:
+    logs = [sequence.logprobs for sequence in sequences]
+    if all(log is None for log in logs):
         return None
-    return Logprobs.joined(columns)
+    return Logprobs.joined(
+        [
+            Logprobs.unasked(len(sequence.token_ids)) if log is None else log.columns()
+            for sequence, log in zip(sequences, logs, strict=True)
+        ]
+    )

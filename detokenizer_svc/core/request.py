@@ -24,7 +24,7 @@ class OpenRequest:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()  # empty if the request ignores them
-    wants_logprobs: bool = False
+    wants_logprobs: bool = False  # or is told them of beams, whose outputs come with them
     has_search: bool = False  # its outputs are found by a beam search
     asked: Asked = field(default_factory=Asked)
     tokenizing_ns: int = 0  # Unix time, see `Timeline`

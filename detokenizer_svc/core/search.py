@@ -15,6 +15,7 @@ class SearchLog(Sequence):
 
     def __init__(self, request: OpenRequest, decoder: TextDecoder) -> None:
         super().__init__(request, request.n, decoder)
+        self.logprobs = None  # of words there are none
 
     def take(self, words: Iterable[int]) -> None:
         """Add the next words."""

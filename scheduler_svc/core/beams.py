@@ -55,6 +55,7 @@ class Beam(NamedTuple):
 
     token_ids: "array[int]"  # not to be changed
     total: np.float32  # sum of the tokens' logprobs
+    logprobs: "array[float]"  # of the tokens, as the steps between sums tell them; not to be changed
 
 
 class Candidate(NamedTuple):
@@ -70,6 +71,7 @@ class Hypothesis(NamedTuple):
 
     token_ids: "array[int]"
     score: np.float32
+    logprobs: "array[float]"  # f32, of the tokens
 
 
 class Found(NamedTuple):
@@ -92,7 +94,7 @@ class Beams:
         return len(self.running[0].token_ids)
 
 
-BEGUN: Final = Beams((Beam(array("I"), np.float32(0)),))
+BEGUN: Final = Beams((Beam(array("I"), np.float32(0), array("f")),))
 
 
 def choose(rules: BeamRules, beams: Beams, found: Sequence[Found]) -> list[Candidate]:
@@ -123,8 +125,8 @@ def advance(rules: BeamRules, beams: Beams, chosen: Sequence[Candidate]) -> Beam
     beams to go on with."""
     ended = [each for each in chosen[: rules.width] if each.token_id in rules.stop_token_ids]
     going_on = [each for each in chosen if each.token_id not in rules.stop_token_ids]
-    new = [_hypothesis(rules, Beam(_extended(beams, each), each.total)) for each in ended]
-    running = tuple(Beam(_extended(beams, each), each.total) for each in going_on[: rules.width])
+    new = [_hypothesis(rules, _extended(beams, each)) for each in ended]
+    running = tuple(_extended(beams, each) for each in going_on[: rules.width])
     return Beams(running, _best(rules, (*beams.finished, *new)))
 
 
@@ -152,14 +154,17 @@ def _is_done(rules: BeamRules, beams: Beams) -> bool:
     return not rules.score(beams.running[0].total, num_tokens) > beams.finished[-1].score
 
 
-def _extended(beams: Beams, candidate: Candidate) -> "array[int]":
-    token_ids = array("I", beams.running[candidate.parent].token_ids)
+def _extended(beams: Beams, candidate: Candidate) -> Beam:
+    """A beam with one more token. Its logprob is what the log tells: the difference of two sums."""
+    parent = beams.running[candidate.parent]
+    token_ids, logprobs = array("I", parent.token_ids), array("f", parent.logprobs)
     token_ids.append(candidate.token_id)
-    return token_ids
+    logprobs.append(float(candidate.total - parent.total))
+    return Beam(token_ids, candidate.total, logprobs)
 
 
 def _hypothesis(rules: BeamRules, beam: Beam) -> Hypothesis:
-    return Hypothesis(beam.token_ids, rules.score(beam.total, len(beam.token_ids)))
+    return Hypothesis(beam.token_ids, rules.score(beam.total, len(beam.token_ids)), beam.logprobs)
 
 
 def _best(rules: BeamRules, hypotheses: Sequence[Hypothesis]) -> tuple[Hypothesis, ...]:

@@ -10,7 +10,7 @@ from contract.domain.errors import stream_diverged
 from contract.domain.finish import FinishReason, RequestError
 from contract.domain.plan import NO_TOKENS, U32, Logprobs
 from contract.domain.rows import TokenRows
-from scheduler_svc.core.rows import take_logprobs, unasked
+from scheduler_svc.core.rows import take_logprobs
 from scheduler_svc.core.sequence import QueuedRequest
 
 
@@ -107,7 +107,7 @@ def _joined(told: Sequence[Logprobs | None], positions: Sequence[int], counts: S
     for logprobs, position, count in zip(told, positions, counts, strict=True):
         known = np.arange(0 if logprobs is None else max(0, min(count, len(logprobs.sampled) - position))) + position
         parts += [] if logprobs is None else [take_logprobs(logprobs, known)]
-        parts.append(unasked(count - len(known)))
+        parts.append(Logprobs.unasked(count - len(known)))
     return Logprobs.joined(parts)
 
 

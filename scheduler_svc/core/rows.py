@@ -8,7 +8,7 @@ import numpy as np
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, context_exceeded, model_replaced
 from contract.domain.finish import CancelReason, FinishReason, RequestError
-from contract.domain.plan import NO_FLOATS, NO_TOKENS, U32, Logprobs, StepResult
+from contract.domain.plan import F32, NO_FLOATS, NO_TOKENS, U32, Logprobs, StepResult
 from contract.domain.rows import U8, TokenRows
 from contract.domain.timeline import Start
 from scheduler_svc.core.repetition import RepetitionDetector
@@ -32,6 +32,7 @@ class SequenceEnd:
     has_row: bool = True  # false where the detokenizer has decided the end already
     # Of an output that a search has found: all of it.
     token_ids: U32 = field(default_factory=lambda: NO_TOKENS)
+    logprobs: F32 = field(default_factory=lambda: NO_FLOATS)  # of these tokens
     num_cached_tokens: int = 0
     start: Start | None = None
     model_digest: bytes = b""  # of the model that computed it
@@ -122,6 +123,7 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
 def end_rows(ends: list[SequenceEnd]) -> TokenRows:
     """The rows of ends, which have tokens only of a search; the sequences are in no slot (any more)."""
     token_ids = [end.token_ids for end in ends if len(end.token_ids)]
+    logprobs = [end.logprobs for end in ends if len(end.token_ids)]
     models = {end.model_digest for end in ends if len(end.token_ids)}
     return TokenRows(
         request_ids=[end.sequence.request.request_id for end in ends],
@@ -132,6 +134,7 @@ def end_rows(ends: list[SequenceEnd]) -> TokenRows:
         token_ids=np.concatenate(token_ids) if token_ids else NO_TOKENS,
         finishes=np.array([end.finish for end in ends], np.uint8),
         cached_tokens=np.array([end.num_cached_tokens for end in ends], np.uint32),
+        logprobs=Logprobs.sampled_alone(np.concatenate(logprobs)) if logprobs else None,
         starts={row: end.start for row, end in enumerate(ends) if end.start is not None},
         errors={row: end.error for row, end in enumerate(ends) if end.error is not None},
         model_digest=models.pop() if len(models) == 1 else b"",
@@ -156,17 +159,18 @@ def joined(rows: TokenRows, more: TokenRows) -> TokenRows:
         token_ids=np.concatenate((rows.token_ids, more.token_ids)),
         finishes=np.concatenate((rows.finishes, more.finishes)),
         cached_tokens=np.concatenate((rows.cached_tokens, more.cached_tokens)),
-        logprobs=None if rows.logprobs is None else Logprobs.joined((rows.logprobs, unasked(len(more.token_ids)))),
+        logprobs=_joined(rows, more),
         errors=rows.errors | {len(rows) + row: error for row, error in more.errors.items()},
         starts=rows.starts | {len(rows) + row: start for row, start in more.starts.items()},
         model_digest=rows.model_digest or more.model_digest,
     )
 
 
-def unasked(num_tokens: int) -> Logprobs:
-    """The logprobs of tokens for which nobody asked."""
-    zeros = np.zeros(num_tokens, np.uint32)
-    return Logprobs(np.full(num_tokens, np.nan, np.float32), zeros, zeros, NO_TOKENS, NO_FLOATS)
+def _joined(rows: TokenRows, more: TokenRows) -> Logprobs | None:
+    both = (rows, more)
+    if all(each.logprobs is None for each in both):
+        return None
+    return Logprobs.joined([each.logprobs or Logprobs.unasked(len(each.token_ids)) for each in both])
 
 
 def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[TokenRows, I64]:

@@ -165,6 +165,7 @@ def _ended(request: ScheduledRequest, hypotheses: Sequence[Hypothesis]) -> list[
             sequence,
             search.finish_of(each),
             token_ids=np.array(each.token_ids, np.uint32),
+            logprobs=np.array(each.logprobs, np.float32),
             num_cached_tokens=search.num_cached_tokens,
             start=None if sequence.index else start,
             model_digest=request.model_digest or b"",

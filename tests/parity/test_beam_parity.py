@@ -21,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 def searched(
     model: PreTrainedModel, prompt: list[int], params: SamplingParams, end: int | None = None
-) -> list[list[int]]:
-    """The outputs of transformers, best first, each up to its end token."""
+) -> tuple[list[list[int]], list[float]]:
+    """The outputs of transformers, best first, each up to its end token, and the sums of their logprobs."""
     ids = torch.tensor([prompt])
     settings = {"length_penalty": params.length_penalty, "early_stopping": params.early_stopping}
     found = model.generate(
@@ -35,10 +35,18 @@ def searched(
         min_new_tokens=params.min_tokens or None,
         eos_token_id=end,
         pad_token_id=0,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
         **(settings if params.n > 1 else {}),
     )
-    outputs = [row[len(prompt) :] for row in found.tolist()]
-    return [row[: row.index(end) + 1 if end in row else MAX_TOKENS] for row in outputs]
+    rows = [row[len(prompt) :] for row in found.sequences.tolist()]
+    outputs = [row[: row.index(end) + 1 if end in row else MAX_TOKENS] for row in rows]
+    if params.n == 1:  # greedy search has no scores of its own
+        steps = zip(found.logits, outputs[0], strict=False)
+        return outputs, [sum(logits.log_softmax(-1)[0, token_id].item() for logits, token_id in steps)]
+    scores = found.sequences_scores.tolist()
+    return outputs, [score * len(row) ** params.length_penalty for score, row in zip(scores, outputs, strict=True)]
 
 
 @contextmanager
@@ -74,12 +82,14 @@ def test_outputs_and_their_order_are_those_of_transformers(
                 min_tokens=3 * (index % 2),
             )
             # An end that comes: the fourth token of the best output.
-            end = searched(model, prompt, common)[0][3]
+            end = searched(model, prompt, common)[0][0][3]
             prompts.append(prompt)
             wanted.append(searched(model, prompt, common, end))
             params.append(SamplingParams(**{**_fields(common), "stop_token_ids": [end]}))
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        assert [[sample.token_ids for sample in output.outputs] for output in outputs] == wanted
+        assert [[sample.token_ids for sample in output.outputs] for output in outputs] == [each for each, _ in wanted]
+        for output, (_, sums) in zip(outputs, wanted, strict=True):
+            assert [sample.cumulative_logprob for sample in output.outputs] == pytest.approx(sums, abs=2e-3)
         reasons = {sample.finish_reason for output in outputs for sample in output.outputs}
         assert reasons == {"stop", "length"}
 
@@ -92,8 +102,13 @@ def test_the_method_of_vllm_tells_prompts_with_their_outputs(reference: Callable
     with engine(reference(CHECKPOINTS[0])) as (llm, model):
         params = BeamSearchParams(beam_width=3, max_tokens=MAX_TOKENS, ignore_eos=True)
         (found,) = llm.beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
-        wanted = searched(model, [5, 6, 7], params.sampling_params())
+        wanted, sums = searched(model, [5, 6, 7], params.sampling_params())
         assert [each.tokens for each in found.sequences] == [[5, 6, 7, *output] for output in wanted]
         decode = llm.llm_engine.prompt_tokenizer.decode
         assert found.sequences[0].text == decode([5, 6, 7, *wanted[0]], skip_special_tokens=False)
         assert {each.finish_reason for each in found.sequences} == {"length"}
+        assert [each.cum_logprob for each in found.sequences] == pytest.approx(sums, abs=2e-3)
+        for each, output in zip(found.sequences, wanted, strict=True):
+            assert [next(iter(entry)) for entry in each.logprobs] == output
+            told = [entry.logprob for entries in each.logprobs for entry in entries.values()]
+            assert sum(told) == pytest.approx(each.cum_logprob)

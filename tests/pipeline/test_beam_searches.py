@@ -10,7 +10,7 @@ import httpx
 import pytest
 from in_memory import Pipeline, wait_until
 
-from bench.rig.expected_beams import expected_beams
+from bench.rig.expected_beams import expected_beams, expected_outputs
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.params import SamplingParams
 from worker_svc.core.interface import Limits
@@ -85,6 +85,20 @@ def test_grpc_has_beams_too(pipeline: Pipeline) -> None:
     params = params_of(6)
     generation = pipeline.client.complete(list(PROMPTS[3]), params)
     assert [output.token_ids for output in generation.outputs] == wanted(PROMPTS[3], params)
+
+
+def test_over_grpc_outputs_come_with_their_logprobs_also_beside_other_requests(pipeline: Pipeline) -> None:
+    params, plain = params_of(7), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(pipeline.client.complete, list(PROMPTS[1]), plain)
+        generation = pipeline.client.complete(list(PROMPTS[4]), params)
+        assert beside.result().outputs[0].logprobs is None
+    outputs = expected_outputs(tuple(PROMPTS[4]), params, LIMITS, EOS_EVERY)
+    for told, output in zip(generation.outputs, outputs, strict=True):
+        assert told.logprobs is not None
+        entries = [(token, entry.logprob, entry.rank) for each in told.logprobs for token, entry in each.items()]
+        assert entries == [(*each, None) for each in zip(output.token_ids, output.logprobs, strict=True)]
+        assert told.cumulative_logprob == pytest.approx(sum(output.logprobs))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import FinishReason
+from contract.domain.logprob_records import pack_records
 from contract.domain.params import SamplingParams
 from contract.domain.request import Header, Prompt, Request
-from contract.domain.rows import TokenRows
+from contract.domain.rows import TokenLogprob, TokenRows
 from contract.domain.timeline import Computed
 from gateway_svc.wire import encode_header, encode_request
 from scheduler_svc.arrival import read_arrival
@@ -99,6 +100,15 @@ def test_outputs_that_a_client_has_are_written_into_the_log_with_their_ends() ->
     assert arrival.rows.finishes.tolist() == [FinishReason.STOP, FinishReason.LENGTH]
     assert arrival.request is not None
     assert arrival.request.ended_sequences == {0, 1}
+
+
+def test_so_are_their_logprobs() -> None:
+    entries = [TokenLogprob(7, -0.5), TokenLogprob(EOS, -0.25)]
+    witness = (np.array([7, EOS], "<u4").tobytes(), b"", pack_records(entries), b"")
+    ((request, histories),) = read_loaded(loaded(stored(witness=witness), row(2, WORDS)))
+    arrival = read_arrival(request, histories)
+    assert arrival.rows.logprobs is not None
+    assert arrival.rows.logprobs.sampled.tolist() == [-0.5, -0.25]
 
 
 def test_a_client_that_has_another_history_ends_the_outputs_alone() -> None:

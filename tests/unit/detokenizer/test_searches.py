@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 from detokenizer_log import Log, opened, run
 from tokenizers_under_test import byte_level
 
 from contract.domain.finish import FinishReason
+from contract.domain.plan import Logprobs
 from contract.domain.timeline import Start, StartReason
 from detokenizer_svc import wire
 from detokenizer_svc.core.detokenizer import Detokenizer
@@ -66,6 +68,21 @@ def test_whoever_goes_on_after_a_checkpoint_has_the_search() -> None:
     for rows in list(with_ends())[2:]:
         effects = successor.push(rows)
     assert len(effects.retirements) == 1
+
+
+def test_a_checkpoint_keeps_the_logprobs_of_outputs_beside_the_words_of_the_search() -> None:
+    request = dataclasses.replace(REQUEST, wants_logprobs=True)
+    detokenizer = Detokenizer(byte_level())
+    detokenizer.open(request, b"g")
+    detokenizer.push(searched().batch())
+    ended = list(with_ends())[2]
+    told = dataclasses.replace(ended, logprobs=Logprobs.sampled_alone(np.array([-0.5, -0.25], np.float32)))
+    detokenizer.push(told)
+    kept = wire.decode_tokens(wire.encode_checkpoint(detokenizer.checkpoint(request.request_id), b"s" * 16, 1))[1]
+    successor = detokenizer.sibling()
+    successor.open(request, b"g")
+    effects = [*successor.push(kept).rows(), *successor.push(list(with_ends())[3]).rows()]
+    assert [[entry.logprob for entry in row.logprobs] for row in effects] == [[-0.5, -0.25], []]
 
 
 def test_rows_of_a_search_that_nobody_asked_for_are_stray() -> None:

@@ -67,6 +67,14 @@ def test_beams_that_reach_the_length_end_with_the_finished_by_score() -> None:
     assert [each.token_ids.tolist() for each in told] == [[7], [EOS]]
 
 
+def test_an_output_has_the_logprobs_of_its_tokens() -> None:
+    asked = rules(2)
+    beams = advance(asked, BEGUN, choose(asked, BEGUN, [found((7, -0.25), (EOS, -9.0), (8, -2.0))]))
+    beams = advance(asked, beams, choose(asked, beams, [found((6, -0.5), (5, -4.0)), found((4, -1.0), (3, -8.0))]))
+    told = {tuple(each.token_ids): each.logprobs.tolist() for each in concluded(asked, beams)}
+    assert told == {(7, 6): [-0.25, -0.5], (8, 4): [-2.0, -1.0]}
+
+
 STEPS = st.lists(st.lists(st.floats(-8, 0, width=32), min_size=15, max_size=15), min_size=1, max_size=6)
 
 
