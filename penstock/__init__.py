@@ -15,14 +15,8 @@ if TYPE_CHECKING:
     from penstock.client import AsyncClient, Client
     from penstock.engine import LLMEngine
     from penstock.llm import LLM
-    from penstock.outputs import (
-        CompletionOutput,
-        EmbeddingRequestOutput,
-        Logprob,
-        PoolingRequestOutput,
-        RequestOutput,
-        ScoringRequestOutput,
-    )
+    from penstock.outputs import CompletionOutput, Logprob, RequestOutput
+    from penstock.pooled_outputs import EmbeddingRequestOutput, PoolingRequestOutput, ScoringRequestOutput
 
 __all__ = [
     "LLM",
@@ -58,9 +52,9 @@ _LAZY = {
     "RequestOutput": "penstock.outputs",
     "CompletionOutput": "penstock.outputs",
     "Logprob": "penstock.outputs",
-    "EmbeddingRequestOutput": "penstock.outputs",
-    "PoolingRequestOutput": "penstock.outputs",
-    "ScoringRequestOutput": "penstock.outputs",
+    "EmbeddingRequestOutput": "penstock.pooled_outputs",
+    "PoolingRequestOutput": "penstock.pooled_outputs",
+    "ScoringRequestOutput": "penstock.pooled_outputs",
 }
 
 

@@ -1,22 +1,19 @@
 """Generate with a model in this process from an event loop: the engine of `LLM` in a thread of its own."""
 
 import asyncio
-import itertools
-import queue
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Self
 
-from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.params import SamplingParams
+from contract.domain.pooling import Pooling, PoolingParams
 from penstock.chat_tokenizer import ChatTokenizer
+from penstock.engine_thread import EngineThread
 from penstock.llm import LLM
+from penstock.offline import pooled
 from penstock.outputs import RequestOutput
-from penstock.prompts import PromptLike
-
-_Command: TypeAlias = Callable[[], None]
+from penstock.pooled_outputs import EmbeddingRequestOutput, PoolingRequestOutput, ScoringRequestOutput, scores
+from penstock.prompts import PromptLike, as_list, as_pairs, at_index, pair_each
 
 
 class AsyncLLM:
@@ -37,16 +34,7 @@ class AsyncLLM:
             PenstockError: as `LLM` does.
         """
         self._llm = LLM(model, **options)
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        # Of the thread alone, as the engine is. An id of the caller's may be another request's as soon as its own is
-        # given up, when the engine has still to tell its end: the engine's ids are counted.
-        self._streams: dict[str, _Stream] = {}  # by the engine's id
-        self._keys: dict[str, str] = {}  # the engine's ids by the callers'
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._end: PenstockError | None = None  # why nothing is taken any more
-        self._thread = threading.Thread(target=self._run, name="AsyncLLM", daemon=True)
-        self._thread.start()
+        self._thread = EngineThread(self._llm.llm_engine)
 
     async def __aenter__(self) -> Self:
         return self
@@ -57,7 +45,7 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         """Return whether it takes requests."""
-        return self._end is None
+        return self._thread.is_running
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer that prompts go through, with the model's chat templates."""
@@ -67,7 +55,7 @@ class AsyncLLM:
         """The parameters of a call that gives none, as `LLM` has them."""
         return self._llm.get_default_sampling_params()
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
@@ -89,179 +77,124 @@ class AsyncLLM:
             timeout_s: seconds from now after which the request ends with an error; None: never.
 
         Raises:
-            PenstockError: the prompt is wrong, the request failed, or the engine has ended.
+            PenstockError: by the iterator: the prompt is wrong, the request failed, or the engine has ended.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        key = str(next(self._numbers))
-        stream = _Stream(f"async-{key}" if request_id is None else request_id, asyncio.get_running_loop())
+        return self._thread.outputs(prompt, params, request_id, priority=priority, timeout_s=timeout_s)
 
-        def add() -> None:
-            if stream.request_id in self._keys:
-                raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-            self._llm.llm_engine.add_request(key, prompt, params, priority, timeout_s=timeout_s, clips=True)
-            self._streams[key], self._keys[stream.request_id] = stream, key
+    async def encode(
+        self,
+        prompt: PromptLike,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Make a vector of one prompt: the iterator gives it out once. Closing it gives the request up.
 
-        try:
-            await self._do(add)
-            while True:
-                output = await stream.next()
-                if output.error is not None:
-                    raise output.error.raised()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            # Not awaited: a generator that is closed may not go on, and the thread comes to it.
-            self._send(lambda: self._give_up(key))
+        Args:
+            prompt: as `generate` takes it.
+            pooling_params: as `LLM.encode` takes them.
+            request_id: as `generate` takes it.
+            priority: as `generate` takes it.
+            truncate_prompt_tokens: the last so many tokens of the prompt count, -1: as many as fit; where the
+                parameters do not say it.
+            timeout_s: as `generate` takes it.
+
+        Raises:
+            PenstockError: the prompt or a parameter is wrong, the request failed, or the engine has ended.
+        """
+        params, pooling = self._pooled(pooling_params, truncate_prompt_tokens)
+        outputs = self._thread.outputs(
+            prompt, params, request_id, priority=priority, timeout_s=timeout_s, pooling=pooling
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield PoolingRequestOutput.of(output)
+
+    async def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+    ) -> list[EmbeddingRequestOutput]:
+        """Make vectors of prompts, at once; outputs come in the order of the prompts.
+
+        Args:
+            prompts: as `LLM.embed` takes them.
+            pooling_params: as `LLM.embed` takes them.
+            truncate_prompt_tokens: as `encode` takes it.
+            priority: as `generate` takes it.
+
+        Raises:
+            PenstockError: a prompt or a parameter is wrong, naming its index; the others are given up.
+        """
+        outputs = await self._pool(as_list(prompts), pooling_params, truncate_prompt_tokens, priority)
+        return [EmbeddingRequestOutput.of(each) for each in outputs]
+
+    async def score(
+        self,
+        text_1: PromptLike | Sequence[PromptLike],
+        text_2: PromptLike | Sequence[PromptLike],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+    ) -> list[ScoringRequestOutput]:
+        """The likeness of pairs of texts, as `LLM.score` tells it.
+
+        Args:
+            text_1: one for all of `text_2`, or one for each.
+            text_2: one or several.
+            pooling_params: as `embed` takes them, the same for all.
+            truncate_prompt_tokens: as `encode` takes it.
+            priority: as `generate` takes it.
+
+        Raises:
+            PenstockError: as `embed`; INVALID_ARGUMENT: as many of one as of the other cannot be paired.
+        """
+        prompts, num_first = as_pairs(text_1, text_2)
+        outputs = await self._pool(prompts, pooling_params, truncate_prompt_tokens, priority)
+        return scores(outputs, num_first)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its iterator gives out what it has, with the finish reason "abort". One that has ended, or
         never was, is no error.
         """
-        await self._do(lambda: self._llm.llm_engine.abort_request(self._keys.get(request_id, "")))
+        await self._thread.abort(request_id)
 
     def shutdown(self) -> None:
         """End the thread and give the device's memory back; what was unfinished fails."""
-        self._close(PenstockError(ErrorCode.UNAVAILABLE, "the AsyncLLM was shut down"))
-        self._thread.join()
+        self._thread.shutdown()
 
-    async def _do(self, command: _Command) -> None:
-        """Have the thread do something; what it raises is raised here."""
-        done: Future[None] = Future()
+    async def _pool(
+        self,
+        prompts: Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        truncate_prompt_tokens: int | None,
+        priority: int,
+    ) -> list[RequestOutput]:
+        wanted = pair_each(PoolingParams() if pooling_params is None else pooling_params, PoolingParams, len(prompts))
 
-        def run() -> None:
-            try:
-                command()
-            except Exception as error:  # noqa: BLE001  (the caller's, whatever it is)
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+        async def one(index: int) -> RequestOutput:
+            params, pooling = self._pooled(wanted[index], truncate_prompt_tokens)
+            with at_index("prompts", index):
+                outputs = self._thread.outputs(prompts[index], params, None, priority=priority, pooling=pooling)
+                async with aclosing(outputs):
+                    return await anext(outputs)
 
-        if not self._send(run):
-            assert self._end is not None
-            raise self._end
-        # Whoever is cancelled here has its command done all the same: `generate` gives the request up after it.
-        await asyncio.shield(asyncio.wrap_future(done))
-
-    def _send(self, command: _Command) -> bool:
-        """Return whether the thread will do it."""
-        with self._lock:
-            if self._end is None:
-                self._commands.put(command)
-            return self._end is None
-
-    def _close(self, error: PenstockError) -> None:
-        with self._lock:
-            self._end = self._end or error
-            self._commands.put(lambda: None)  # it may be waiting
-
-    def _run(self) -> None:
-        """The thread: commands, and a step while there is something to compute."""
-        engine = self._llm.llm_engine
+        tasks = [asyncio.ensure_future(one(index)) for index in range(len(prompts))]
         try:
-            while self._end is None:
-                for command in self._waiting(blocks=not engine.has_unfinished_requests()):
-                    command()
-                if engine.has_unfinished_requests():
-                    self._tell(engine.step())
-        except PenstockError as error:
-            self._close(error)
-        except Exception as error:  # a defect: nobody may wait for ever
-            self._close(PenstockError(ErrorCode.INTERNAL, f"the engine ended: {type(error).__name__}: {error}"))
-            raise
+            return await asyncio.gather(*tasks)
         finally:
-            self._fail()
+            for task in tasks:
+                task.cancel()
 
-    def _waiting(self, *, blocks: bool) -> Iterable[_Command]:
-        """The commands that wait; with `blocks`, at least one."""
-        if blocks:
-            yield self._commands.get()
-        while not self._commands.empty():
-            yield self._commands.get()
-
-    def _tell(self, outputs: Iterable[RequestOutput]) -> None:
-        for output in outputs:
-            if (stream := self._streams.get(output.request_id)) is not None:
-                if output.finished:
-                    self._forget(output.request_id)
-                stream.put(_snapshot(output, stream.request_id))
-
-    def _give_up(self, key: str) -> None:
-        if self._forget(key):
-            self._llm.llm_engine.abort_request(key)
-
-    def _forget(self, key: str) -> bool:
-        """Return whether somebody waited for it."""
-        stream = self._streams.pop(key, None)
-        if stream is not None:
-            del self._keys[stream.request_id]
-        return stream is not None
-
-    def _fail(self) -> None:
-        """Everybody learns that nothing comes any more, also those whose commands were not done."""
-        assert self._end is not None
-        for command in self._waiting(blocks=False):
-            command()
-        for stream in self._streams.values():
-            stream.fail(self._end)
-        self._streams.clear()
-        self._keys.clear()
-        self._llm.llm_engine.close()
-
-
-class _Stream:
-    """The latest output of a request, from the engine's thread to an event loop."""
-
-    def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.request_id = request_id  # the caller's
-        self._loop = loop
-        self._is_new = asyncio.Event()
-        self._lock = threading.Lock()
-        self._latest: RequestOutput | None = None
-        self._error: PenstockError | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        """Called by the thread."""
-        with self._lock:
-            is_told, self._latest = self._latest is not None, output
-        if not is_told:
-            self._wake()
-
-    def fail(self, error: PenstockError) -> None:
-        """Called by the thread: nothing comes after what is there."""
-        with self._lock:
-            self._error = error
-        self._wake()
-
-    async def next(self) -> RequestOutput:
-        """The latest output, when there is a new one.
-
-        Raises:
-            PenstockError: nothing comes any more.
-        """
-        while True:
-            await self._is_new.wait()
-            self._is_new.clear()
-            with self._lock:
-                output, self._latest = self._latest, None
-            if output is not None:
-                if self._error is not None:
-                    self._is_new.set()
-                return output
-            if self._error is not None:
-                raise self._error
-
-    def _wake(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._is_new.set)
-        except RuntimeError:  # the loop is closed: nobody listens
-            return
-
-
-def _snapshot(output: RequestOutput, request_id: str) -> RequestOutput:
-    """The state of an output that the engine goes on with."""
-    samples = [
-        replace(each, token_ids=each.token_ids.copy(), logprobs=None if each.logprobs is None else each.logprobs.copy())
-        for each in output.outputs
-    ]
-    return replace(output, request_id=request_id, outputs=samples)
+    def _pooled(
+        self, params: PoolingParams | None, truncate_prompt_tokens: int | None
+    ) -> tuple[SamplingParams, Pooling]:
+        return pooled(self._llm.llm_engine.vocabulary.pooling, params or PoolingParams(), truncate_prompt_tokens)

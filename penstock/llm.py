@@ -7,24 +7,18 @@ from typing import Any, cast
 
 from contract.domain.errors import invalid, unimplemented
 from contract.domain.params import SamplingParams
-from contract.domain.pooling import PoolingParams, cosine
+from contract.domain.pooling import PoolingParams
 from penstock.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
-from penstock.offline import Batches, vector_of
-from penstock.outputs import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-)
+from penstock.offline import Batches
+from penstock.outputs import RequestOutput
+from penstock.pooled_outputs import EmbeddingRequestOutput, PoolingRequestOutput, ScoringRequestOutput, scores
 from penstock.prompts import (
     Conversation,
     PromptLike,
     as_list,
+    as_pairs,
     at_index,
     parse_conversation,
     parse_prompt,
@@ -309,15 +303,7 @@ class LLM:
             PenstockError: a prompt or a parameter is wrong, naming its index.
         """
         outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
-        return [
-            EmbeddingRequestOutput(
-                each.request_id,
-                EmbeddingOutput(vector_of(each).tolist()),
-                each.prompt_token_ids,
-                each.num_cached_tokens,
-            )
-            for each in outputs
-        ]
+        return [EmbeddingRequestOutput.of(each) for each in outputs]
 
     def encode(
         self,
@@ -343,12 +329,7 @@ class LLM:
         if pooling_task != "embed":
             raise unimplemented("pooling_task", f"pooling_task {pooling_task!r} (there is: embed)")
         outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
-        return [
-            PoolingRequestOutput(
-                each.request_id, PoolingOutput(vector_of(each)), each.prompt_token_ids, each.num_cached_tokens
-            )
-            for each in outputs
-        ]
+        return [PoolingRequestOutput.of(each) for each in outputs]
 
     def score(
         self,
@@ -371,20 +352,9 @@ class LLM:
         Raises:
             PenstockError: as `embed`; INVALID_ARGUMENT: as many of one as of the other cannot be paired.
         """
-        first, second = as_list(text_1), as_list(text_2)
-        if not second or len(first) not in (1, len(second)):
-            raise invalid(f"text_1 must be one, or as many as text_2: {len(first)} and {len(second)}", "text_1")
-        outputs = self._batches.pool([*first, *second], pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
-        pairs = zip(outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :], strict=True)
-        return [
-            ScoringRequestOutput(
-                other.request_id,
-                ScoringOutput(cosine(vector_of(one), vector_of(other))),
-                one.prompt_token_ids + other.prompt_token_ids,
-                one.num_cached_tokens + other.num_cached_tokens,
-            )
-            for one, other in pairs
-        ]
+        prompts, num_first = as_pairs(text_1, text_2)
+        outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
+        return scores(outputs, num_first)
 
 
 def _dtype(dtype: Any) -> str:

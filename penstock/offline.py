@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from contract.domain.errors import invalid
 from contract.domain.params import SamplingParams
-from contract.domain.pooling import F32, Pooling, PoolingParams
+from contract.domain.pooling import Pooling, PoolingFacts, PoolingParams
 from contract.domain.request import Prompt
 from penstock.engine import LLMEngine
 from penstock.outputs import RequestOutput
@@ -43,13 +43,10 @@ class Batches:
             with at_index("prompts", index):
                 parsed.append(parse_prompt(value))
         wanted = pair_each(PoolingParams() if pooling_params is None else pooling_params, PoolingParams, len(parsed))
-        cuts = [
-            truncate_prompt_tokens if each.truncate_prompt_tokens is None else each.truncate_prompt_tokens
-            for each in wanted
-        ]
-        params = [SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut) for cut in cuts]
         facts = self._engine.vocabulary.pooling
-        return self.run(parsed, params, None, use_tqdm=use_tqdm, poolings=[facts.pooling(each) for each in wanted])
+        asked = [pooled(facts, each, truncate_prompt_tokens) for each in wanted]
+        params, poolings = [each for each, _ in asked], [each for _, each in asked]
+        return self.run(parsed, params, None, use_tqdm=use_tqdm, poolings=poolings)
 
     def run(
         self,
@@ -113,10 +110,22 @@ class Batches:
         return [outputs[index] for index in range(len(prompts))]
 
 
-def vector_of(output: RequestOutput) -> F32:
-    """The vector of an output that was asked for one."""
-    assert output.vector is not None
-    return output.vector
+def pooled(
+    facts: PoolingFacts, params: PoolingParams, truncate_prompt_tokens: int | None
+) -> tuple[SamplingParams, Pooling]:
+    """The way in which a prompt becomes a vector, in the words of requests.
+
+    Args:
+        facts: of the checkpoint.
+        params: as they are asked for.
+        truncate_prompt_tokens: where they do not say it.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the parameter.
+    """
+    cut = truncate_prompt_tokens if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut)
+    return sampling, facts.pooling(params)
 
 
 def _succeeded(output: RequestOutput) -> RequestOutput:

@@ -68,6 +68,18 @@ def as_list(prompts: Any) -> Sequence[Any]:
     return [prompts] if len(prompts) > 0 and isinstance(prompts[0], int) else prompts
 
 
+def as_pairs(text_1: Any, text_2: Any) -> tuple[list[Any], int]:
+    """The prompts of pairs of texts, and how many of them are the first of a pair: one for all others, or one for each.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: as many of one as of the other cannot be paired.
+    """
+    first, second = as_list(text_1), as_list(text_2)
+    if not second or len(first) not in (1, len(second)):
+        raise invalid(f"text_1 must be one, or as many as text_2: {len(first)} and {len(second)}", "text_1")
+    return [*first, *second], len(first)
+
+
 def parse_conversation(
     messages: Conversation, template_kwargs: Mapping[str, Any], required: tuple[str, ...] = ()
 ) -> Prompt:

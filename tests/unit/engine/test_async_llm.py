@@ -10,7 +10,7 @@ import pytest
 from simulated_engines import make_vocabulary
 
 from contract.domain.errors import ErrorCode, PenstockError
-from penstock import LLM, AsyncLLM, RequestOutput, SamplingParams
+from penstock import LLM, AsyncLLM, PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 
 LIMIT_S = 120.0
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -170,3 +170,64 @@ def test_an_engine_that_fails_is_told_to_all(llm: AsyncLLM, monkeypatch: pytest.
 
     run(work())
     assert not llm.is_running
+
+
+def test_vectors_and_scores_are_those_of_an_llm_also_beside_answers(llm: AsyncLLM, checkpoint: Path) -> None:
+    texts, mean = ["one", "another", "a third"], PoolingParams(pooling_type="MEAN", dimensions=8)
+
+    async def work() -> tuple[Any, ...]:
+        return await asyncio.gather(
+            llm.embed(texts, pooling_params=mean),
+            llm.score(texts[0], texts),
+            last(llm.generate([1, 2], GREEDY)),
+            llm.embed("one", truncate_prompt_tokens=2),
+        )
+
+    other = LLM(str(checkpoint), runner="simulated")
+    embedded, scored, answered, cut = run(work())
+    assert [each.outputs for each in embedded] == [
+        each.outputs for each in other.embed(texts, pooling_params=mean, use_tqdm=False)
+    ]
+    assert [each.outputs for each in scored] == [each.outputs for each in other.score(texts[0], texts, use_tqdm=False)]
+    assert len(answered.outputs[0].token_ids) == 20
+    assert len(cut[0].prompt_token_ids) == 2
+
+
+def test_encode_gives_a_vector_out_once_under_the_callers_id(llm: AsyncLLM, checkpoint: Path) -> None:
+    async def work() -> list[PoolingRequestOutput]:
+        return [output async for output in llm.encode([1, 2, 3], PoolingParams(normalize=False), "mine")]
+
+    (found,) = run(work())
+    (wanted,) = LLM(str(checkpoint), runner="simulated").encode([[1, 2, 3]], PoolingParams(normalize=False))
+    assert (found.request_id, found.finished, found.prompt_token_ids) == ("mine", True, [1, 2, 3])
+    assert found.outputs.data.tolist() == wanted.outputs.data.tolist()
+
+
+def test_a_wrong_prompt_among_several_is_named_and_ends_the_others(llm: AsyncLLM) -> None:
+    async def work() -> tuple[PenstockError, PenstockError]:
+        with pytest.raises(PenstockError) as refused:
+            await llm.embed([[1] * 5000, [400], [2] * 5000])
+        with pytest.raises(PenstockError) as unpaired:
+            await llm.score(["a", "b"], ["c", "d", "e"])
+        await llm.embed([3])  # it goes on
+        return refused.value, unpaired.value
+
+    refused, unpaired = run(work())
+    assert (refused.code, refused.message[:11]) == (ErrorCode.INVALID_ARGUMENT, "prompts[1]:")
+    assert unpaired.param == "text_1"
+
+
+def test_an_aborted_prompt_has_no_vector(checkpoint: Path) -> None:
+    async def work() -> None:
+        async with AsyncLLM(str(checkpoint), runner="simulated", step_ms=1.0, max_num_seqs=1) as llm:
+            running = llm.generate([1], ENDLESS)
+            await anext(running)  # the one slot is taken
+            task = asyncio.ensure_future(anext(llm.encode([2], request_id="mine")))
+            await asyncio.sleep(0)
+            await llm.abort("mine")
+            with pytest.raises(PenstockError) as aborted:
+                await task
+            assert aborted.value.code is ErrorCode.CANCELLED
+            await running.aclose()
+
+    run(work())
