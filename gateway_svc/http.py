@@ -29,6 +29,7 @@ from gateway_svc.core.event_ids import LAST_EVENT_ID, parse_event_id
 from gateway_svc.core.idempotency import IDEMPOTENCY_KEY, check_key
 from gateway_svc.core.pooled.apis import no_stream
 from gateway_svc.core.recollection import request_fields
+from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.stats import GatewayStats, Outcome
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.timeline import Passage, timeline_fields
@@ -37,7 +38,6 @@ from gateway_svc.http_calls import (
     Stream,
     check_content_type,
     direct,
-    form_of,
     id_headers,
     nothing,
     read_body,
@@ -301,21 +301,11 @@ class HttpApi:
             pool = self.pools.of_model(ask.model)
             if self.strict_fields and (refusal := api.refusal(ask)) is not None:
                 raise refusal
-            pool.intake.check_priority(ask.priority)
+            traceparent = request.headers.get("traceparent", "")
             requests = pool.intake.requests(
-                ask.prompts,
-                ask.params,
-                model=ask.model,
-                tenant=caller.tenant,
-                priority=caller.priority(ask.priority),
-                traceparent=request.headers.get("traceparent", ""),
-                timeout_s=timeout_s,
-                idempotency_key=key,
-                cache_salt=ask.cache_salt,
-                unsaid=ask.unsaid,
-                pooling=ask.pooling,
+                ask, caller, traceparent=traceparent, timeout_s=timeout_s, idempotency_key=key
             )
-            form = form_of(ask, requests, pool.label)
+            form = ReplyForm.of(ask, requests, pool.label)
             if key is not None:
                 form = await pool.reception.agreed(form, caller.tenant)
             form = await with_prompts(pool.vocabulary, form, requests, echo=ask.echo)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contract.domain import request as domain
 from contract.domain.errors import PenstockError
 from contract.domain.finish import CancelReason
 from gateway_svc.call import ClientCall, Sink
 from gateway_svc.core.apis import api_of
-from gateway_svc.core.ask import Ask
 from gateway_svc.core.reply_form import ReplyForm
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.delivery import Delivery
@@ -141,33 +139,6 @@ def _told(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return tell
-
-
-def form_of(ask: Ask, requests: Sequence[domain.Request], pool: str) -> ReplyForm:
-    """The form of a new call's reply, whose ids name `pool`."""
-    first = requests[0]
-    return ReplyForm(
-        request_ids=tuple(each.header.request_id for each in requests),
-        n=ask.params.n,
-        form=ask.form,
-        model=first.model,
-        arrival_ns=first.header.arrival_ns,
-        deadline_ns=first.header.deadline_ns,
-        seed=first.header.seed,
-        wants_logprobs=ask.params.logprobs is not None,
-        wants_prompt_logprobs=ask.wants_prompt_logprobs,
-        echoes_logprobs=ask.echo and ask.params.logprobs is not None,
-        without_output=ask.without_output,
-        tokens_as_ids=ask.tokens_as_ids,
-        include_usage=ask.include_usage,
-        continuous_usage=ask.continuous_usage,
-        reading=ask.reading,
-        context=ask.context,
-        pool=pool,
-        stream_interval=ask.stream_interval,
-        returns_token_ids=ask.returns_token_ids,
-        names=ask.names,
-    )
 
 
 def nothing(form: ReplyForm) -> list[DeliveredSequence]:

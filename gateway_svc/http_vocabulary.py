@@ -84,18 +84,7 @@ class VocabularyCalls:
         """POST /v1/chat/completions/render."""
 
         async def answer(caller: Caller, pool: Pool, ask: Ask) -> bytes:
-            pool.intake.check_priority(ask.priority)
-            (asked,) = pool.intake.requests(
-                ask.prompts,
-                ask.params,
-                model=ask.model,
-                tenant=caller.tenant,
-                priority=caller.priority(ask.priority),
-                traceparent="",
-                timeout_s=None,
-                cache_salt=ask.cache_salt,
-                unsaid=ask.unsaid,
-            )
+            (asked,) = pool.intake.requests(ask, caller)
             shown_id = parse_client_id(ask.client_id, "request_id")
             shown_id = shown_id or format_request_id(asked.header.request_id, pool.label)
             prepared = await pool.vocabulary.prepare(asked)

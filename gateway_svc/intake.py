@@ -4,12 +4,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from contract.domain.errors import ErrorCode, PenstockError, invalid
-from contract.domain.params import SamplingParams
-from contract.domain.pooling import Pooling
-from contract.domain.request import Header, Prompt, Request
+from contract.domain.request import Header, Request
+from gateway_svc.core.ask import Ask
+from gateway_svc.core.auth import Caller
 from gateway_svc.core.idempotency import derive
 from gateway_svc.core.models import Catalogue
 
@@ -46,30 +46,27 @@ class Intake:
 
     def requests(
         self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
+        ask: Ask,
+        caller: Caller,
         *,
-        model: str,
-        tenant: str,
-        priority: int,
-        traceparent: str,
-        timeout_s: float | None,
+        traceparent: str = "",
+        timeout_s: float | None = None,
         idempotency_key: str | None = None,
-        cache_salt: str = "",
-        unsaid: frozenset[str] = frozenset(),
-        pooling: Pooling | None = None,
     ) -> list[Request]:
-        """One request for each prompt, all with the same seed. With a key, the same call gives the same requests.
+        """One request for each prompt of a call, all with the same seed. With a key, the same call gives the same
+        requests.
 
         Raises:
-            PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet.
+            PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet; INVALID_ARGUMENT: its priority
+                does not count.
         """
-        name = self._catalogue().find(model).name
+        self.check_priority(ask.priority)
+        name, tenant, params = self._catalogue().find(ask.model).name, caller.tenant, ask.params
         if idempotency_key is None:
-            ids = [os.urandom(16) for _ in prompts]
+            ids = [os.urandom(16) for _ in ask.prompts]
             seed = int.from_bytes(os.urandom(8), "little")
         else:
-            ids = [derive(tenant, idempotency_key, index)[0] for index in range(len(prompts))]
+            ids = [derive(tenant, idempotency_key, index)[0] for index in range(len(ask.prompts))]
             seed = derive(tenant, idempotency_key, 0)[1]
         if params.seed is not None:
             seed = params.seed % _U64
@@ -80,15 +77,15 @@ class Intake:
         trace = traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
         return [
             Request(
-                Header(request_id, tenant, priority, now_ns, deadline_ns, trace, seed),
+                Header(request_id, tenant, caller.priority(ask.priority), now_ns, deadline_ns, trace, seed),
                 name,
                 prompt,
                 params,
-                cache_salt,
-                unsaid,
-                pooling,
+                ask.cache_salt,
+                ask.unsaid,
+                ask.pooling,
             )
-            for request_id, prompt in zip(ids, prompts, strict=True)
+            for request_id, prompt in zip(ids, ask.prompts, strict=True)
         ]
 
 

@@ -2,38 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 from grpc import aio
 
 from contract.domain.api_keys import CONTROL_TOKEN_HEADER
-from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import CancelReason
-from contract.domain.request import Request, format_request_id
-from contract.domain.rows import TextRow
+from contract.domain.request import format_request_id
 from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2, tokenizer_pb2
 from gateway_svc import wire
-from gateway_svc.call import ClientCall
-from gateway_svc.core.auth import Authenticator, KeyLimits
+from gateway_svc.call import ClientCall, Sink
+from gateway_svc.core.auth import Authenticator
+from gateway_svc.core.field_names import in_words_of
 from gateway_svc.core.pooled.apis import no_stream
-from gateway_svc.core.pooled.parse import FLOATS
-from gateway_svc.core.prompt_outputs import PromptOutput, PromptVector
+from gateway_svc.core.pooled.outcome import PooledOutcome
 from gateway_svc.core.reply_form import ReplyForm
-from gateway_svc.core.stats import Outcome
 from gateway_svc.core.streams import DeliveredSequence
 from gateway_svc.core.told import ToldChoice
 from gateway_svc.core.vocabulary import DetokenizeAsk, TokenizeAsk
 from gateway_svc.grouping import grouped_sink
-from gateway_svc.intake import too_large_error
-from gateway_svc.large import off_loop
+from gateway_svc.grpc_calls import CheckedCall, GrpcCalls, metadata_of
 from gateway_svc.pool import Pool
 from gateway_svc.pools import Pools
 from gateway_svc.sinks import QueueSink
-from gateway_svc.told_prompts import with_prompts
 from servicekit.rpc import control_refusal
 from servicekit.tokens import TokenFile
 
@@ -59,10 +53,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         control_token: TokenFile | None = None,
     ) -> None:
         self._pools = pools
-        self._all_resumable = all_resumable
+        self._calls = GrpcCalls(pools, auth, max_body_bytes, all_resumable)
         self._control_token = control_token
-        self._auth = auth
-        self._max_body_bytes = max_body_bytes
         self._max_backlog_bytes = max_backlog_bytes
         self._num_streams = 0  # calls that are being told of their requests, or wait to be accepted
         self._idle = asyncio.Event()
@@ -87,39 +79,41 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(self, request: inference_pb2.GenerateCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams what each step adds; a call that breaks or expires cancels the request, unless it is resumable."""
         with self._streaming():
-            try:
-                pool, checked, form, is_idempotent, limits = await self._check(
-                    request, context, wire.decode_generate, self._pools.routes
-                )
-            except PenstockError:
-                self._pools.stats.outcomes[Outcome.REJECTED] += 1
-                raise
-            _logger.debug("request", request_id=format_request_id(form.request_ids[0]), num_requests=1)
-            sink = QueueSink(form.n, self._max_backlog_bytes, _told(form))
-            told = pool.told_prompts(grouped_sink(sink, form), None, form=form)
-            call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
-            await self._tell(pool, call, sink, context)
+            checked = await self._calls.check(request, context, wire.decode_generate)
+            _logger.debug("request", request_id=format_request_id(checked.form.request_ids[0]), num_requests=1)
+            sink = QueueSink(checked.form.n, self._max_backlog_bytes, _told(checked.form))
+            await self._tell(checked.pool, await _open(checked, grouped_sink(sink, checked.form)), sink, context)
 
     async def Embed(self, request: inference_pb2.EmbedCall, context: Context) -> inference_pb2.EmbedReply:  # noqa: N802
         """Makes a vector of a prompt; a call that breaks or expires cancels the request, unless it has a key."""
         with self._streaming():
-            try:
-                pool, checked, form, is_idempotent, limits = await self._check(
-                    request, context, wire.decode_embed, self._pools.routes
-                )
-            except PenstockError:
-                self._pools.stats.outcomes[Outcome.REJECTED] += 1
-                raise
-            form = replace(form, context=FLOATS)
-            sink = QueueSink(form.n, self._max_backlog_bytes)
-            told = pool.told_prompts(sink, None, form=form)
-            call = await pool.reception.open([checked], form, told, is_idempotent=is_idempotent, limits=limits)
-            return await self._vector(pool, call, sink)
+            checked = await self._calls.check(request, context, wire.decode_embed)
+            return wire.embed_reply(checked.form, await self._pooled(checked))
+
+    async def Score(self, request: inference_pb2.ScoreCall, context: Context) -> inference_pb2.ScoreReply:  # noqa: N802
+        """Tells the likeness of pairs of texts; it ends as `Embed`."""
+        with self._streaming():
+            checked = await self._calls.check(request, context, wire.decode_score)
+            return wire.score_reply(checked.form, await self._pooled(checked), len(request.text_1))
+
+    async def Rerank(self, request: inference_pb2.RerankCall, context: Context) -> inference_pb2.RerankReply:  # noqa: N802
+        """Tells documents by their likeness to a text; it ends as `Embed`."""
+        with self._streaming():
+            checked = await self._calls.check(request, context, wire.decode_rerank)
+            return wire.rerank_reply(checked.form, await self._pooled(checked), request.top_n)
+
+    async def Render(self, request: inference_pb2.RenderCall, context: Context) -> inference_pb2.RenderReply:  # noqa: N802
+        """The tokens that a chat would have computed."""
+        pool, ask, asked = await self._calls.chat(request, context, wire.decode_render)
+        with in_words_of(ask.names):
+            prepared = await pool.vocabulary.prepare(asked)
+        text = await pool.vocabulary.detokenize(DetokenizeAsk(asked.model, tuple(prepared.token_ids.tolist())))
+        return wire.render_reply(asked, prepared, text)
 
     async def Resume(self, request: inference_pb2.ResumeCall, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams what a request has after what the caller has; from now on the request goes there."""
         with self._streaming():
-            caller = self._auth.authenticate(_metadata(context))
+            caller = self._calls.caller(context)
             pool, request_id = self._pools.of_request(request.request_id)
             form = await pool.reception.form_of(request_id, caller.tenant)
             if form.form.is_pooled:
@@ -132,7 +126,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Cancel(self, request: inference_pb2.CancelCall, context: Context) -> inference_pb2.CancelReply:  # noqa: N802
         """Ends a request of the caller's tenant."""
-        caller = self._auth.authenticate(_metadata(context))
+        caller = self._calls.caller(context)
         pool, request_id = self._pools.of_request(request.request_id)
         known = await pool.reception.cancel(request_id, caller.tenant)
         return inference_pb2.CancelReply(known=known)
@@ -141,26 +135,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizePromptCall, context: Context
     ) -> tokenizer_pb2.TokenizeReply:
         """The tokens that a text or a chat becomes."""
-        ask, pool = await self._ask_vocabulary(request, context, wire.decode_tokenize)
+        pool, ask = await self._calls.vocabulary(request, context, wire.decode_tokenize)
         return wire.tokenize_reply(await pool.vocabulary.tokenize(ask))
 
     async def Detokenize(  # noqa: N802
         self, request: inference_pb2.DetokenizeTokensCall, context: Context
     ) -> tokenizer_pb2.DetokenizeReply:
         """The text of tokens."""
-        ask, pool = await self._ask_vocabulary(request, context, wire.decode_detokenize)
+        pool, ask = await self._calls.vocabulary(request, context, wire.decode_detokenize)
         return tokenizer_pb2.DetokenizeReply(text=await pool.vocabulary.detokenize(ask))
-
-    async def _ask_vocabulary(self, request: V, context: Context, decode: Callable[[V], A]) -> tuple[A, Pool]:
-        """A call that computes nothing, and the pool whose vocabulary it asks."""
-        self._auth.authenticate(_metadata(context))
-        self._pools.expect()
-        if (num_bytes := request.ByteSize()) > self._max_body_bytes:
-            raise too_large_error(self._max_body_bytes)
-        ask = await off_loop(num_bytes, decode, request)
-        pool = self._pools.of_model(ask.model)
-        pool.catalogue.find(ask.model)  # there must be one
-        return ask, pool
 
     async def ListModels(  # noqa: N802
         self,
@@ -168,7 +151,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: Context,
     ) -> inference_pb2.ListModelsReply:
         """The models that are served."""
-        self._auth.authenticate(_metadata(context))
+        self._calls.caller(context)
         models = [
             inference_pb2.Model(name=model.name, max_model_len=model.max_model_len)
             for model, _ in self._pools.routes.models
@@ -181,82 +164,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: Context,
     ) -> status_pb2.PipelineStatus:
         """The state of a whole pool: for operators, if there is a control token; else for every caller."""
-        metadata = _metadata(context)
         if self._control_token is None:
-            self._auth.authenticate(metadata)
-        elif not self._control_token.admits(metadata.get(CONTROL_TOKEN_HEADER)):
+            self._calls.caller(context)
+        elif not self._control_token.admits(metadata_of(context).get(CONTROL_TOKEN_HEADER)):
             raise control_refusal()
         return wire.pipeline_status(await self._pools.called(request.pool).pipeline())
 
-    async def _check(
-        self, request: C, context: Context, decode: Callable[[C, M], wire.GrpcAsk], models: M
-    ) -> tuple[Pool, Request, ReplyForm, bool, KeyLimits | None]:
-        """Pool and request of a call, how it is answered, whether it may have been asked before, and its limits.
-
-        Args:
-            request: the call.
-            context: its context.
-            decode: reads it.
-            models: by which it is read.
-        """
-        metadata = _metadata(context)
-        caller = self._auth.authenticate(metadata)
-        self._pools.expect()
-        if (num_bytes := request.ByteSize()) > self._max_body_bytes:
-            raise too_large_error(self._max_body_bytes)
-        ask = await off_loop(num_bytes, decode, request, models)
-        pool = self._pools.of_model(ask.model)
-        pool.intake.check_priority(ask.priority)
-        (checked,) = pool.intake.requests(
-            [ask.prompt],
-            ask.params,
-            model=ask.model,
-            tenant=caller.tenant,
-            priority=caller.priority(ask.priority),
-            traceparent=metadata.get("traceparent", ""),
-            timeout_s=context.time_remaining(),
-            idempotency_key=ask.idempotency_key,
-            cache_salt=ask.cache_salt,
-            unsaid=ask.unsaid,
-            pooling=ask.pooling,
-        )
-        header, is_idempotent = checked.header, ask.idempotency_key is not None
-        form = ReplyForm(
-            request_ids=(header.request_id,),
-            n=ask.params.n,
-            form=ask.form,
-            model=checked.model,
-            arrival_ns=header.arrival_ns,
-            deadline_ns=header.deadline_ns,
-            seed=header.seed,
-            wants_logprobs=ask.params.logprobs is not None,
-            wants_prompt_logprobs=ask.params.prompt_logprobs is not None,
-            is_resumable=ask.is_resumable or is_idempotent or self._all_resumable,
-            pool=pool.label,
-            stream_interval=ask.stream_interval,
-            returns_token_ids=ask.returns_prompt_ids,
-            reading=ask.reading,
-            names=ask.names,
-        )
-        if is_idempotent:
-            form = await pool.reception.agreed(form, caller.tenant)
-        form = await with_prompts(pool.vocabulary, form, [checked], echo=False)
-        return pool, checked, form, is_idempotent, caller.limits
-
-    async def _vector(self, pool: Pool, call: ClientCall, sink: QueueSink) -> inference_pb2.EmbedReply:
-        """The answer to a call whose prompt becomes a vector."""
-        last: TextRow | None = None
-        found: list[PromptOutput] = []
+    async def _pooled(self, checked: CheckedCall) -> PooledOutcome:
+        """The vectors of a call, once all of its requests have ended."""
+        outcome = PooledOutcome(len(checked.requests))
+        sink = QueueSink(checked.form.n, self._max_backlog_bytes)
+        call = await _open(checked, sink)
         try:
             while rows := await sink.fetch():
-                last = rows[-1][1]
-                found += [output for _, output in sink.take_prompts()]
+                for prompt, output in sink.take_prompts():
+                    outcome.learn(prompt, output)
+                for prompt, row in rows:
+                    outcome.add(prompt, row)
         finally:
-            self._close(pool, call)
-        vector = next((each for each in found if isinstance(each, PromptVector)), None)
-        if last is None or vector is None:
-            raise PenstockError(ErrorCode.INTERNAL, "the request ended without its vector")
-        return wire.embed_reply(call.form, last, vector)
+            self._close(checked.pool, call)
+        return outcome
 
     async def _tell(self, pool: Pool, call: ClientCall, sink: QueueSink, context: Context) -> None:
         """Writes the events of a call until it ends or its client has gone."""
@@ -282,17 +209,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         pool.delivery.close(call, CancelReason.DEADLINE if is_late else CancelReason.CLIENT)
 
 
+async def _open(checked: CheckedCall, sink: Sink) -> ClientCall:
+    """Submits a call, whose text `sink` gets from now on."""
+    pool, form = checked.pool, checked.form
+    told = pool.told_prompts(sink, None, form=form)
+    return await pool.reception.open(
+        checked.requests, form, told, is_idempotent=checked.is_idempotent, limits=checked.limits
+    )
+
+
 def _told(form: ReplyForm, have: Sequence[DeliveredSequence] = ()) -> list[ToldChoice]:
     """The choices of a call whose outputs are told apart, as its client has them; none: they are told as they are."""
     places = [each.num_chars for each in have] or [0] * form.num_choices
     told = (form.head.told(choice, place) for choice, place in enumerate(places))
     return [each for each in told if each is not None]
-
-
-def _metadata(context: Context) -> dict[str, str]:
-    """The metadata of a call; several values of one name as the list that they would be in HTTP."""
-    found: dict[str, str] = {}
-    for key, value in context.invocation_metadata() or ():
-        if isinstance(value, str):
-            found[key] = f"{found[key]}, {value}" if key in found else value
-    return found

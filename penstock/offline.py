@@ -124,7 +124,9 @@ def pooled(
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the parameter.
     """
     cut = truncate_prompt_tokens if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens
-    sampling = SamplingParams(temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut)
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut, truncation_side=params.truncation_side
+    )
     return sampling, facts.pooling(params)
 
 

@@ -35,6 +35,9 @@ class Pooling:
         return self.kind is not PoolingKind.LAST
 
 
+_SIDES: Final = (None, "left", "right")
+
+
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
     """The wishes of a caller, by vLLM's names; None: as the checkpoint says.
@@ -47,12 +50,15 @@ class PoolingParams:
     normalize: bool | None = None
     dimensions: int | None = None  # Matryoshka: the first so many of the vector
     truncate_prompt_tokens: int | None = None  # the last so many tokens of the prompt count; -1: those that fit
+    truncation_side: str | None = None  # at which tokens are left out: `left`, as by default, or `right`
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None:
             kind_of(self.pooling_type)
         if self.normalize is not None and type(self.normalize) is not bool:
             raise invalid(f"normalize must be true or false, got {self.normalize!r:.40}", "normalize")
+        if self.truncation_side not in _SIDES:
+            raise invalid(f"truncation_side must be left or right, got {self.truncation_side!r:.40}", "truncation_side")
         for name in ("dimensions", "truncate_prompt_tokens"):
             if (value := getattr(self, name)) is not None and type(value) is not int:
                 raise invalid(f"{name} must be an integer, got {value!r:.40}", name)

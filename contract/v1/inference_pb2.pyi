@@ -217,6 +217,7 @@ class EmbedCall(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model; empty: the one that is served."""
     text: _builtins.str
@@ -235,6 +236,8 @@ class EmbedCall(_message.Message):
     """As in GenerateRequest."""
     idempotency_key: _builtins.str
     """As in GenerateCall; such a request outlives a broken call for the gateway's grace."""
+    truncates_at_end: _builtins.bool
+    """The first so many tokens of the prompt count, where truncate_prompt_tokens says how many, instead of the last [false]."""
     @_builtins.property
     def token_ids(self) -> _requests_pb2.TokenIds:
         """Token ids, taken as they are."""
@@ -257,10 +260,11 @@ class EmbedCall(_message.Message):
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         idempotency_key: _builtins.str = ...,
+        truncates_at_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "messages", b"messages", "normalize", b"normalize", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "idempotency_key", b"idempotency_key", "kind", b"kind", "messages", b"messages", "model", b"model", "normalize", b"normalize", "priority", b"priority", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "idempotency_key", b"idempotency_key", "kind", b"kind", "messages", b"messages", "model", b"model", "normalize", b"normalize", "priority", b"priority", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
@@ -316,6 +320,306 @@ class EmbedReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EmbedReply: _TypeAlias = EmbedReply  # noqa: Y015
+
+@_typing.final
+class ScoreCall(_message.Message):
+    """Input of Score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_1_FIELD_NUMBER: _builtins.int
+    TEXT_2_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model; empty: the one that is served."""
+    kind: _common_pb2.PoolingKind.ValueType
+    """Which hidden states count; unspecified: as the checkpoint says."""
+    dimensions: _builtins.int
+    """The first so many dimensions of each vector count; 0: all."""
+    truncate_prompt_tokens: _builtins.int
+    """The last so many tokens of each text count; -1: as many as fit; absent: all."""
+    truncates_at_end: _builtins.bool
+    """The first so many tokens count, where truncate_prompt_tokens says how many, instead of the last [false]."""
+    priority: _builtins.int
+    """Priority class, lower is served first."""
+    cache_salt: _builtins.str
+    """As in GenerateRequest."""
+    idempotency_key: _builtins.str
+    """As in EmbedCall."""
+    @_builtins.property
+    def text_1(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One text for all of text_2, or one for each."""
+
+    @_builtins.property
+    def text_2(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts that these are paired with; all together 2048 at most."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text_1: _abc.Iterable[_builtins.str] | None = ...,
+        text_2: _abc.Iterable[_builtins.str] | None = ...,
+        kind: _common_pb2.PoolingKind.ValueType = ...,
+        dimensions: _builtins.int = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncates_at_end: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "idempotency_key", b"idempotency_key", "kind", b"kind", "model", b"model", "priority", b"priority", "text_1", b"text_1", "text_2", b"text_2", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___ScoreCall: _TypeAlias = ScoreCall  # noqa: Y015
+
+@_typing.final
+class ScoreReply(_message.Message):
+    """Answer of Score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The first request's id, 32 hexadecimal digits."""
+    model: _builtins.str
+    """Name of the model that served it."""
+    system_fingerprint: _builtins.str
+    """16 hexadecimal digits: digest of the model; empty where one of two that follow each other served some of them."""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosine between the vectors of each pair, -1 to 1."""
+
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """What all requests used."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        scores: _abc.Iterable[_builtins.float] | None = ...,
+        usage: _common_pb2.Usage | None = ...,
+        system_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id", "scores", b"scores", "system_fingerprint", b"system_fingerprint", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreReply: _TypeAlias = ScoreReply  # noqa: Y015
+
+@_typing.final
+class RerankCall(_message.Message):
+    """Input of Rerank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TRUNCATES_AT_END_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model; empty: the one that is served."""
+    query: _builtins.str
+    """The text to which documents are compared."""
+    top_n: _builtins.int
+    """So many of them are told; 0: all."""
+    kind: _common_pb2.PoolingKind.ValueType
+    """Which hidden states count; unspecified: as the checkpoint says."""
+    dimensions: _builtins.int
+    """The first so many dimensions of each vector count; 0: all."""
+    truncate_prompt_tokens: _builtins.int
+    """The last so many tokens of each text count; -1: as many as fit; absent: all."""
+    truncates_at_end: _builtins.bool
+    """The first so many tokens count, where truncate_prompt_tokens says how many, instead of the last [false]."""
+    priority: _builtins.int
+    """Priority class, lower is served first."""
+    cache_salt: _builtins.str
+    """As in GenerateRequest."""
+    idempotency_key: _builtins.str
+    """As in EmbedCall."""
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The documents, up to 2047."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        query: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        top_n: _builtins.int = ...,
+        kind: _common_pb2.PoolingKind.ValueType = ...,
+        dimensions: _builtins.int = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        truncates_at_end: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "documents", b"documents", "idempotency_key", b"idempotency_key", "kind", b"kind", "model", b"model", "priority", b"priority", "query", b"query", "top_n", b"top_n", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___RerankCall: _TypeAlias = RerankCall  # noqa: Y015
+
+@_typing.final
+class RerankReply(_message.Message):
+    """Answer of Rerank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    SYSTEM_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The first request's id, 32 hexadecimal digits."""
+    model: _builtins.str
+    """Name of the model that served it."""
+    system_fingerprint: _builtins.str
+    """As in ScoreReply."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedDocument]:
+        """The documents that are most like the query, the likest first; of equals the first."""
+
+    @_builtins.property
+    def usage(self) -> _common_pb2.Usage:
+        """What all requests used."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        results: _abc.Iterable[Global___RankedDocument] | None = ...,
+        usage: _common_pb2.Usage | None = ...,
+        system_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id", "results", b"results", "system_fingerprint", b"system_fingerprint", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RerankReply: _TypeAlias = RerankReply  # noqa: Y015
+
+@_typing.final
+class RankedDocument(_message.Message):
+    """A document with its rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    RELEVANCE_SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Its place among those of the call."""
+    relevance_score: _builtins.float
+    """The cosine between its vector and that of the query, -1 to 1."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        relevance_score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "relevance_score", b"relevance_score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedDocument: _TypeAlias = RankedDocument  # noqa: Y015
+
+@_typing.final
+class RenderCall(_message.Message):
+    """Input of Render."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _requests_pb2.GenerateRequest:
+        """The chat: a request whose prompt is messages."""
+
+    @_builtins.property
+    def chat(self) -> Global___ChatOutput:
+        """As in GenerateCall."""
+
+    def __init__(
+        self,
+        *,
+        request: _requests_pb2.GenerateRequest | None = ...,
+        chat: Global___ChatOutput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderCall: _TypeAlias = RenderCall  # noqa: Y015
+
+@_typing.final
+class RenderReply(_message.Message):
+    """Answer of Render."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text of these tokens, special ones included."""
+    @_builtins.property
+    def request(self) -> _requests_pb2.GenerateRequest:
+        """The same request as Generate would take it without a chat template: its prompt is token ids, and what defaults fill
+        in, max_tokens that fit the context among that, is there.
+        """
+
+    def __init__(
+        self,
+        *,
+        request: _requests_pb2.GenerateRequest | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderReply: _TypeAlias = RenderReply  # noqa: Y015
 
 @_typing.final
 class TokenizePromptCall(_message.Message):

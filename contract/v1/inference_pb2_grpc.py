@@ -57,6 +57,21 @@ class InferenceStub:
                 request_serializer=penstock_dot_v1_dot_inference__pb2.CancelCall.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_inference__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/penstock.v1.Inference/Score',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.ScoreCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.ScoreReply.FromString,
+                _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/penstock.v1.Inference/Rerank',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.RerankCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.RerankReply.FromString,
+                _registered_method=True)
+        self.Render = channel.unary_unary(
+                '/penstock.v1.Inference/Render',
+                request_serializer=penstock_dot_v1_dot_inference__pb2.RenderCall.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_inference__pb2.RenderReply.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/penstock.v1.Inference/Tokenize',
                 request_serializer=penstock_dot_v1_dot_inference__pb2.TokenizePromptCall.SerializeToString,
@@ -114,6 +129,27 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """The likeness of pairs of texts. Each text is a request of its own; they end together, and it is as with Embed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rerank(self, request, context):
+        """Documents by their likeness to a text. As with Score.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Render(self, request, context):
+        """The tokens that a chat would have computed, with every check that it would pass; nothing is computed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """The tokens that a text or a chat becomes; nothing is computed.
         """
@@ -164,6 +200,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=penstock_dot_v1_dot_inference__pb2.CancelCall.FromString,
                     response_serializer=penstock_dot_v1_dot_inference__pb2.CancelReply.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.ScoreCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.ScoreReply.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.RerankCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.RerankReply.SerializeToString,
+            ),
+            'Render': grpc.unary_unary_rpc_method_handler(
+                    servicer.Render,
+                    request_deserializer=penstock_dot_v1_dot_inference__pb2.RenderCall.FromString,
+                    response_serializer=penstock_dot_v1_dot_inference__pb2.RenderReply.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -295,6 +346,87 @@ class Inference:
             '/penstock.v1.Inference/Cancel',
             penstock_dot_v1_dot_inference__pb2.CancelCall.SerializeToString,
             penstock_dot_v1_dot_inference__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Score',
+            penstock_dot_v1_dot_inference__pb2.ScoreCall.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.ScoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Rerank',
+            penstock_dot_v1_dot_inference__pb2.RerankCall.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.RerankReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Render(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Inference/Render',
+            penstock_dot_v1_dot_inference__pb2.RenderCall.SerializeToString,
+            penstock_dot_v1_dot_inference__pb2.RenderReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,12 @@ class InferenceStub:
     """
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]
     """Cancels a request of the caller's tenant."""
+    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreCall, _inference_pb2.ScoreReply]
+    """The likeness of pairs of texts. Each text is a request of its own; they end together, and it is as with Embed."""
+    Rerank: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RerankCall, _inference_pb2.RerankReply]
+    """Documents by their likeness to a text. As with Score."""
+    Render: _grpc.UnaryUnaryMultiCallable[_inference_pb2.RenderCall, _inference_pb2.RenderReply]
+    """The tokens that a chat would have computed, with every check that it would pass; nothing is computed."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizePromptCall, _tokenizer_pb2.TokenizeReply]
     """The tokens that a text or a chat becomes; nothing is computed."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeTokensCall, _tokenizer_pb2.DetokenizeReply]
@@ -75,6 +81,12 @@ class InferenceAsyncStub(InferenceStub):
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelCall, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Cancels a request of the caller's tenant."""
+    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreCall, _inference_pb2.ScoreReply]  # type: ignore[assignment]
+    """The likeness of pairs of texts. Each text is a request of its own; they end together, and it is as with Embed."""
+    Rerank: _aio.UnaryUnaryMultiCallable[_inference_pb2.RerankCall, _inference_pb2.RerankReply]  # type: ignore[assignment]
+    """Documents by their likeness to a text. As with Score."""
+    Render: _aio.UnaryUnaryMultiCallable[_inference_pb2.RenderCall, _inference_pb2.RenderReply]  # type: ignore[assignment]
+    """The tokens that a chat would have computed, with every check that it would pass; nothing is computed."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizePromptCall, _tokenizer_pb2.TokenizeReply]  # type: ignore[assignment]
     """The tokens that a text or a chat becomes; nothing is computed."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeTokensCall, _tokenizer_pb2.DetokenizeReply]  # type: ignore[assignment]
@@ -123,6 +135,30 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelReply, _abc.Awaitable[_inference_pb2.CancelReply]]:
         """Cancels a request of the caller's tenant."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ScoreReply, _abc.Awaitable[_inference_pb2.ScoreReply]]:
+        """The likeness of pairs of texts. Each text is a request of its own; they end together, and it is as with Embed."""
+
+    @_abc_1.abstractmethod
+    def Rerank(
+        self,
+        request: _inference_pb2.RerankCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.RerankReply, _abc.Awaitable[_inference_pb2.RerankReply]]:
+        """Documents by their likeness to a text. As with Score."""
+
+    @_abc_1.abstractmethod
+    def Render(
+        self,
+        request: _inference_pb2.RenderCall,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.RenderReply, _abc.Awaitable[_inference_pb2.RenderReply]]:
+        """The tokens that a chat would have computed, with every check that it would pass; nothing is computed."""
 
     @_abc_1.abstractmethod
     def Tokenize(

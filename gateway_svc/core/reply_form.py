@@ -1,10 +1,11 @@
 """The form of a call's answer: all that a gateway must know to go on with it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from contract.domain.errors import PenstockError
-from contract.domain.request import format_request_id
-from gateway_svc.core.ask import Form
+from contract.domain.request import Request, format_request_id
+from gateway_svc.core.ask import Ask, Form
 from gateway_svc.core.field_names import FieldNames, in_callers_words
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.replies import ReplyHead, ToldPrompt
@@ -38,6 +39,33 @@ class ReplyForm:
     reading: OutputReading | None = None  # of a chat whose outputs are more than content
     context: bytes = b""  # JSON, what the reply repeats of the call; empty: nothing
     names: FieldNames = ()  # that the caller has for fields, where they are others
+
+    @classmethod
+    def of(cls, ask: Ask, requests: Sequence[Request], pool: str) -> "ReplyForm":
+        """The form of a new call's reply, whose ids name `pool`."""
+        header = requests[0].header
+        return cls(
+            request_ids=tuple(each.header.request_id for each in requests),
+            n=ask.params.n,
+            form=ask.form,
+            model=requests[0].model,
+            arrival_ns=header.arrival_ns,
+            deadline_ns=header.deadline_ns,
+            seed=header.seed,
+            wants_logprobs=ask.params.logprobs is not None,
+            wants_prompt_logprobs=ask.wants_prompt_logprobs,
+            echoes_logprobs=ask.echo and ask.params.logprobs is not None,
+            without_output=ask.without_output,
+            tokens_as_ids=ask.tokens_as_ids,
+            include_usage=ask.include_usage,
+            continuous_usage=ask.continuous_usage,
+            reading=ask.reading,
+            context=ask.context,
+            pool=pool,
+            stream_interval=ask.stream_interval,
+            returns_token_ids=ask.returns_token_ids,
+            names=ask.names,
+        )
 
     @property
     def shown_id(self) -> str:

@@ -1,15 +1,14 @@
 """Protobuf to domain and back."""
 
 from gateway_svc.wire.clients import (
-    GrpcAsk,
     accepted_event,
     decode_detokenize,
-    decode_embed,
     decode_generate,
     decode_offsets,
+    decode_render,
     decode_tokenize,
     deltas,
-    embed_reply,
+    render_reply,
     tokenize_reply,
 )
 from gateway_svc.wire.operations import (
@@ -30,6 +29,14 @@ from gateway_svc.wire.text import (
     encode_offsets,
     error_code,
 )
+from gateway_svc.wire.vectors import (
+    decode_embed,
+    decode_rerank,
+    decode_score,
+    embed_reply,
+    rerank_reply,
+    score_reply,
+)
 from gateway_svc.wire.vocabulary import (
     Question,
     detokenize_question,
@@ -44,7 +51,6 @@ from gateway_svc.wire.vocabulary import (
 )
 
 __all__ = [
-    "GrpcAsk",
     "Question",
     "accepted_event",
     "asked_digest",
@@ -58,7 +64,10 @@ __all__ = [
     "decode_offsets",
     "decode_prompt_logprobs",
     "decode_prompt_vector",
+    "decode_render",
     "decode_reply_form",
+    "decode_rerank",
+    "decode_score",
     "decode_text",
     "decode_tokenize",
     "decode_worker",
@@ -79,6 +88,9 @@ __all__ = [
     "read_spelled",
     "read_text",
     "read_tokenized",
+    "render_reply",
+    "rerank_reply",
+    "score_reply",
     "spell_question",
     "takes_priorities",
     "tokenize_question",

@@ -77,7 +77,7 @@ def _chat(delta: Mapping[str, Any], num_reasoning_tokens: int | None) -> inferen
 
 
 def _tool(where: str, tool: inference_pb2.Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "strict": tool.strict}
+    function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
     if tool.parameters_json:
@@ -86,6 +86,8 @@ def _tool(where: str, tool: inference_pb2.Tool) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError) as error:
             name = f"{where}.parameters_json"
             raise invalid(f"{name} must be a JSON schema, an object: {error}", name) from error
+    if tool.strict:  # a template may tell it, and is given what it would be over HTTP
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

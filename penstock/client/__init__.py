@@ -5,7 +5,9 @@ from penstock.client.chats import ChatChoice, ChatReply, ToolCall
 from penstock.client.events import Accepted, ChatDelta, Delta, PromptPart, ToolCallDelta
 from penstock.client.synchronous import Client
 from penstock.client.tls import ClientTls
-from penstock.client.wire import Embedding, Generation, ServedModel
+from penstock.client.vectors import Embedding, RankedDocument, Ranking, Scores
+from penstock.client.vocabulary import Rendered
+from penstock.client.wire import Generation, ServedModel
 
 __all__ = [
     "Accepted",
@@ -19,6 +21,10 @@ __all__ = [
     "Embedding",
     "Generation",
     "PromptPart",
+    "RankedDocument",
+    "Ranking",
+    "Rendered",
+    "Scores",
     "ServedModel",
     "ToolCall",
     "ToolCallDelta",

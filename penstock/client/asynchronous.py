@@ -10,32 +10,27 @@ from typing import Any, Self, Unpack
 import grpc
 from grpc import aio
 
-from contract.domain.pooling import PoolingParams
-from contract.v1 import inference_pb2, inference_pb2_grpc, status_pb2
-from contract.wire.requests import pack_u32, unpack_u32
+from contract.v1 import inference_pb2, inference_pb2_grpc
 from penstock.client.chats import ChatOptions, ChatReply, encode_chat
 from penstock.client.events import Accepted, Event
+from penstock.client.questions import Question, R
 from penstock.client.resumption import CANCEL_S, Resumption
 from penstock.client.tls import ClientTls
+from penstock.client.unary import AsyncUnaryCalls
 from penstock.client.wire import (
     CHANNEL_OPTIONS,
     Chat,
-    Embedding,
     Generation,
     ParamsLike,
-    ServedModel,
     call_metadata,
-    decode_embedding,
     decode_error,
     encode_call,
-    encode_embed,
-    encode_tokenize,
     full_params,
     target,
 )
 
 
-class AsyncClient:
+class AsyncClient(AsyncUnaryCalls):
     """Calls one gateway from the running event loop. Methods and errors are those of `Client`."""
 
     def __init__(
@@ -146,98 +141,14 @@ class AsyncClient:
             reply.extend(event)
         return ChatReply.ended(reply)
 
-    async def embed(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        params: PoolingParams | None = None,
-        *,
-        messages: Chat | None = None,
-        model: str = "",
-        priority: int = 0,
-        timeout_s: float | None = None,
-        idempotency_key: str | None = None,
-        cache_salt: str | None = None,
-    ) -> Embedding:
-        """As `Client.embed`."""
-        call = encode_embed(
-            prompt, messages, params, model, priority, idempotency_key=idempotency_key, cache_salt=cache_salt
-        )
+    async def _ask(self, question: Question[R]) -> R:
+        call = getattr(self._inference, question.method)
+        timeout_s = question.timeout_s or self._timeout_s
         try:
-            reply = await self._inference.Embed(call, timeout=timeout_s or self._timeout_s, metadata=self._metadata)
+            reply = await call(question.message, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise decode_error(error) from None
-        return decode_embedding(reply)
-
-    async def cancel(self, request_id: str) -> bool:
-        """Cancels a request; False: there is no such request."""
-        call = inference_pb2.CancelCall(request_id=request_id)
-        try:
-            reply = await self._inference.Cancel(call, timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        return reply.known
-
-    async def tokenize(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Chat | None = None,
-        model: str = "",
-        add_special_tokens: bool | None = None,
-    ) -> list[int]:
-        """Tells the tokens that a text or a chat becomes.
-
-        Args:
-            prompt: a text; or else
-            messages: a chat, rendered with the model's template.
-            model: empty: the one that is served.
-            add_special_tokens: the tokenizer's own; None: of a text, since a chat's template writes them.
-
-        Raises:
-            PenstockError: the call is wrong or was refused.
-        """
-        call = encode_tokenize(prompt, messages, model, add_special_tokens)
-        try:
-            reply = await self._inference.Tokenize(call, timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        return unpack_u32("token_ids", reply.token_ids)
-
-    async def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
-        """Tells the text of tokens, special ones included.
-
-        Args:
-            token_ids: of the model's vocabulary.
-            model: empty: the one that is served.
-
-        Raises:
-            PenstockError: the call is wrong or was refused.
-        """
-        call = inference_pb2.DetokenizeTokensCall(model=model, token_ids=pack_u32(token_ids))
-        try:
-            reply = await self._inference.Detokenize(call, timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        return reply.text
-
-    async def models(self) -> list[ServedModel]:
-        """The models that are served."""
-        try:
-            reply = await self._inference.ListModels(
-                inference_pb2.ListModelsCall(), timeout=self._timeout_s, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
-        return [ServedModel(model.name, model.max_model_len) for model in reply.models]
-
-    async def pipeline(self, pool: str = "") -> status_pb2.PipelineStatus:
-        """The state of the whole pipeline; of several behind one gateway, that of `pool`, without it the first's."""
-        try:
-            return await self._inference.GetPipeline(
-                inference_pb2.GetPipelineCall(pool=pool), timeout=self._timeout_s, metadata=self._metadata
-            )
-        except grpc.RpcError as error:
-            raise decode_error(error) from None
+        return question.read(reply)
 
     async def _events(
         self, message: inference_pb2.GenerateCall, timeout_s: float | None

@@ -20,16 +20,21 @@ _MODES = {
 _ENDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-class ChatOptions(TypedDict, total=False):
-    """The options of a chat beside messages and parameters."""
+class TemplateOptions(TypedDict, total=False):
+    """The options of a chat's prompt beside messages and parameters."""
 
     tools: Sequence[Mapping[str, Any]] | None  # functions that the model may call, as OpenAI's clients say them
     tool_choice: str | Mapping[str, Any] | None  # none, auto, required, {"type": "function", "function": {"name": …}}
     parallel_tool_calls: bool | None  # False: at most one is called
     include_reasoning: bool  # False: what the model thinks is not told
     chat_template_kwargs: Mapping[str, Any] | None  # variables for the chat template, such as `reasoning_effort`
+    model: str  # empty: the one that is served
+
+
+class ChatOptions(TemplateOptions, total=False):
+    """The options of a chat beside messages and parameters."""
+
     # As of `Client.generate`:
-    model: str
     priority: int
     timeout_s: float | None
     resumable: bool

@@ -14,10 +14,9 @@ from contract.domain.errors import ERROR_KINDS, ErrorCode, PenstockError, invali
 from contract.domain.finish import FinishReason, Usage
 from contract.domain.generation_defaults import FILLED
 from contract.domain.params import SamplingParams
-from contract.domain.pooling import PoolingParams, kind_of
 from contract.domain.request import Message, check_cache_salt
 from contract.domain.rows import TokenLogprob
-from contract.v1 import common_pb2, inference_pb2, requests_pb2
+from contract.v1 import inference_pb2, requests_pb2
 from contract.wire import errors
 from contract.wire.errors import ERROR_TRAILER
 from contract.wire.generation_defaults import clear_unsaid
@@ -51,17 +50,6 @@ class ServedModel:
 
     name: str
     max_model_len: int  # tokens of prompt and output together, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """A prompt that became a vector."""
-
-    request_id: str  # 32 hexadecimal digits
-    model: str
-    embedding: list[float]
-    usage: Usage
-    system_fingerprint: str = ""  # of the model
 
 
 @dataclass(slots=True)
@@ -182,7 +170,7 @@ def encode_call(
         request.cache_salt = check_cache_salt(cache_salt)
     if full.seed is not None:
         request.seed = full.seed % _U64
-    _set_prompt(request, prompt, messages)
+    set_prompt(request, prompt, messages)
     if chat_template_kwargs:
         request.messages.template_kwargs_json = json.dumps(dict(chat_template_kwargs))
     key = secrets.token_hex(16) if resumable and idempotency_key is None else idempotency_key
@@ -196,73 +184,25 @@ def encode_call(
     )
 
 
-def _set_prompt(
+def set_prompt(
     call: requests_pb2.GenerateRequest | inference_pb2.EmbedCall | inference_pb2.TokenizePromptCall,
     prompt: str | Sequence[int] | None,
     messages: Chat | None,
 ) -> None:
+    """Gives a call its prompt.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
+    """
     if (prompt is None) == (messages is None):
         raise invalid("give either a prompt or messages", "prompt")
     if isinstance(prompt, str):
         call.text = prompt
     elif prompt is not None and not isinstance(call, inference_pb2.TokenizePromptCall):
-        call.token_ids.ids = _u32(prompt)
+        call.token_ids.ids = u32(prompt)
     else:
         call.messages.SetInParent()
         call.messages.messages.extend(_encode_message(message) for message in messages or ())
-
-
-def encode_embed(
-    prompt: str | Sequence[int] | None,
-    messages: Chat | None,
-    params: PoolingParams | None,
-    model: str,
-    priority: int,
-    *,
-    idempotency_key: str | None = None,
-    cache_salt: str | None = None,
-) -> inference_pb2.EmbedCall:
-    """The input of `Embed`.
-
-    Raises:
-        PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
-    """
-    asked = params or PoolingParams()
-    call = inference_pb2.EmbedCall(
-        model=model,
-        priority=priority,
-        normalize=asked.normalize,
-        dimensions=asked.dimensions or 0,
-        truncate_prompt_tokens=asked.truncate_prompt_tokens,
-        cache_salt="" if cache_salt is None else check_cache_salt(cache_salt),
-        idempotency_key=idempotency_key or "",
-    )
-    if asked.pooling_type is not None:
-        call.kind = common_pb2.PoolingKind.ValueType(kind_of(asked.pooling_type))
-    _set_prompt(call, prompt, messages)
-    return call
-
-
-def encode_tokenize(
-    prompt: str | None, messages: Chat | None, model: str, add_special_tokens: bool | None
-) -> inference_pb2.TokenizePromptCall:
-    """The input of `Tokenize`.
-
-    Raises:
-        PenstockError: INVALID_ARGUMENT: not exactly one of prompt and messages, or one of the wrong type.
-    """
-    call = inference_pb2.TokenizePromptCall(model=model, add_special_tokens=add_special_tokens)
-    if prompt is not None and not isinstance(prompt, str):
-        raise invalid(f"prompt must be a text, got {prompt!r:.80}", "prompt")
-    _set_prompt(call, prompt, messages)
-    return call
-
-
-def decode_embedding(reply: inference_pb2.EmbedReply) -> Embedding:
-    """The answer of `Embed`."""
-    usage = Usage(reply.usage.prompt_tokens, reply.usage.output_tokens, reply.usage.cached_tokens)
-    values = np.frombuffer(reply.values, "<f4").tolist()
-    return Embedding(reply.request_id, reply.model, values, usage, reply.system_fingerprint)
 
 
 def decode_event(event: inference_pb2.GenerateEvent) -> Event | None:
@@ -361,7 +301,12 @@ def _decode_chat(chat: inference_pb2.ChatDelta) -> ChatDelta:
     )
 
 
-def _u32(token_ids: Sequence[int]) -> bytes:
+def u32(token_ids: Sequence[int]) -> bytes:
+    """Token ids as calls have them.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: they are none.
+    """
     try:
         return np.array(token_ids, "<u4").tobytes()
     except (OverflowError, TypeError, ValueError) as error:

@@ -34,11 +34,12 @@ from gateway_svc.core.unsupported import check_fields
 MAX_INPUTS = 2048  # of one call, as OpenAI has it
 ENCODINGS = ("float", "base64")
 
+_INPUT = (FieldName("prompt", "input"),)
 _embedding = msgspec.json.Decoder(EmbeddingBody)
 _score = msgspec.json.Decoder(ScoreBody)
 _rerank = msgspec.json.Decoder(RerankBody)
 _json = msgspec.json.Encoder()
-FLOATS = _json.encode({"encoding_format": ENCODINGS[0]})  # the context of embeddings that are told as numbers
+FLOATS = {"encoding_format": ENCODINGS[0]}  # the context of embeddings that are told as numbers
 
 
 def parse_embedding(body: bytes, models: Models, form: Form = Form.EMBEDDING) -> Ask:
@@ -52,7 +53,7 @@ def parse_embedding(body: bytes, models: Models, form: Form = Form.EMBEDDING) ->
     encoding = raw.encoding_format or ENCODINGS[0]
     if encoding not in ENCODINGS:
         raise unimplemented("encoding_format", f"encoding_format {encoding!r:.40} (there are: {', '.join(ENCODINGS)})")
-    ask = _ask(form, raw, _inputs(raw), models, {"encoding_format": encoding}, names=(FieldName("prompt", "input"),))
+    ask = ask_vectors(form, raw, _inputs(raw), models, {"encoding_format": encoding}, names=_INPUT)
     return replace(ask, ignored_fields=ignored)
 
 
@@ -68,15 +69,17 @@ def parse_score(body: bytes, models: Models) -> Ask:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
     """
     ignored = check_fields(Form.SCORE.value, body_fields(body), SCORE_FIELDS, OTHERS_OF_SCORES)
-    raw = decode_body(_score, body)
+    return replace(ask_scores(decode_body(_score, body), models), ignored_fields=ignored)
+
+
+def ask_scores(raw: ScoreBody, models: Models) -> Ask:
+    """The texts of pairs, the first of each before all others; raises as `parse_score`."""
     first, second = _texts("text_1", raw.text_1), _texts("text_2", raw.text_2)
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must be one text, or as many as text_2: {len(first)} and {len(second)}", "text_1")
     prompts = [Prompt(text=text) for text in (*first, *second)]
     names = FieldName("prompt", "text_1"), FieldName("prompt", "text_2", since=len(first))
-    return replace(
-        _ask(Form.SCORE, raw, prompts, models, {"num_first": len(first)}, names=names), ignored_fields=ignored
-    )
+    return ask_vectors(Form.SCORE, raw, prompts, models, {"num_first": len(first)}, names=names)
 
 
 def parse_rerank(body: bytes, models: Models) -> Ask:
@@ -86,7 +89,11 @@ def parse_rerank(body: bytes, models: Models) -> Ask:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
     """
     ignored = check_fields(Form.RERANK.value, body_fields(body), RERANK_FIELDS, OTHERS_OF_RERANKS)
-    raw = decode_body(_rerank, body)
+    return replace(ask_ranking(decode_body(_rerank, body), models), ignored_fields=ignored)
+
+
+def ask_ranking(raw: RerankBody, models: Models) -> Ask:
+    """The query, and after it the documents; raises as `parse_rerank`."""
     if not raw.query:
         raise invalid("query is missing", "query")
     given = [each.text if isinstance(each, Document) else each for each in raw.documents or ()]
@@ -96,13 +103,11 @@ def parse_rerank(body: bytes, models: Models) -> Ask:
     told = documents if raw.return_documents is not False else None
     prompts = [Prompt(text=text) for text in (raw.query, *documents)]
     names = FieldName("prompt", "query"), FieldName("prompt", "documents", since=1)
-    ask = _ask(
-        Form.RERANK, raw, prompts, models, {"top_n": raw.top_n or len(documents), "documents": told}, names=names
-    )
-    return replace(ask, ignored_fields=ignored)
+    context = {"top_n": raw.top_n or len(documents), "documents": told}
+    return ask_vectors(Form.RERANK, raw, prompts, models, context, names=names)
 
 
-def _ask(
+def ask_vectors(
     form: Form,
     raw: PooledBody,
     prompts: Sequence[Prompt],
@@ -111,6 +116,19 @@ def _ask(
     *,
     names: FieldNames,
 ) -> Ask:
+    """Prompts that become vectors.
+
+    Args:
+        form: of the reply.
+        raw: how.
+        prompts: each is a request.
+        models: by which the call is read.
+        context: what the reply needs of the call.
+        names: that the caller has for fields.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
+    """
     if raw.normalize is None and raw.use_activation is not None:
         names = (*names, FieldName("normalize", "use_activation"))
     if raw.stream:

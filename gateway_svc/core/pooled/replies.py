@@ -33,6 +33,9 @@ class _Gathering:
     def _vectors(self) -> list[PromptVector]:
         return [self._by_choice[choice] for choice in range(self._head.num_choices)]
 
+    def _scores(self, num_first: int) -> list[float]:
+        return cosines([each.values for each in self._vectors], num_first)
+
     def _list_fields(self, data: list[dict[str, Any]], usages: Sequence[Usage]) -> dict[str, Any]:
         head = self._head
         return {
@@ -64,7 +67,7 @@ class ScoreReply(_Gathering):
 
     def fields(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """Implement `api.PlainReply`."""
-        scores = _cosines(self._vectors, self._context["num_first"])
+        scores = self._scores(self._context["num_first"])
         data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
         return self._list_fields(data, usages)
 
@@ -74,8 +77,7 @@ class RerankReply(_Gathering):
 
     def fields(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """Implement `api.PlainReply`."""
-        scores, documents = _cosines(self._vectors, 1), self._context["documents"]
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._context["top_n"]]
+        scores, documents = self._scores(1), self._context["documents"]
         return {
             "id": self._head.call_id,
             "model": self._head.model,
@@ -85,15 +87,19 @@ class RerankReply(_Gathering):
                     "relevance_score": scores[index],
                     **({} if documents is None else {"document": {"text": documents[index]}}),
                 }
-                for index in order
+                for index in ranked(scores, self._context["top_n"])
             ],
             "usage": usage_fields(usages),
         }
 
 
-def _cosines(vectors: Sequence[PromptVector], num_first: int) -> list[float]:
-    """The likeness of the first vectors, or of the only first one, to those after them."""
-    first: list[F32] = [each.values for each in vectors[:num_first]]
-    second: list[F32] = [each.values for each in vectors[num_first:]]
-    pairs = zip(first * (len(second) if num_first == 1 else 1), second, strict=True)
+def ranked(scores: Sequence[float], top_n: int) -> list[int]:
+    """The places of the best scores, best first, of equals the first."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+
+
+def cosines(vectors: Sequence[F32], num_first: int) -> list[float]:
+    """The likeness of the first vectors f32[dimensions], or of the only first one, to those after them."""
+    first, second = vectors[:num_first], vectors[num_first:]
+    pairs = zip([*first] * (len(second) if num_first == 1 else 1), second, strict=True)
     return [cosine(one, other) for one, other in pairs]

@@ -103,7 +103,7 @@ def test_a_request_arrives_as_it_was_checked(request: Request) -> None:
     # A gRPC client's message of the same content is checked to the same values.
     call = inference_pb2.GenerateCall(request=requests_pb2.GenerateRequest.FromString(body + prompt))
     ask = wire.decode_generate(call, AnyModel())
-    assert (ask.prompt, ask.params.sampling) == (request.prompt, request.params.sampling)
+    assert (ask.prompts[0], ask.params.sampling) == (request.prompt, request.params.sampling)
     assert (ask.params.seed or 0) % 2**64 == request.header.seed
 
 
