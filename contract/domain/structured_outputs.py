@@ -30,7 +30,8 @@ class StructuredOutputsParams:
     regex: str | None = None  # of the whole output, in the syntax of Rust's regex crate, without look-around
     choice: Sequence[str] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's syntax, with a rule `start`, or in GBNF's, with a rule `root`
-    structural_tag: str | None = None  # JSON text: {"structures": [{"begin", "schema", "end"}], "triggers": [text]}
+    # JSON text: {"format": {"type": …}} or {"structures": [{"begin", "schema", "end"}], "triggers": [text]}
+    structural_tag: str | None = None
     disable_any_whitespace: bool = False  # JSON has no white space between its tokens
     whitespace_pattern: str | None = None  # expression of the white space that JSON may have between its tokens
 

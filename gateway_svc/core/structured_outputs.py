@@ -9,6 +9,7 @@ from contract.domain.errors import invalid
 from contract.domain.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_TAG_FIELDS = ("type", "structures", "triggers")  # of a structural tag as it was before it had a `format`
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 
@@ -72,7 +73,7 @@ def _of_format(value: dict[str, Any]) -> StructuredOutputsParams | None:
             _check_keys("response_format.json_schema", described, _SCHEMA_FIELDS)
             return read_structured_outputs("response_format", {"json": described["schema"]})
         case "structural_tag":
-            _check_keys("response_format", value, ("type", "structures", "triggers"))
+            _check_keys("response_format", value, ("type", "format") if "format" in value else _TAG_FIELDS)
             return read_structured_outputs("response_format", {"structural_tag": msgspec.json.encode(value).decode()})
         case other:
             raise invalid(

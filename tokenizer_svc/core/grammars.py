@@ -8,6 +8,8 @@ from llguidance import LLMatcher, StructTag, grammar_from, regex_to_lark
 
 from contract.domain.errors import PenstockError, invalid, unimplemented
 from contract.domain.structured_outputs import StructuredOutputsParams, spaced_schema
+from tokenizer_svc.core.structural_tags.reading import read_structural_tag
+from tokenizer_svc.core.structural_tags.rules import rules_of
 from tokenizer_svc.core.vocabulary import Vocabulary
 
 # All tokens that can go on may come, and not the longest alone where a text has no choice: a model goes on with the
@@ -72,7 +74,8 @@ def _rules(form: StructuredOutputsParams) -> str:
         case "grammar":
             return _given(str(form.grammar))
         case "structural_tag":
-            return _tags_grammar(json.loads(str(form.structural_tag)))
+            tag = json.loads(str(form.structural_tag))
+            return rules_of(read_structural_tag(tag)) if "format" in tag else _tags_grammar(tag)
         case _:
             return f"start: %json {json.dumps(spaced_schema(form))}"
 
