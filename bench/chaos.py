@@ -16,7 +16,7 @@ pipelines, each with a server, whose gateways serve both; at the end one server 
     penstock bench chaos --seed 7 --kills 20 --kinds server --hows killed,cut --every-s 5
     penstock bench chaos --hows killed,slow,silent,readonly,bombed --kinds gateway,worker,upgrade,server --max-streams 4
     penstock bench chaos --pools 2 --kinds gateway,tokenizer,scheduler,worker,detokenizer,server --kills 60
-    penstock bench chaos -- --tool-format=harmony --reasoning-format=harmony
+    penstock bench chaos --chats harmony
     penstock bench chaos --rolling
     penstock bench chaos --rolling --from v0.1.0
 """
@@ -37,7 +37,7 @@ from bench.rig.chaos.audit import audit
 from bench.rig.chaos.bombs import Replies
 from bench.rig.chaos.killer import SHARES, Blow, Killer
 from bench.rig.chaos.load import Book, Caller, follow_for_ever
-from bench.rig.chaos.pipeline import KINDS, ROOT, SERVER, ServedPipeline
+from bench.rig.chaos.pipeline import KINDS, ROOT, SERVER, TEMPLATES, ServedPipeline
 from bench.rig.chaos.recipes import Recipe, make_recipes
 from bench.rig.chaos.reference import undisturbed
 from bench.rig.chaos.revisions import Revisions
@@ -73,11 +73,11 @@ def main() -> int:
             collector = stack.enter_context(Collector())
             flags.append(f"--otlp-traces-endpoint={collector.endpoint}")
         # An earlier revision knows no such replies.
-        without = ("told", "tools", "responses", "messages", "beams") if options.revision else ()
+        without = ("told", "tools", "typed", "responses", "messages", "beams") if options.revision else ()
         recipes = make_recipes(random.Random(options.seed), options.recipes, without)
         if options.pools == 2:
             return run_two_pools(Path(folder), recipes, flags, options)
-        others = [_second_model(Path(folder) / "second", recipes, flags)] if UPGRADE in kinds else []
+        others = [_second_model(Path(folder) / "second", recipes, flags, options.chats)] if UPGRADE in kinds else []
         revisions = None
         if options.revision:
             revisions = Revisions(ROOT, options.revision, Path(folder))
@@ -87,6 +87,7 @@ def main() -> int:
             flags,
             has_proxy="silent" in hows and not options.rolling,
             code=revisions.path if revisions else None,
+            chats=options.chats,
         ) as pipeline:
             try:
                 status = asyncio.run(
@@ -117,6 +118,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--traces", action="store_true", help="a collector must be told of every request (needs otel)")
     parser.add_argument("--replicas", type=int, default=2, help="processes of each service")
     parser.add_argument("--pools", type=int, choices=(1, 2), default=1, help="pools behind the gateways")
+    parser.add_argument(
+        "--chats", choices=sorted(TEMPLATES), default="hermes", help="family whose chat template the model has"
+    )
     parser.add_argument("--max-streams", type=int, default=0, help="of a gateway: it refuses more; 0: no bound")
     parser.add_argument("--clients", type=int, default=12, help="streams at once")
     parser.add_argument("--recipes", type=int, default=48, help="different requests")
@@ -136,9 +140,9 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def _second_model(directory: Path, recipes: Sequence[Recipe], flags: Sequence[str]) -> Model:
+def _second_model(directory: Path, recipes: Sequence[Recipe], flags: Sequence[str], chats: str) -> Model:
     """The answers of the second model, undisturbed and alone."""
-    with ServedPipeline(directory, 1, [*flags, f"--simulated-seed={SECOND_SEED}"]) as pipeline:
+    with ServedPipeline(directory, 1, [*flags, f"--simulated-seed={SECOND_SEED}"], chats=chats) as pipeline:
         return asyncio.run(undisturbed(Caller(pipeline.gateways()[:1]), recipes, SECOND_SEED))
 
 

@@ -113,9 +113,14 @@ def _take_chat(story: Story, sample: Sample, choice: dict[str, Any]) -> None:
     sample.reasoning += delta.get("reasoning") or ""
     for call in delta.get("tool_calls", ()):
         if "id" in call:
-            derived = call_id(parse_request_id(story.request_id), choice["index"], call["index"])
-            sample.calls += f"\n{call['index']} {call['id'].replace(derived, '')} {call['function']['name']} "
+            sample.calls += told_call(story, choice["index"], call["index"], call["id"], call["function"]["name"])
         sample.calls += call["function"]["arguments"]
+
+
+def told_call(story: Story, choice: int, index: int, told_id: str, name: str) -> str:
+    """The beginning of a call of a function, without the id that it must have."""
+    derived = call_id(parse_request_id(story.request_id), choice, index)
+    return f"\n{index} {told_id.replace(derived, '')} {name} "
 
 
 def _take_response(story: Story, event: dict[str, Any]) -> None:

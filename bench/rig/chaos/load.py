@@ -10,20 +10,23 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import cast
 
 import httpx
 
-from bench.rig.chaos.dialects import DIALECTS, INTERVAL
+from bench.rig.chaos.dialects import DIALECTS, INTERVAL, told_call
 from bench.rig.chaos.pipeline import MODEL, Gateway
 from bench.rig.chaos.recipes import Recipe
 from bench.rig.chaos.stories import End, Sample, Story
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.finish import FinishReason
 from contract.domain.pooling import PoolingParams
-from penstock.client import Accepted, AsyncClient, Delta, PromptPart
+from penstock.client import Accepted, AsyncClient, ChatDelta, Delta, PromptPart
+from penstock.client.chats import ChatOptions
+from penstock.client.events import Event
 
 SILENCE_S = 45.0  # without an event: the stream is lost
 _REFUSED_PAUSE_S = 0.2
@@ -114,17 +117,7 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
     is_resumable = not recipe.leaves_after
     async with (
         AsyncClient(caller.addresses(gateway) if is_resumable else gateway.grpc_address) as client,
-        aclosing(
-            client.generate(
-                list(recipe.prompt_ids),
-                recipe.params,
-                model=caller.model,
-                resumable=is_resumable,
-                idempotency_key=key,
-                stream_interval=INTERVAL if recipe.is_told else 0,
-                return_prompt_token_ids=recipe.is_told,
-            )
-        ) as events,
+        aclosing(_events_of(client, recipe, caller.model, key)) as events,
     ):
         try:
             async for event in events:
@@ -136,7 +129,7 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
                 if isinstance(event, PromptPart):
                     _take_prompt(story, event)
                     continue
-                _take_delta(story, event)
+                take_delta(story, event)
                 if 0 < recipe.leaves_after <= len(story.samples[0].token_ids):
                     story.end = End.LEFT
                     return False
@@ -153,6 +146,23 @@ async def _is_refused_over_grpc(story: Story, gateway: Gateway, caller: Caller, 
             return False
     story.end = End.DONE
     return False
+
+
+def _events_of(client: AsyncClient, recipe: Recipe, model: str, key: str | None) -> AsyncGenerator[Event, None]:
+    """A call of a recipe, which outlives its connection if it has a key."""
+    if recipe.is_chat:
+        asked = {name: value for name, value in recipe.asked.items() if name != "messages"}
+        options = cast(ChatOptions, asked | {"model": model, "resumable": key is not None, "idempotency_key": key})
+        return client.stream_chat(recipe.asked["messages"], recipe.params, **options)
+    return client.generate(
+        list(recipe.prompt_ids),
+        recipe.params,
+        model=model,
+        resumable=key is not None,
+        idempotency_key=key,
+        stream_interval=INTERVAL if recipe.is_told else 0,
+        return_prompt_token_ids=recipe.is_told,
+    )
 
 
 async def _is_not_embedded(story: Story, gateway: Gateway, caller: Caller, key: str | None) -> bool:
@@ -185,17 +195,31 @@ def _take_prompt(story: Story, part: PromptPart) -> None:
     ]
 
 
-def _take_delta(story: Story, delta: Delta) -> None:
+def take_delta(story: Story, delta: Delta) -> None:
+    """Writes down what an event over gRPC adds to a story."""
     sample = story.samples[delta.sequence]
     story.num_repeats += delta.token_offset < len(sample.token_ids)
     story.num_gaps += delta.token_offset > len(sample.token_ids)
     sample.token_ids += delta.token_ids
     sample.text += delta.text
+    if delta.chat is not None:
+        _take_parts(story, sample, delta.sequence, delta.chat)
     sample.logprobs += [value for each in delta.logprobs for value in (each.logprob, *(top for _, top in each.top))]
     if delta.finish is not FinishReason.UNSPECIFIED:
         sample.finish, sample.stop_reason = delta.finish.name.lower(), delta.stop_reason
     if delta.usage is not None:
         story.usage = delta.usage.num_prompt_tokens, delta.usage.num_output_tokens
+
+
+def _take_parts(story: Story, sample: Sample, choice: int, more: ChatDelta) -> None:
+    """What an event adds to an output that is told in parts."""
+    sample.text += more.content
+    sample.reasoning += more.reasoning
+    for call in more.tool_calls:
+        sample.calls += told_call(story, choice, call.index, call.id, call.name) if call.id else ""
+        sample.calls += call.arguments
+    if more.num_reasoning_tokens is not None:
+        sample.events.append({"reasoning_tokens": more.num_reasoning_tokens})
 
 
 async def _read_http(story: Story, gateway: Gateway, caller: Caller) -> None:

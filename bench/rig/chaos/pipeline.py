@@ -28,11 +28,24 @@ _EOS = "<eos>"
 # Beside words and the end: characters, of which chats and calls are made, and the marks of calls.
 _CHARACTERS = "Ċ" + "".join(map(chr, range(0x21, 0x7F))) + "Ġ"
 _MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-VOCAB_SIZE = NUM_WORDS + 1 + len(_CHARACTERS) + len(_MARKS)
-_TEMPLATE = (
-    "{% for message in messages %}{{ message.content }}{% endfor %}{% if tools %}{{ tools[0].function.name }}"
-    "<tool_call>arguments</tool_call>{% endif %}{{ '<think>' if thinking else '' }}{{ '' if messages else '</think>' }}"
-)
+# Of messages on channels, the first two of which end an output.
+_CHANNEL_MARKS = ("<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
+_FIRST_CHANNEL_MARK = NUM_WORDS + 1 + len(_CHARACTERS) + len(_MARKS)
+VOCAB_SIZE = _FIRST_CHANNEL_MARK + len(_CHANNEL_MARKS)
+EOS_IDS = (EOS, _FIRST_CHANNEL_MARK, _FIRST_CHANNEL_MARK + 1)
+# By the family whose formats of thoughts and calls a model has, which are found in what it writes.
+TEMPLATES = {
+    "hermes": (
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if tools %}{{ tools[0].function.name }}"
+        "<tool_call>arguments</tool_call>{% endif %}{{ '<think>' if thinking else '' }}"
+        "{{ '' if messages else '</think>' }}"
+    ),
+    "harmony": (
+        "{% if tools %}<|start|>developer<|message|>{{ tools[0].function.name }}<|end|>{% endif %}"
+        "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}"
+        "<|start|>assistant{{ '' if messages else '<|channel|>commentary<|message|>{}<|call|>' }}"
+    ),
+}
 EOS_EVERY = 300
 MAX_MODEL_LEN = 8192
 READY_TIMEOUT_S = 120.0
@@ -40,8 +53,8 @@ _LIVES = re.compile(r"^(\S+) started \(pid|^ *(\S+) \|.*\[info\] ready$", re.MUL
 STOP_TIMEOUT_S = 60.0
 
 
-def write_model(directory: Path) -> None:
-    """A checkpoint for the simulated runner."""
+def write_model(directory: Path, chats: str) -> None:
+    """A checkpoint for the simulated runner; `chats` names one of `TEMPLATES`."""
     directory.mkdir()
     make_tokenizer().save(str(directory / "tokenizer.json"))
     config = {
@@ -55,8 +68,9 @@ def write_model(directory: Path) -> None:
         "eos_token_id": EOS,
     }
     (directory / "config.json").write_text(json.dumps(config), "utf-8")
-    chats = {"chat_template": _TEMPLATE, "eos_token": _EOS}
-    (directory / "tokenizer_config.json").write_text(json.dumps(chats), "utf-8")
+    told = {"chat_template": TEMPLATES[chats], "eos_token": _EOS}
+    (directory / "tokenizer_config.json").write_text(json.dumps(told), "utf-8")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_IDS}), "utf-8")
 
 
 def make_tokenizer() -> Tokenizer:
@@ -68,6 +82,7 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(_EOS, special=True)])
     tokenizer.add_tokens([AddedToken(mark, special=False) for mark in _MARKS])
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in _CHANNEL_MARKS])
     return tokenizer
 
 
@@ -96,10 +111,18 @@ class ServedPipeline:
         *,
         has_proxy: bool = False,
         code: Path | None = None,
+        chats: str = "hermes",
     ) -> None:
         """Starts it.
 
-        `code`: the folder of packages that it and whatever it starts again are of, where that is not this checkout.
+        Args:
+            directory: for all that it writes.
+            replicas: processes of each service.
+            flags: of `penstock serve`.
+            model: a checkpoint; None: one is written, for simulated workers.
+            has_proxy: whether its server is reached through a proxy.
+            code: the folder of packages that it and whatever it starts again are of, where that is not this checkout.
+            chats: one of `TEMPLATES`, that of the checkpoint that is written.
         """
         self._directory = directory
         directory.mkdir(parents=True)
@@ -111,7 +134,7 @@ class ServedPipeline:
         runner: tuple[str, ...] = () if has_pools else (f"--served-model-name={MODEL}",)
         if model is None:
             model = directory / "model"
-            write_model(model)
+            write_model(model, chats)
             runner += ("--runner=simulated", f"--eos-every={EOS_EVERY}", f"--max-model-len={MAX_MODEL_LEN}")
         self.serve_flags = (f"--model={model}", *runner, *(f"--{kind}s={replicas}" for kind in KINDS), *flags)
         command = [sys.executable, "-m", "penstock.cli", "serve", "--port=0", "--grpc-port=0", where, *self.serve_flags]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.rig.chaos.pipeline import EOS, EOS_EVERY, NUM_WORDS, VOCAB_SIZE, make_tokenizer
+from bench.rig.chaos.pipeline import EOS, EOS_EVERY, EOS_IDS, NUM_WORDS, VOCAB_SIZE, make_tokenizer
 from bench.rig.expected_beams import expected_beams
 from contract.domain import chain
 from contract.domain.params import SamplingParams
@@ -21,7 +21,7 @@ from tokenizer_svc.core.grammars import grammar_of
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_model import expected_tokens, expected_vector, prompt_logprobs
 
-_LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+_LIMITS = Limits(0, 0, 0, 0, 0, vocab_size=VOCAB_SIZE, eos_token_ids=EOS_IDS)
 _TOKENIZER = make_tokenizer()
 _TOKENS = GrammarTokens(make_tokenizer, VOCAB_SIZE)
 MAX_TOKENS = 240
@@ -41,6 +41,7 @@ _SHARES = {  # of each kind
     "repetition": 2,
     "told": 2,
     "tools": 2,
+    "typed": 2,
     "responses": 2,
     "messages": 2,
     "beams": 2,
@@ -71,8 +72,13 @@ class Recipe:
     params: SamplingParams
     leaves_after: int = 0  # the client goes away after so many tokens; 0: it stays
     api: Api = Api.COMPLETIONS  # over HTTP
-    asked: Mapping[str, Any] = field(default_factory=dict)  # what its body says beside parameters
+    asked: Mapping[str, Any] = field(default_factory=dict)  # of a chat: what its body or call says beside parameters
     pooling: Pooling | None = None  # its prompt becomes a vector
+
+    @property
+    def is_chat(self) -> bool:
+        """Return whether a chat template makes its prompt: what is computed is known to the pipeline alone."""
+        return bool(self.asked)
 
     @property
     def is_told(self) -> bool:
@@ -125,6 +131,8 @@ def make_recipes(rng: random.Random, count: int, without: Container[str] = ()) -
 def _make(rng: random.Random, kind: str) -> Recipe:
     if kind in _CALLING:
         return _calls(rng, kind)
+    if kind == "typed":
+        return _typed(rng)
     if kind == "embeddings":
         return _pooled(rng)
     if kind == "beams":
@@ -198,6 +206,14 @@ def _calls(rng: random.Random, kind: str) -> Recipe:
             asked |= {"messages": said, "tool_choice": choice}
             asked |= {"tools": [{"type": "function", "function": {**function, "parameters": schema}}]}
     return Recipe(kind, True, (), params, api=api, asked=asked)
+
+
+def _typed(rng: random.Random) -> Recipe:
+    """A chat that calls functions, over gRPC, where thoughts, content and calls have fields of their own."""
+    chat = _calls(rng, "tools")
+    asked = dict(chat.asked)
+    params = replace(chat.params, thinking_token_budget=asked.pop("thinking_token_budget", None))
+    return replace(chat, kind="typed", is_http=False, params=params, asked=asked)
 
 
 def _repetition(rng: random.Random) -> dict[str, Any]:

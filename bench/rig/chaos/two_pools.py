@@ -70,7 +70,9 @@ def run(folder: Path, recipes: Sequence[Recipe], flags: Sequence[str], options: 
             seed = 0 if name == NAMES[0] else SECOND_SEED
             own = [f"--pools={file}", f"--simulated-seed={seed}", *flags]
             has_proxy = "silent" in options.hows.split(",")
-            pipeline = ServedPipeline(folder / name, options.replicas, own, has_proxy=has_proxy)
+            # Of two families: clients of one are not told in the words of the other.
+            chats = "hermes" if name == NAMES[0] else "harmony"
+            pipeline = ServedPipeline(folder / name, options.replicas, own, has_proxy=has_proxy, chats=chats)
             sites.append(Site(name, stack.enter_context(pipeline), file))
         for site in sites:
             site.write(sites)

@@ -109,7 +109,9 @@ def _loss(story: Story, blows: Sequence[Blow]) -> str:
 
 
 def _is_computed(story: Story, index: int, sample: Sample, model_seed: int) -> bool:
-    """Return whether the tokens, where they are known, are what the runner computes."""
+    """Return whether the tokens, where they and their prompt are known, are what the runner computes."""
+    if story.recipe.is_chat:
+        return True
     tokens = sample.token_ids
     return tokens == [token for token, _ in zip(story.recipe.expected(index, model_seed), tokens, strict=False)]
 

@@ -3,11 +3,14 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.rig.chaos.dialects import DIALECTS
+from bench.rig.chaos.load import take_delta
+from bench.rig.chaos.pipeline import EOS_IDS, TEMPLATES, write_model
 from bench.rig.chaos.recipes import Api, Recipe, make_recipes
 from bench.rig.chaos.stories import End, Sample, Story
 from bench.rig.chaos.verdict import Model, judge
@@ -18,11 +21,15 @@ from contract.domain.pooling import PoolingFacts
 from contract.domain.rows import TextRow
 from gateway_svc.core.apis import APIS
 from gateway_svc.core.ask import Form
+from gateway_svc.core.formats.call_ids import call_id
 from gateway_svc.core.formats.choice import ModelFormats
 from gateway_svc.core.formats.reading import OutputReading
 from gateway_svc.core.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.core.replies import ReplyHead
 from gateway_svc.core.streams import DeliveredSequence
+from penstock.client import ChatDelta, Delta, ToolCallDelta
+from tokenizer_svc.core.output_formats import chat_facts
+from tokenizer_svc.loading import load_vocabulary
 
 TEXT = '<think>hm</think>I count.<tool_call>{"name": "count", "arguments": {"numbers": [1]}}</tool_call>'
 FORMS = {Api.RESPONSES: Form.RESPONSE, Api.MESSAGES: Form.MESSAGE}
@@ -113,3 +120,34 @@ def test_every_recipe_is_a_body_that_its_api_takes() -> None:
         assert ask.stream is dialect.streams
         assert ask.pooling == recipe.pooling
         assert ask.params.seed == (recipe.params.seed if dialect.streams else None)
+
+
+def typed(calls: str, *, name: str = "count", thought: str = "hm") -> Story:
+    """The story of a typed chat over gRPC, in two events."""
+    recipe = next(each for each in make_recipes(random.Random(1), 40) if each.kind == "typed")
+    story = Story(recipe, "gateway-0", 0.0, [Sample()], request_id="a" * 32, end=End.DONE)
+    first = ToolCallDelta(0, call_id(bytes.fromhex(story.request_id), 0, 0) if name == "count" else "call_1", "count")
+    take_delta(story, Delta(0, 0, (1,), "", chat=ChatDelta(reasoning=thought, tool_calls=(first,))))
+    rest = ChatDelta(tool_calls=(ToolCallDelta(0, arguments=calls),), num_reasoning_tokens=3)
+    take_delta(story, Delta(0, 1, (2,), "", finish=FinishReason.STOP, chat=rest))
+    return story
+
+
+def test_of_typed_chats_over_grpc_thoughts_calls_and_ids_are_looked_at() -> None:
+    reference = typed("[1]")
+    assert reference.samples[0].calls == "\n0  count [1]"
+    for other in (typed("[2]"), typed("[1]", name="derived otherwise"), typed("[1]", thought="hm?")):
+        other.recipe = reference.recipe
+        assert num_changed(other, reference) == 1
+    same = typed("[1]")
+    same.recipe = reference.recipe
+    assert num_changed(same, reference) == 0
+
+
+@pytest.mark.parametrize("chats", TEMPLATES)
+def test_the_formats_of_the_served_model_are_found_in_its_template(tmp_path: Path, chats: str) -> None:
+    write_model(tmp_path / "model", chats)
+    vocabulary = load_vocabulary(str(tmp_path / "model"))
+    facts = chat_facts(vocabulary.chat, vocabulary.tokenizer)
+    assert (facts.tool_format, facts.reasoning_format) == (chats, "think" if chats == "hermes" else chats)
+    assert vocabulary.eos_token_ids == EOS_IDS
