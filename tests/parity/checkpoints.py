@@ -25,6 +25,7 @@ _FAMILIES = {
     "glm4_moe": "Glm4Moe",
     "gpt_oss": "GptOss",
     "granite": "Granite",
+    "granite_hybrid": "GraniteMoeHybrid",
     "granite_moe": "GraniteMoe",
     "llama": "Llama",
     "ministral": "Ministral",
@@ -129,6 +130,15 @@ LATENT = {
 }
 MAGNITUDES = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.5}
 
+GRANITE_4 = {
+    **MULTIPLIERS,
+    "layer_types": ["full_attention"] * 3,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 3,
+    "shared_intermediate_size": 80,
+    "intermediate_size": 48,
+}
+
 GPT_OSS = {
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
@@ -210,6 +220,8 @@ VARIANTS = (
     Variant("deepseek_v3_biases", "deepseek_v3", {**LATENT, "attention_bias": True, "rope_parameters": MAGNITUDES}),
     Variant("deepseek_v3_halves_turn", "deepseek_v3", {**LATENT, "rope_interleave": False, "norm_topk_prob": False}),
     Variant("granite_moe_stacked", "granite_moe", {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3}),
+    Variant("granite_hybrid_experts", "granite_hybrid", {**GRANITE_4, "num_local_experts": 8}),
+    Variant("granite_hybrid_dense_rotated", "granite_hybrid", {**GRANITE_4, "position_embedding_type": "rope"}),
     Variant("gpt_oss_sinks", "gpt_oss", GPT_OSS),
     Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": MAGNITUDES}),
 )

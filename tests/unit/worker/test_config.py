@@ -93,6 +93,8 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
         ({"top_p": 0.9}, "top_p"),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention", "mamba"]}, "'mamba'"),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method"),
     ],
 )
 def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str) -> None:
@@ -133,10 +135,11 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
 
 
 _CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text"}
-# As published: by default the first chooses no experts, and the other has heads that do not turn.
+# As published: by default the first chooses no experts, the second has heads that do not turn, the third state.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"head_dim": 128},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["full_attention"] * 3},
 }
 
 

@@ -11,6 +11,7 @@ from worker_svc.core.models.glm import glm, glm4
 from worker_svc.core.models.glm4_moe import glm4_moe
 from worker_svc.core.models.gpt_oss import gpt_oss
 from worker_svc.core.models.granite import granite
+from worker_svc.core.models.granite_hybrid import granite_hybrid
 from worker_svc.core.models.granite_moe import granite_moe
 from worker_svc.core.models.llama import llama
 from worker_svc.core.models.mistral import mistral
@@ -41,6 +42,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granite_moe,
+    "GraniteMoeHybridForCausalLM": granite_hybrid,
     "LlamaForCausalLM": llama,
     "MinistralForCausalLM": mistral,
     "MistralForCausalLM": mistral,
