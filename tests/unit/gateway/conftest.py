@@ -15,10 +15,16 @@ from scripted_pipeline import ScriptedPipeline
 
 from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults
-from gateway_svc import pools
+from gateway_svc import link, pools
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
 from servicekit import logs
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bus in memory does not fall silent, but a machine may give this process no time for seconds."""
+    monkeypatch.setattr(link, "ANSWER_S", 60.0)
 
 
 @pytest.fixture
