@@ -53,7 +53,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What there is to say of a model before it is loaded."""
+    """The facts of a model that are known before it is loaded."""
 
     architecture: str
     implementation: str  # penstock or transformers

@@ -1,8 +1,8 @@
 """The names that callers have for fields, and errors that are told in them.
 
-Behind its edge a call has one name for each thing, that of completions and chats. Who called by other names is told of
-these: each API and call says them here, and they are kept with the reply's form, for an error may come at any time and
-through any gateway.
+Within the gateway a call has one name for each thing, that of completions and chats. Who called by other names is told
+of these: each API and call says them here, and they are kept with the reply's form, for an error may come at any time
+and through any gateway.
 """
 
 import re

@@ -140,7 +140,7 @@ class UnaryCalls(ABC):
         return self._ask(questions.ask_models())
 
     def pipeline(self, pool: str = "") -> status_pb2.PipelineStatus:
-        """The state of the whole pipeline; of several behind one gateway, that of `pool`, without it the first's."""
+        """The state of the whole pipeline; of several that a gateway serves, that of `pool`, or else of the first."""
         return self._ask(questions.ask_pipeline(pool))
 
 

@@ -1,4 +1,4 @@
-"""What HTTP has routes for is there over gRPC: scores, rankings, rendered chats; and both clients ask for it."""
+"""Scores, rankings and rendered chats over gRPC, as HTTP has routes for them; both clients ask for them."""
 
 import asyncio
 from collections.abc import Iterator

@@ -212,7 +212,7 @@ def take_delta(story: Story, delta: Delta) -> None:
 
 
 def _take_parts(story: Story, sample: Sample, choice: int, more: ChatDelta) -> None:
-    """What an event adds to an output that is told in parts."""
+    """Write down an event of an output that is told in parts."""
     sample.text += more.content
     sample.reasoning += more.reasoning
     for call in more.tool_calls:

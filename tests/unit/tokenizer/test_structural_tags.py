@@ -132,7 +132,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def accepts(words: Vocabulary) -> Callable[[dict[str, Any], str], bool]:
-    """Whether a whole text has a format."""
+    """Return whether a whole text has a format."""
     compiler = GrammarCompiler(words)
     assert words.grammar_tokens is not None
     tokens = words.grammar_tokens()

@@ -61,7 +61,7 @@ def _missing(
 
 
 def _unfit(shape: KVCacheShape, num_heads: int) -> str | None:
-    """What the kernels lack for such a cache."""
+    """The reason why the kernels cannot attend over such a cache; None: they can."""
     if shape.shares_values:
         return "its kernels do not read values out of keys, as latent attention does"
     if shape.head_dim not in _HEAD_DIMS:

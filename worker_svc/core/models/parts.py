@@ -49,9 +49,11 @@ def latent_attention(fields: ConfigFields, layer: int, *, is_paired: bool) -> La
     plain, rotated = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
     if fields.count("num_key_value_heads", num_heads) != num_heads:
         raise fields.wrong("num_key_value_heads", f"must be num_attention_heads ({num_heads}) with latent attention")
-    for field, told, counted in (("head_dim", fields.get("head_dim"), rotated), ("kv_lora_rank", rank, rank)):
-        if told not in (None, counted) or counted % 2:
-            raise fields.wrong(field, f"must be even, and head_dim be qk_rope_head_dim, got {told!r}")
+    for field, count in (("qk_rope_head_dim", rotated), ("kv_lora_rank", rank)):
+        if count % 2:
+            raise fields.wrong(field, f"must be even, got {count}")
+    if fields.get("head_dim") not in (None, rotated):
+        raise fields.wrong("head_dim", f"must be qk_rope_head_dim ({rotated})")
     if fields.get("qk_head_dim") not in (None, plain + rotated):
         raise fields.wrong("qk_head_dim", f"must be qk_nope_head_dim + qk_rope_head_dim ({plain + rotated})")
     query_rank, has_bias = fields.get("q_lora_rank"), fields.flag("attention_bias")

@@ -25,7 +25,7 @@ _MEANINGLESS = ("position_ids", "use_cache", "is_causal", "cache_position")
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a module hands to its attention function, every time alike."""
+    """The shapes and options that a module hands to its attention function, every time alike."""
 
     num_heads: int
     num_kv_heads: int
@@ -38,7 +38,7 @@ class AttentionCall:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is done to scores beside their scale."""
+        """The names of all that is done to scores beside their scale."""
         told = {"window": self.window is not None, "softcap": self.softcap is not None, "sinks": self.has_sinks}
         return tuple(name for name, is_asked in told.items() if is_asked)
 
@@ -125,7 +125,7 @@ def _attention(
 def _watched(
     query: Tensor, key: Tensor, value: Tensor, mask: object, told: Mapping[str, Any], *, length: int
 ) -> AttentionCall:
-    """What is asked for.
+    """Read the call that the arguments ask for.
 
     Raises:
         NotDoneError: something that paged attention does not do.

@@ -50,5 +50,5 @@ class Mask:
 def make_mask(
     *, mask_function: Callable[..., Tensor], use_vmap: bool = False, device: torch.device | str = "cpu", **_: Any
 ) -> Mask:
-    """What transformers calls for a mask; the sizes of the batch are of no interest."""
+    """Make the mask of a rule: transformers calls this; the sizes of the batch are of no interest."""
     return Mask(mask_function, use_vmap, torch.device(device))

@@ -6,5 +6,5 @@ class NotDoneError(Exception):
 
 
 def said(error: Exception) -> str:
-    """What went wrong, in a line."""
+    """The message of an error, in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
