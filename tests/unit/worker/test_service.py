@@ -68,6 +68,36 @@ class _FailingStep:
 
 
 @dataclass
+class Held:
+    """The simulated runner whose steps end when the test says so."""
+
+    inner: Runner
+    released: threading.Event = field(default_factory=threading.Event)
+    num_launched: int = 0
+
+    @property
+    def limits(self):
+        return self.inner.limits
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.num_launched += 1
+        return _HeldStep(self.inner.launch(plan), self.released)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class _HeldStep:
+    inner: PendingStep
+    released: threading.Event
+
+    def result(self):
+        assert self.released.wait(TIMEOUT_S)
+        return self.inner.result()
+
+
+@dataclass
 class Running:
     """A service in a thread."""
 
@@ -194,7 +224,14 @@ def test_poison_before_any_epoch_makes_a_new_incarnation_too(running: Running, b
 
 
 def test_another_scheduler_begins_with_empty_slots_and_old_results_are_not_published(bus: MemoryBus) -> None:
-    running = Running(WorkerService(settings(step_ms=40.0), bus), bus)
+    held: list[Held] = []
+
+    def load(each: WorkerSettings) -> LoadedWorker:
+        loaded = load_worker(each)
+        held.append(Held(loaded.runner))
+        return replace(loaded, runner=held[0])
+
+    running = Running(WorkerService(settings(), bus, load=load), bus)
     running.registered()
     first = Scheduler(bus)
     first.pair()
@@ -204,6 +241,8 @@ def test_another_scheduler_begins_with_empty_slots_and_old_results_are_not_publi
     second = Scheduler(bus)
     second.pair()
     second.send(1, len(PROMPT), admit=True)
+    until(lambda: held[0].num_launched == 3)  # so the worker knows of the second before any step of the first ends
+    held[0].released.set()
     assert [result.scheduler_session for result in second.results(1)] == [second.sid]
     running.end()
 
