@@ -1,7 +1,6 @@
 """One client's call: its requests, what the client has of them, and where the rest goes."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -169,9 +168,20 @@ class ClientCall:
         *,
         route: bytes,
         now_s: float,
+        came_ms: int,
         have: Sequence[DeliveredSequence] | None = None,
     ) -> None:
-        """A call that begins, or goes on after what its client has of each choice."""
+        """A call that begins, or goes on after what its client has of each choice.
+
+        Args:
+            form: how it is answered.
+            tenant: whose it is.
+            sink: gets its text.
+            route: the gateway session that serves it.
+            now_s: when its client came, by the loop's clock.
+            came_ms: the same by the server's clock.
+            have: what its client has of each choice; None: nothing.
+        """
         self.form = form
         self.tenant = tenant
         self.sink = sink
@@ -187,7 +197,7 @@ class ClientCall:
         ]
         self.num_open = len(self.served)
         self.accepted_s = now_s
-        self.came_ms = time.time_ns() // 1_000_000  # Unix time
+        self.came_ms = came_ms
         self.client_id = ""  # what the client calls it
         self.is_submitted = False
         self.is_over = False

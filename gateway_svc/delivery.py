@@ -75,6 +75,15 @@ class Delivery:
         self._stats.num_streams = len(self._served)
         self._idle.clear()
 
+    def follow(self, call: ClientCall, several: Sequence[Served]) -> bool:
+        """As `register`, unless the client of one of them has come here again meanwhile: then `call` is let go."""
+        followed = [before.call for each in several if (before := self.find(each.request_id)) is not None]
+        if any(each.accepted_s > call.accepted_s for each in followed):
+            self._let_go(call)
+            return False
+        self.register(several)
+        return True
+
     def find(self, request_id: bytes) -> Served | None:
         """The request, if it is served here."""
         return self._served.get(request_id)

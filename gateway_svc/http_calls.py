@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,7 @@ from gateway_svc.delivery import Delivery
 from gateway_svc.grouping import grouped_sink
 from gateway_svc.http_replies import HttpError, error_response
 from gateway_svc.intake import CLIENT_ID_HEADER, parse_client_id, too_large_error
+from gateway_svc.presence import PRESENCE
 from gateway_svc.prompt_outputs import PromptOutputsSink
 from gateway_svc.sinks import Headers, ReplySink, SseSink
 
@@ -72,21 +74,23 @@ class CallReply:
         try:
             grouped = sink if stream is None else grouped_sink(sink, form)
             told = self._told(grouped, None if stream is None else stream.have)
-            call = await self._begin(told)
+            call = await scope[PRESENCE].while_there(partial(self._begin, told))
         except PenstockError as error:
             await error_response(error, api.paths[0], headers)(scope, receive, send)
             return
-        if isinstance(sink, SseSink) and stream is not None:
-            sink.refill = lambda: self._delivery.refill(call)
-            sink.keep_alive(stream.keep_alive_s)
-        # Comes when the client has left, and when the reply is complete.
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        if call is not None:
+            if isinstance(sink, SseSink) and stream is not None:
+                sink.refill = partial(self._delivery.refill, call)
+                sink.keep_alive(stream.keep_alive_s)
+            # Comes when the client has left, and when the reply is complete.
+            while (await receive())["type"] != "http.disconnect":
+                pass
         if isinstance(sink, SseSink):
             sink.close()
         if isinstance(told, PromptOutputsSink):
             told.close()
-        self._delivery.close(call, CancelReason.CLIENT)
+        if call is not None:
+            self._delivery.close(call, CancelReason.CLIENT)
 
 
 def direct(app: ASGIApp, posted: Mapping[str, Callable[[Request], Awaitable[ASGIApp]]]) -> ASGIApp:

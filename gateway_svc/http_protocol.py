@@ -13,6 +13,7 @@ from contract.domain.errors import ErrorCode, PenstockError
 from gateway_svc.core.admission import RETRY_AFTER_S
 from gateway_svc.http_limits import HttpLimits
 from gateway_svc.http_replies import HttpError, error_response
+from gateway_svc.presence import PRESENCE, Presence
 
 HELD_UP_S = 1.0  # by which a timer is late only if this process was suspended or held up
 LINGER_S = 1.0  # in which a client that is refused may read why; what it sends meanwhile is thrown away
@@ -67,6 +68,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             self._bounded.num_lingering -= 1
         super().connection_lost(exc)
+        cycle: Any = self.cycle  # None before the first request, whatever its type says
+        if cycle is not None and not cycle.response_complete:
+            cycle.scope[PRESENCE].leave()
 
     def data_received(self, data: bytes) -> None:
         """Parses what came, unless the connection was refused."""
@@ -112,6 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_fed = 0
         self._stop_waiting()
         self._wait_for_body()
+        cast(dict[str, Any], self.scope)[PRESENCE] = Presence()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

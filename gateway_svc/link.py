@@ -55,6 +55,7 @@ class Link:
         self._lost = asyncio.Event()
         self._num_losses = 0
         self._term = 0  # of the pool, the latest that was heard of
+        self._clock_ms = 0.0  # the server's, at the beginning of this process's monotonic time
         self._back_s = float("-inf")  # when the server last came back
         self.heard_s = float("-inf")  # when it last answered while the session was active, monotonic
         self._relapses = 0  # losses in a row, each soon after the server had come back
@@ -71,6 +72,10 @@ class Link:
     def connected(self) -> bool:
         """Return whether the server answered last time and the session is active."""
         return self._up.is_set()
+
+    def now_ms(self) -> int:
+        """The server's clock, Unix time; hosts of gateways may have others."""
+        return int(self._clock_ms + 1000 * time.monotonic())
 
     def ring(self) -> None:
         """Wakes idle services: a request is about to come."""
@@ -262,8 +267,10 @@ class Link:
         await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
     async def _greet(self, *, create: bool) -> Greeting:
+        sent_s = time.monotonic()
         greeting = await self.call(self._hello(create=create))
         self._term = max(self._term, greeting.term)
+        self._clock_ms = greeting.now_ms - 1000 * (sent_s + time.monotonic()) / 2
         return greeting
 
     def _hello(self, *, create: bool) -> Hello:

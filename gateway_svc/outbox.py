@@ -94,14 +94,22 @@ class RequestOutbox:
         self._woken = asyncio.Event()
         self._asking = asyncio.Semaphore(ASKING)
 
-    async def submit(self, requests: Sequence[Request], form: ReplyForm, limits: KeyLimits | None = None) -> Submitted:
-        """Gives the requests of one call to the pipeline; `limits` are those of the key that it came with.
+    async def submit(
+        self, requests: Sequence[Request], form: ReplyForm, came_ms: int, limits: KeyLimits | None = None
+    ) -> Submitted:
+        """Gives the requests of one call to the pipeline.
+
+        Args:
+            requests: by prompt.
+            form: how they are answered.
+            came_ms: when their client came, by the server's clock.
+            limits: of the key that the call came with.
 
         Raises:
             PenstockError: it is not known which of them were taken; INVALID_ARGUMENT: they are more than the key may
                 have at once.
         """
-        calls = await off_loop(num_bytes(requests), self._submissions, requests, form)
+        calls = await off_loop(num_bytes(requests), self._submissions, requests, form, came_ms)
         if limits is not None:
             calls = metered(calls, requests, limits)
         outcomes: list[SubmitOutcome | Overload | OverLimit] = await self._ask_patiently(calls)
@@ -112,14 +120,13 @@ class RequestOutbox:
             calls,
         )
 
-    def _submissions(self, requests: Sequence[Request], form: ReplyForm) -> list[Submit]:
-        return [self._submission(request, form) for request in requests]
+    def _submissions(self, requests: Sequence[Request], form: ReplyForm, came_ms: int) -> list[Submit]:
+        return [self._submission(request, form, came_ms) for request in requests]
 
-    def _submission(self, request: Request, form: ReplyForm) -> Submit:
+    def _submission(self, request: Request, form: ReplyForm, came_ms: int) -> Submit:
         header, token_ids = request.header, request.prompt.token_ids
         body, prompt = wire.encode_request(request), wire.encode_prompt(request.prompt)
         bounds = self._bounds if header.tenant else self._bounds_of_nobody
-        now_ns = time.time_ns()
         return Submit(
             header.request_id,
             header.tenant,
@@ -127,13 +134,13 @@ class RequestOutbox:
             body,
             _digest(form, body + prompt),
             self._link.sid,
-            now_ns,
+            time.time_ns(),
             num_tokens=len(prompt) // BYTES_PER_TOKEN if token_ids is None else len(token_ids),
             deadline_ns=header.deadline_ns,
             bounds=bounds,
             prompt=prompt,
             reply=wire.encode_reply_form(form if header.request_id == form.request_ids[0] else form.of_another),
-            routed_ms=now_ns // 1_000_000,
+            routed_ms=came_ms,
         )
 
     def _refusal(self, outcome: SubmitOutcome | Overload | OverLimit, limits: KeyLimits | None) -> PenstockError | None:

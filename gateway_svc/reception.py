@@ -108,17 +108,18 @@ class Reception:
             form = replace(form, api_key=limits.key)
         if is_idempotent:
             form = replace(form, asked=await off_loop(num_bytes(requests), wire.asked_digest, requests))
-        await self._link.back_within(self._outage_patience_s)
         call = self._call(form, requests[0].header.tenant, sink)
         call.client_id = client_id
+        await self._link.back_within(self._outage_patience_s)
         for served, request in zip(call.served, requests, strict=True):
+            served.route = self._link.sid  # another one after an outage
             served.exemplar = replace(served.exemplar, trace_id=request.header.trace_id)
         # Who follows one of them here already is only let go if this call is the same.
         new = [each for each in call.served if delivery.find(each.request_id) is None]
         try:
             self._admit(len(new), call.tenant)
             delivery.register(new)
-            submitted = await self._outbox.submit(requests, form, limits)
+            submitted = await self._outbox.submit(requests, form, call.came_ms, limits)
         except BaseException as error:
             outcome = Outcome.REJECTED if isinstance(error, PenstockError) else Outcome.CANCELLED
             self._stats.outcomes[outcome] += len(requests)
@@ -249,14 +250,15 @@ class Reception:
         self, form: ReplyForm, tenant: str, sink: Sink, have: Sequence[DeliveredSequence] | None = None
     ) -> ClientCall:
         now_s = asyncio.get_running_loop().time()
-        return ClientCall(form, tenant, sink, route=self._link.sid, now_s=now_s, have=have)
+        return ClientCall(form, tenant, sink, route=self._link.sid, now_s=now_s, came_ms=self._link.now_ms(), have=have)
 
     async def _take_over(self, call: ClientCall, prompts: Sequence[int]) -> None:
         several = [call.served[prompt] for prompt in prompts]
         for served in several:
             served.is_taken = False
-        self._delivery.register(several)
         self._stats.num_resumes += 1
+        if not self._delivery.follow(call, several):
+            return
         try:
             await self._outbox.attach(several)
         except BaseException:

@@ -45,6 +45,7 @@ DEAD_CAP = 1024
 BELL_CAP = 1
 TRACES_CAP = 65_536  # exact: what comes beyond it is counted in `untold`
 CANCELS_KEPT_MS = 60_000  # how long a hint in `cancels` is kept: a scheduler that sleeps for so long begins anew
+CAME_TOGETHER_MS = 1000  # two calls of a request whose clients came within that time: the later attachment counts
 SETTLE_MS = 1000  # how long a pool waits at least, after its server was restarted, for gateways to come back
 GONE_CAP = 256  # sessions and workers that are gone and told so to whoever has not heard of it
 MAX_MODELS = 2  # that workers of one pool may have at once: an upgrade

@@ -108,7 +108,7 @@ def checkpoints(reply: Reply) -> list[c.Checkpoint] | None:
 
 def greeting(reply: Reply) -> c.Greeting:
     """The answer to a hello."""
-    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]), term=reply[2])
+    return c.Greeting(new_run=bool(reply[0]), active=bool(reply[1]), term=reply[2], now_ms=reply[3])
 
 
 def sessions(reply: Reply) -> list[c.SessionInfo]:

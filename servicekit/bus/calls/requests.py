@@ -79,7 +79,7 @@ class Submit(Call[SubmitOutcome | Overload | OverLimit]):
     model_digest: bytes = b""  # of the model that computed the witness; empty: nothing is known of it
     prompt: bytes = b""  # the part of the body that its tokenizer alone reads
     metered: Metered | None = None  # what it counts for, of a key with limits; with a witness only as one that goes on
-    routed_ms: int = 0  # when the client came to the gateway that has the route, Unix time
+    routed_ms: int = 0  # when the client came to the gateway that has the route, by the server's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,8 @@ class Attach(Call[Attachment]):
 
     A request of another tenant is not known. An ended one answers with its result. The session that had the route, if
     it is active, finds an entry with REQUEST in its `text` and asks again: that is how it learns that it lost it.
+    Who asks for a client that came long before that of the session that has the route does not get it: it was late,
+    and its client has gone on.
     """
 
     request_id: bytes
@@ -212,7 +214,7 @@ class Attach(Call[Attachment]):
     route: bytes
     offsets: bytes  # penstock.v1.AttachOffsets
     held: bytes = b""  # only if the route is this one, or `route` already; empty: whatever it is
-    routed_ms: int = 0  # when the client came to that gateway, Unix time
+    routed_ms: int = 0  # when the client came to that gateway, by the server's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Greeting:
     new_run: bool
     active: bool  # whether this session is active after the call
     term: int = field(default=0, compare=False)  # to be said with the next hello
+    now_ms: int = field(default=0, compare=False)  # the server's clock, Unix time
 
 
 @dataclass(frozen=True, slots=True)

@@ -465,10 +465,16 @@ local function recall(keys, args)
   return { request[2], request[3] or '', result, request[4] or '0' }
 end
 
+-- An attachment may be carried out long after it was sent, and a call begin long after its client came. Gateways know the
+-- server's clock but roughly. A server with another clock is another term.
+local function came_long_before(prefix, routed_ms, request)
+  return request[5] == present_term(prefix) and tonumber(routed_ms) + @CAME_TOGETHER_MS@ < tonumber(request[6])
+end
+
 local function attach(keys, args)
   local prefix, id, tenant, route, routed_ms, offsets, held = keys[1], unpack(args)
   local key = request_key(prefix, id)
-  local request = redis.call('HMGET', key, 'tenant', 'state', 'shard', 'route')
+  local request = redis.call('HMGET', key, 'tenant', 'state', 'shard', 'route', 'routed', 'routed_ms')
   if request[1] ~= tenant then
     return unknown(prefix, request[1])
   end
@@ -476,7 +482,7 @@ local function attach(keys, args)
     return { request[2], redis.call('GET', prefix .. '@result@' .. hex(id)), 0 }
   end
   local before = request[4]
-  if held ~= '' and before ~= held and before ~= route then
+  if before ~= route and before ~= held and (held ~= '' or came_long_before(prefix, routed_ms, request)) then
     return { request[2], false, 1 }
   end
   set_route(prefix, key, id, before, route, routed_ms)

@@ -222,7 +222,7 @@ local function hello(keys, args)
     redis.call('HSET', key, 'name', name, 'address', address, 'ttl', ttl, 'until', whole(now + ttl),
       'heard', whole(now))
   end
-  return { is_new_run and 1 or 0, state == 'active' and 1 or 0, term }
+  return { is_new_run and 1 or 0, state == 'active' and 1 or 0, term, now }
 end
 
 local function revalidate(keys, args)

@@ -22,6 +22,7 @@ from servicekit.bus.calls import (
     SessionKind,
     Tokenized,
 )
+from servicekit.bus.keys import CAME_TOGETHER_MS
 
 
 def test_attach_of_a_running_request_moves_its_text_and_tells_the_detokenizer(flow: Flow) -> None:
@@ -93,6 +94,29 @@ def test_a_gateway_that_lost_its_request_does_not_get_it_back_by_asking(flow: Fl
     assert stored is not None
     assert stored.route == renamed
     assert [fields[k.OFFSETS] for fields in flow.fields(flow.bus.keys.attach(6))] == [b"taken", b"fenced", b"again"]
+
+
+@pytest.mark.parametrize("late_ms", [0, CAME_TOGETHER_MS, CAME_TOGETHER_MS + 1])
+def test_an_attachment_for_a_client_that_has_gone_on_is_too_late(flow: Flow, late_ms: int) -> None:
+    request_id = flow.running(flow.session(), shard=6)
+    left, now = sid_of(78), sid_of(79)
+    flow.connection.call(Attach(request_id, "tenant", now, b"now", routed_ms=50_000 + late_ms))
+    is_late = late_ms > CAME_TOGETHER_MS
+    attached = flow.connection.call(Attach(request_id, "tenant", left, b"left", routed_ms=50_000))
+    assert attached == Attachment(known=True, state=RequestState.RUNNING, is_elsewhere=is_late)
+    stored = flow.connection.call(Fetch(request_id))
+    assert stored is not None
+    assert stored.route == (now if is_late else left)
+    assert len(flow.fields(flow.bus.keys.attach(6))) == (1 if is_late else 2)
+
+
+def test_a_gateway_asks_again_for_a_client_that_came_long_ago(flow: Flow) -> None:
+    request_id = flow.running(flow.session(), shard=6)
+    gateway = sid_of(78)
+    flow.connection.call(Attach(request_id, "tenant", gateway, b"", routed_ms=50_000))
+    again = Attach(request_id, "tenant", gateway, b"", held=gateway, routed_ms=10_000)
+    assert not flow.connection.call(again).is_elsewhere
+    assert not flow.connection.call(replace(again, held=b"")).is_elsewhere
 
 
 def test_recall_tells_how_a_request_is_answered_and_its_result(flow: Flow) -> None:

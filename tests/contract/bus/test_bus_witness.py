@@ -164,6 +164,17 @@ def test_a_witness_takes_no_request_from_a_gateway_that_was_attached_since_the_r
     assert pool_of.stored(request_id).route == attached
 
 
+def test_a_server_that_was_restarted_may_have_another_clock(pool_of: Restartable) -> None:
+    flow = pool_of.flow
+    flow.session(SessionKind.GATEWAY)  # who said hello to the run before
+    request_id = flow.submitted()
+    flow.connection.call(Attach(request_id, "tenant", sid_of(201), b"", routed_ms=50_000))
+    pool_of.restart()
+    flow.session(SessionKind.GATEWAY)
+    assert not flow.connection.call(Attach(request_id, "tenant", sid_of(202), b"", routed_ms=10)).is_elsewhere
+    assert pool_of.stored(request_id).route == sid_of(202)
+
+
 def test_a_witness_of_another_tenant_or_body_is_refused(pool_of: Restartable) -> None:
     request_id = pool_of.flow.submitted()
     for changed in (submit(request_id, tenant="other"), submit(request_id, digest=b"other")):

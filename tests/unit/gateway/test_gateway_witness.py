@@ -244,7 +244,7 @@ def test_patience_ends_with_a_503(launch: Callable[..., RunningGateway]) -> None
 
 def call_of(stream: ClientStream) -> ClientCall:
     form = ReplyForm((ID,), len(stream.sequences), Form.COMPLETION, "m", 0, 0, 0)
-    call = ClientCall(form, "t", NoClient(), route=b"old", now_s=0.0)
+    call = ClientCall(form, "t", NoClient(), route=b"old", now_s=0.0, came_ms=0)
     call.is_submitted = True
     (served,) = call.served
     served.stream = stream

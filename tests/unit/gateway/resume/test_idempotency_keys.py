@@ -97,9 +97,11 @@ def test_a_call_whose_submit_was_not_answered_can_be_sent_again(
     submit = outbox.submit
     gateway.pipeline.script = silent
 
-    async def unanswered(requests: Sequence[Request], form: ReplyForm, limits: KeyLimits | None) -> Submitted:
+    async def unanswered(
+        requests: Sequence[Request], form: ReplyForm, came_ms: int, limits: KeyLimits | None
+    ) -> Submitted:
         if was_taken:
-            await submit(requests, form, limits)
+            await submit(requests, form, came_ms, limits)
         monkeypatch.undo()
         raise PenstockError(ErrorCode.UNAVAILABLE, "no answer came")
 

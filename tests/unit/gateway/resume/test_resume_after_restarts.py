@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import time
 
 import numpy as np
 from returning_clients import Heard, begun, events, hear
@@ -69,7 +70,8 @@ def test_who_comes_back_before_the_server_knows_the_request_again_waits(gateway:
     # Another gateway has it, and takes its time.
     ghost = Hello(b"g" * 16, SessionKind.GATEWAY, "ghost", "", 600_000)
     assert gateway.pipeline.call(ghost).active
-    gateway.pipeline.call(Attach(request.request_id, "", ghost.sid, b""))
+    now_ms = time.time_ns() // 1_000_000
+    gateway.pipeline.call(Attach(request.request_id, "", ghost.sid, b"", routed_ms=now_ms))
     eventually(lambda: gateway.service.stats.num_streams == 0)
     again = lose(gateway, request)
     request.afterwards.append(lambda: request.say("b"))
