@@ -23,7 +23,7 @@ from penstock.prompts import (
     parse_conversation,
     parse_prompt,
 )
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import SHORT_STEP_US, SchedulerConfig
 from scheduler_svc.core.policy import POLICIES
 from tokenizer_svc.loading import load_vocabulary
 from worker_svc.loading import load_worker
@@ -58,7 +58,7 @@ class LLM:
         kv_cache_memory_bytes: memory of the KV cache; None: what fits.
         block_size: tokens of a KV block.
         enable_prefix_caching: whether prompts share the KV of equal beginnings.
-        plans_in_flight: steps that are planned before their results come.
+        plans_in_flight: steps that are planned before their results come; one more while steps are short.
         scheduling_policy: "fcfs", "priority" or "fair".
         model_impl: whose model: "penstock" (our own families), "transformers" (transformers' own module over paged
             attention; needs `penstock[transformers]`), or "auto": the latter where no family is there.
@@ -180,6 +180,7 @@ class LLM:
         config = SchedulerConfig(
             scheduling_policy=scheduling_policy,
             plans_in_flight=plans_in_flight,
+            short_step_us=SHORT_STEP_US,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import SHORT_STEP_US, SchedulerConfig
 from scheduler_svc.core.isolation import Tolerance
 from servicekit.settings import POLLING_CORES, ServiceSettings, num_cores
 
@@ -32,7 +32,7 @@ class SchedulerSettings(ServiceSettings):
         default=2, metadata={"help": "steps of a worker that are planned before their results come"}
     )
     short_step_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = field(
-        default=1500, metadata={"help": "microseconds: one plan more is in flight while steps take less"}
+        default=SHORT_STEP_US, metadata={"help": "microseconds: one plan more is in flight while steps take less"}
     )
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = field(
         default=None,

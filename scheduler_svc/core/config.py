@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.policy import POLICIES
 
+SHORT_STEP_US = 1500  # a host that is held up once must not keep a device waiting whose steps are shorter
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

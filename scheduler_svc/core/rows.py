@@ -178,13 +178,15 @@ def token_rows(worker: WorkerState, result: StepResult, valid: Mask) -> tuple[To
     token that ends its sequence; that of a pooled prompt has none and ends it. Advances tokens, chains and received
     counts; returns the rows and their slots."""
     offsets = np.cumsum(result.counts, dtype=np.int64) - result.counts
-    pooled = worker.is_pooled[result.slots.astype(np.int64)]
-    (rows,) = (valid & ((result.counts > 0) | pooled)).nonzero()
+    has_tokens = result.counts > 0
+    pooled = worker.is_pooled[result.slots.astype(np.int64)] if worker.special_slots else None
+    (rows,) = (valid & (has_tokens if pooled is None else has_tokens | pooled)).nonzero()
     slots, offsets = result.slots[rows].astype(np.int64), offsets[rows]
     positions = worker.num_received_tokens[slots] - worker.num_prompt_tokens[slots]
     chains = worker.chains[slots]
     counts, finishes = _extend(worker, slots, offsets, result.counts[rows], result.token_ids)
-    finishes[pooled[rows]] = FinishReason.POOLED
+    if pooled is not None:
+        finishes[pooled[rows]] = FinishReason.POOLED
     token_ids, logprobs = result.token_ids, result.logprobs
     num_tokens = int(counts.sum())
     if num_tokens != len(token_ids):
@@ -244,7 +246,7 @@ def _ends(worker: WorkerState, slots: I64, received: I64, tokens: U32) -> U8 | N
     """u8[slots] the ends that `tokens` have brought, the last of `received` in each slot; None: no slot's."""
     full = received >= worker.max_num_tokens[slots]
     stops = worker.stops[slots] == tokens[:, None]
-    repeats = _repeats(worker, slots, tokens)
+    repeats = _repeats(worker, slots, tokens) if worker.special_slots else np.False_
     if not np.count_nonzero(full) and not np.count_nonzero(stops) and not np.count_nonzero(repeats):
         return None
     may_end = received - worker.num_prompt_tokens[slots] > worker.min_tokens[slots]

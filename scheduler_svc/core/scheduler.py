@@ -192,13 +192,14 @@ class Scheduler:
         if valid is None:
             return NO_ROWS
         ends = [failed(worker.sequence_in(slot), why) for slot, why in worker.failures(result, valid)]
-        beams = take(worker, self.requests, result, valid) if np.count_nonzero(worker.is_beam) else NOTHING
+        beams = take(worker, self.requests, result, valid) if worker.special_slots else NOTHING
         rows, slots = token_rows(worker, result, valid)
         for row in rows.starts:
             if (sequence := worker.sequence_in(int(slots[row]))).gives_prompt_logprobs:
                 sequence.request.needs_prompt_logprobs = False
         self.policy.charge(zip(map(worker.sequence_in, slots.tolist()), rows.counts.tolist(), strict=True))
-        self.policy.charge((sequence, 1) for sequence in beams.sequences)
+        if beams.sequences:
+            self.policy.charge((sequence, 1) for sequence in beams.sequences)
         num_taken = len(rows.token_ids) + len(beams.sequences)
         self._counters.num_generated_tokens += num_taken
         self._counters.num_discarded_tokens += len(result.token_ids) - num_taken
@@ -340,6 +341,8 @@ class Scheduler:
 
     def _end(self, ends: list[SequenceEnd]) -> TokenRows:
         """Carry out ends, each sequence's first, and make their rows."""
+        if not ends:  # as in nearly every step
+            return NO_ROWS
         first = [end for end in whole(ends) if self._finish(end)]
         return end_rows([end for end in first if end.has_row]) if first else NO_ROWS
 

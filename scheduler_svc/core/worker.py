@@ -99,6 +99,7 @@ class WorkerState:
     may_not_repeat: Mask = field(init=False)  # the occupant ends if it repeats itself
     is_beam: Mask = field(init=False)  # the occupant computes one step, then others of its request choose with it
     is_parked: Mask = field(init=False)  # it has, and keeps the slot
+    special_slots: set[int] = field(default_factory=set)  # of those who are pooled, may not repeat, or are beams
     forking: dict[ScheduledRequest, tuple[int, ...]] = field(default_factory=dict)  # the parents of chosen beams
     chains: npt.NDArray[np.uint64] = field(init=False)
     stops: I64 = field(init=False)  # [slots, width]: EOS and stop ids
@@ -193,6 +194,8 @@ class WorkerState:
         self.num_untold += now_ns > 0
         self.is_pooled[slot] = sequence.is_pooled
         self.may_not_repeat[slot] = sequence.repetition is not None
+        if self.is_pooled[slot] or self.may_not_repeat[slot] or self.is_beam[slot]:
+            self.special_slots.add(slot)
         self.chains[slot] = sequence.chain
         stop_ids = request.stop_token_ids
         if len(stop_ids) > self.stops.shape[1]:
@@ -210,6 +213,7 @@ class WorkerState:
         sequence.worker_id, sequence.slot, sequence.blocks, sequence.prompt_issued = "", -1, [], False
         self.forking.pop(sequence.request, None)
         self.sequences[slot] = None
+        self.special_slots.discard(slot)
         self.at_tip[slot] = self.is_beam[slot] = self.is_parked[slot] = False
         self.generation[slot] += 1
         if self.placed_ns[slot]:

@@ -243,11 +243,12 @@ class ModelRunner:
             self._grammars.clear()
             self._prompts.clear()
             self._vectors.clear()
-        host.release(plan.released_slots)
-        self._grammars.release(plan.released_slots)
-        self._prompts.release(plan.released_slots)
-        self._vectors.release(plan.released_slots)
         # Most plans have none of these.
+        if len(plan.released_slots):
+            host.release(plan.released_slots)
+            self._grammars.release(plan.released_slots)
+            self._prompts.release(plan.released_slots)
+            self._vectors.release(plan.released_slots)
         if plan.admissions:
             for admission in plan.admissions:
                 host.admit(admission)
