@@ -26,6 +26,7 @@ CHECKPOINTS = (
     "qwen2_moe_shared",
     "glm4_moe_groups_and_correction",
     "deepseek_v3_biases",
+    "llama4_chunks_and_temperature",
     BUNDLED,
 )
 WINDOWS = (1, 2, 4)

@@ -28,6 +28,7 @@ _FAMILIES = {
     "granite_hybrid": "GraniteMoeHybrid",
     "granite_moe": "GraniteMoe",
     "llama": "Llama",
+    "llama4": "Llama4",
     "ministral": "Ministral",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
@@ -42,7 +43,7 @@ _FAMILIES = {
     "seed_oss": "SeedOss",
     "smollm3": "SmolLM3",
 }
-_CONFIGS = {"gemma3": "Gemma3TextConfig"}
+_CONFIGS = {"gemma3": "Gemma3TextConfig", "llama4": "Llama4TextConfig"}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -149,6 +150,19 @@ GPT_OSS = {
 }
 
 
+LLAMA4 = {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 80,
+    "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 20,
+    "floor_scale": 8,
+    "attn_scale": 0.3,
+    "rope_parameters": LLAMA3_ROPE,
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """A family and what differs from its plainest configuration."""
@@ -223,6 +237,19 @@ VARIANTS = (
     Variant("granite_hybrid_experts", "granite_hybrid", {**GRANITE_4, "num_local_experts": 8}),
     Variant("granite_hybrid_dense_rotated", "granite_hybrid", {**GRANITE_4, "position_embedding_type": "rope"}),
     Variant("gpt_oss_sinks", "gpt_oss", GPT_OSS),
+    Variant("llama4_chunks_and_temperature", "llama4", {**LLAMA4, "num_experts_per_tok": 3}),
+    Variant(
+        "llama4_some_dense",
+        "llama4",
+        {
+            **LLAMA4,
+            "interleave_moe_layer_step": 2,
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+        },
+    ),
     Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": MAGNITUDES}),
 )
 

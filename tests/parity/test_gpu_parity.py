@@ -18,6 +18,7 @@ from checkpoints import (
     GLM4_MOE,
     GPT_OSS,
     LLAMA3_ROPE,
+    LLAMA4,
     MAX_POSITIONS,
     MULTIPLIERS,
     OF_EXPERTS,
@@ -57,6 +58,7 @@ VARIANTS = (
     ),
     Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, "n_group": 1, "topk_group": 1, "head_dim": 128}),
     Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),
+    Variant("llama4", "llama4", {**LLAMA4, **ALL, "head_dim": 64, "attention_chunk_size": 70}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

@@ -1,5 +1,5 @@
-"""The comparison with transformers sees every field of mixtures of experts and of latent attention: without it,
-logprobs are others.
+"""The comparison with transformers sees every field of mixtures of experts, of latent attention and of Llama 4's:
+without it, logprobs are others.
 """
 
 import time
@@ -17,13 +17,22 @@ from contract.domain.params import Sampling
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc import native
 from worker_svc.core.config import ModelConfig
-from worker_svc.core.models.spec import ExpertsSpec, LatentAttentionSpec, Mixer, RopeSpec
+from worker_svc.core.models.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    GatedMLPSpec,
+    LatentAttentionSpec,
+    Mixer,
+    RopeSpec,
+    TemperatureSpec,
+)
 from worker_svc.factory import load_runner
 from worker_svc.model_config import read_model_config
 from worker_svc.runner_options import RunnerOptions
 
 GLM, QWEN = "glm4_moe_groups_and_correction", "qwen2_moe_renormalised_windows"
 GPT = "gpt_oss_sinks"
+LLAMA, SPARSE_LLAMA = "llama4_chunks_and_temperature", "llama4_some_dense"
 DEEPSEEK_2, DEEPSEEK_3 = "deepseek_v2_groups", "deepseek_v3_biases"
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 # Logprobs that are right are off by less than a hundredth of that.
@@ -46,10 +55,22 @@ def of_latent(**changes: Any) -> Callable[[Mixer], Mixer]:
     return lambda mixer: replace(mixer, **changes) if isinstance(mixer, LatentAttentionSpec) else mixer
 
 
+def of_chunks(**changes: Any) -> Callable[[Mixer], Mixer]:
+    return lambda mixer: replace(mixer, **changes) if isinstance(mixer, AttentionSpec) and mixer.chunk else mixer
+
+
+def of_temperature(temperature: TemperatureSpec | None) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        is_tempered = isinstance(mixer, AttentionSpec) and mixer.temperature is not None
+        return replace(mixer, temperature=temperature) if is_tempered else mixer
+
+    return change
+
+
 def of_rope(**changes: Any) -> Callable[[Mixer], Mixer]:
     def change(mixer: Mixer) -> Mixer:
-        is_latent = isinstance(mixer, LatentAttentionSpec) and mixer.rope is not None
-        return replace(mixer, rope=replace(mixer.rope, **changes)) if is_latent else mixer
+        is_turned = not isinstance(mixer, ExpertsSpec | GatedMLPSpec) and mixer.rope is not None
+        return replace(mixer, rope=replace(mixer.rope, **changes)) if is_turned else mixer
 
     return change
 
@@ -91,6 +112,19 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
         (QWEN, of_experts(shared_gate=None), "mlp.shared_expert_gate."),
         (GPT, of_router(has_bias=False), "mlp.router.bias"),
         (DEEPSEEK_2, of_router(num_group_scores=2), ""),
+        (LLAMA, of_chunks(chunk=None), ""),
+        (LLAMA, of_chunks(chunk=21), ""),
+        (LLAMA, of_chunks(chunk=None, window=20), ""),
+        (LLAMA, of_chunks(query_norm=None, key_norm=None), ""),
+        (LLAMA, of_temperature(None), ""),
+        (LLAMA, of_temperature(TemperatureSpec(9, 0.3)), ""),
+        (LLAMA, of_temperature(TemperatureSpec(8, 0.4)), ""),
+        (LLAMA, of_router(weighs_inputs=False), ""),
+        (LLAMA, of_router(score="softmax"), ""),
+        (LLAMA, of_rope(is_paired=False), ""),
+        (LLAMA, of_experts(shared=None), "feed_forward.shared_expert."),
+        (SPARSE_LLAMA, of_chunks(chunk=None), ""),
+        (SPARSE_LLAMA, of_router(weighs_inputs=False), ""),
         (DEEPSEEK_3, of_latent(scale=None), ""),
         (DEEPSEEK_3, of_latent(has_bias=False), ("self_attn.q_a_proj.bias", "self_attn.kv_a_proj_with_mqa.bias")),
         (DEEPSEEK_3, of_latent(has_output_bias=False), "self_attn.o_proj.bias"),
@@ -104,7 +138,10 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
     ids=[
         *("score", "renormalizes", "scale", "correction", "groups", "chosen_groups", "top_k", "shared"),
         *("renormalizes_softmax", "shared_gate", "bias"),
-        *("group_scores", "scale", "biases", "output_bias", "down_norm", "query_norm"),
+        "group_scores",
+        *("chunk", "chunk_size", "window", "head_norms", "temperature", "floor_scale", "attn_scale"),
+        *("weighs_inputs", "score_of_inputs", "is_paired_4", "shared_4", "chunk_unrotated", "weighs_inputs_of_one"),
+        *("scale", "biases", "output_bias", "down_norm", "query_norm"),
         *("is_paired", "attention_factor", "no_rope", "yarn"),
     ],
 )

@@ -79,9 +79,10 @@ def test_what_would_be_wrong_is_refused_by_name_before_weights_are_looked_for(
 def test_chunks_that_no_context_passes_are_none(tmp_path: Path) -> None:
     (chunks,) = (decoder for decoder, _ in REFUSED if decoder.name == "llama4_chunks")
     save_module(tmp_path, chunks)
-    assert load(tmp_path, max_model_len=16).runner.limits.max_model_len == 16
+    options = {"model_impl": "transformers"}
+    assert load(tmp_path, max_model_len=16, **options).runner.limits.max_model_len == 16
     with pytest.raises(PenstockError, match="in chunks"):
-        load(tmp_path, max_model_len=17)
+        load(tmp_path, max_model_len=17, **options)
 
 
 @pytest.mark.parametrize("variant", _FAMILIES.values(), ids=lambda variant: variant.name)

@@ -109,7 +109,17 @@ def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
 
 
 def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
-    """A window that no context exceeds is none."""
-    window = attention.window if attention.window is not None and attention.window < max_model_len else None
-    has_sinks = attention.sinks is not None
-    return AttentionKind(rotary, attention.score_scale, window, attention.softcap, has_sinks)
+    """A window or chunk that no context exceeds is none."""
+
+    def bound(tokens: int | None) -> int | None:
+        return tokens if tokens is not None and tokens < max_model_len else None
+
+    return AttentionKind(
+        rotary,
+        attention.score_scale,
+        window=bound(attention.window),
+        softcap=attention.softcap,
+        has_sinks=attention.sinks is not None,
+        chunk=bound(attention.chunk),
+        temperature=attention.temperature,
+    )

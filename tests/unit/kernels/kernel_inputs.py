@@ -109,17 +109,24 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    temperature: tuple[int, float] = (0, 0.0),
 ) -> Tensor:
     """query [tokens, num_heads, head_dim] from position `first` on over [context, num_kv_heads, head_dim], causally."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (each.double().repeat_interleave(group, 1) for each in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * query.shape[-1] ** -0.5
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     places, last = (torch.arange(len(each), device=keys.device) for each in (keys, query))
     last = first + last[:, None]
+    floor_scale, attn_scale = temperature
+    if floor_scale:
+        scores = scores * (1 + attn_scale * ((last + 1) // floor_scale).double().log1p())
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     seen = places <= last
     if window is not None:
         seen &= places > last - window
+    if chunk is not None:
+        seen &= places // chunk == last // chunk
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(query), -1)), -1)

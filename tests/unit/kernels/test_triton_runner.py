@@ -71,6 +71,19 @@ GPT_OSS = {
 }
 
 
+LLAMA4 = {
+    "architectures": ["Llama4ForCausalLM"],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size_mlp": 80,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 0],
+    "attention_chunk_size": 21,
+    "floor_scale": 8,
+    "attn_scale": 0.3,
+}
+
+
 def changed(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
@@ -191,6 +204,7 @@ TWOFOLD = [
         (changed(**QWEN2_MOE), PLAIN),
         (changed(**GLM4_MOE), PLAIN),
         (changed(**GPT_OSS), PLAIN),
+        (changed(**LLAMA4), PLAIN),
     ],
     ids=[
         "qwen3-plain",
@@ -207,6 +221,7 @@ TWOFOLD = [
         "qwen2_moe-plain",
         "glm4_moe-plain",
         "gpt_oss-plain",
+        "llama4-plain",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:

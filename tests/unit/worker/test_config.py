@@ -9,7 +9,7 @@ import transformers
 from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.models import FAMILIES
-from worker_svc.core.models.spec import RopeSpec
+from worker_svc.core.models.spec import NormSpec, RopeSpec, TemperatureSpec
 
 FIELDS: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,6 +39,15 @@ LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 WINDOWED = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 96, "use_sliding_window": True}
+
+
+LLAMA4: dict[str, Any] = {
+    "architectures": ["Llama4ForCausalLM"],
+    "num_hidden_layers": 8,
+    "intermediate_size_mlp": 256,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+}
 
 
 def parse(**changes: Any) -> ModelConfig:
@@ -95,6 +104,10 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
         ({"hidden_act": "gelu"}, "gelu"),
         ({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention", "mamba"]}, "'mamba'"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method"),
+        ({**LLAMA4, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "use_qk_norm.* yarn"),
+        ({**LLAMA4, "layer_types": ["sliding_attention"] * 8}, "layer_types.* 'sliding_attention'"),
+        ({**LLAMA4, "router_scale": 2.0}, "router_scale"),
+        ({"architectures": ["Llama4ForConditionalGeneration"]}, "Llama4ForConditionalGeneration"),
     ],
 )
 def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str) -> None:
@@ -124,6 +137,10 @@ def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str
         ({"rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, "long_factor"),
         ({"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": "all"}, "no_rope_layers"),
+        ({**LLAMA4, "moe_layers": 3}, "moe_layers"),
+        ({**LLAMA4, "attention_chunk_size": 0}, "attention_chunk_size"),
+        ({**LLAMA4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
         ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["sliding_attention"]}, "layer_types"),
     ],
 )
@@ -134,7 +151,7 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
     assert caught.value.param == field
 
 
-_CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text"}
+_CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text", "Llama4ForCausalLM": "Llama4Text"}
 # As published: by default the first chooses no experts, the second has heads that do not turn, the third state.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
@@ -191,6 +208,26 @@ def test_gemma_3_is_read_as_the_hub_has_it_and_as_transformers_5_writes_it() -> 
     ropes = [each.rope for each in first.decoder.attentions]
     assert ropes == [RopeSpec(1e4)] * 5 + [RopeSpec(1e6, "linear", 8.0)]
     assert [each.window for each in first.decoder.attentions] == [96] * 5 + [None]
+
+
+def test_llama_4_is_read_as_transformers_5_writes_it_and_as_it_was_published() -> None:
+    told = {
+        "no_rope_layers": [1, 1, 1, 0] * 2,
+        "layer_types": [*["chunked_attention"] * 3, "full_attention"] * 2,
+        "moe_layers": [1, 3, 5, 7],
+        "attn_temperature_tuning": 4,
+        "attention_chunk_size": 8192,
+    }
+    decoder = parse(**LLAMA4, interleave_moe_layer_step=2, no_rope_layers=[]).decoder
+    assert decoder == parse(**LLAMA4, **told).decoder
+    attentions = decoder.attentions
+    assert [each.chunk for each in attentions] == [8192, 8192, 8192, None] * 2
+    assert [each.rope is not None for each in attentions] == [True, True, True, False] * 2
+    assert [each.temperature for each in attentions] == [None, None, None, TemperatureSpec(8192, 0.1)] * 2
+    assert [each.query_norm for each in attentions] == [*[NormSpec(None, 1e-5)] * 3, None] * 2
+    assert [each.size for each in decoder.mlps] == [256, 128] * 4
+    assert all(each.chunk is None for each in parse(**LLAMA4, attention_chunk_size=None).decoder.attentions)
+    assert all(each.temperature is None for each in parse(**LLAMA4, attn_temperature_tuning=False).decoder.attentions)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

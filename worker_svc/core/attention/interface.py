@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
+from worker_svc.core.models.spec import TemperatureSpec
 from worker_svc.core.operations.interface import Norm
 
 if TYPE_CHECKING:  # it is made of what is here
@@ -30,11 +31,14 @@ class AttentionKind:
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
     has_sinks: bool = False  # see `StepAttention.attend`
+    chunk: int | None = None  # contexts are cut into so many tokens, of which a query sees those of its own alone
+    temperature: TemperatureSpec | None = None  # of queries
 
     @property
     def is_plain(self) -> bool:
         """Return whether all before a query is seen, by its scores as they are, and nothing else."""
-        return self.window is None and self.softcap is None and not self.has_sinks
+        is_seen = self.window is None and self.chunk is None
+        return is_seen and self.temperature is None and self.softcap is None and not self.has_sinks
 
 
 class StepAttention(Protocol):

@@ -15,6 +15,7 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
+from worker_svc.core.models.spec import TemperatureSpec
 from worker_svc.core.slots import I64
 from worker_svc.core.transfer import upload
 
@@ -29,8 +30,8 @@ class _Group:
     query_len: int
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
     blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
-    # By window: bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees.
-    masks: Mapping[int | None, Tensor]
+    # By window and chunk what is seen: bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size].
+    masks: Mapping[tuple[int | None, int | None], Tensor]
     unseen: Tensor  # i64[kv slots]: those of num_seqs * blocks * block_size that are after their sequence's context
 
 
@@ -72,18 +73,20 @@ class TorchAttention:
             tokens=tokens_on_device,
             blocks=block_tables[slots, :num_blocks].flatten(),
             masks={
-                window: _mask(seen, keys, window).repeat(1, queries_per_kv_head, 1).unsqueeze(1)
-                for window in {kind.window for kind in self._kinds}
+                bounds: _mask(seen, keys, *bounds).repeat(1, queries_per_kv_head, 1).unsqueeze(1)
+                for bounds in {(kind.window, kind.chunk) for kind in self._kinds}
             },
             unseen=unseen_on_device,
         )
 
 
-def _mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+def _mask(queries: Tensor, keys: Tensor, window: int | None, chunk: int | None) -> Tensor:
     """The keys that queries at positions i64[seqs, queries] see: bool[seqs, queries, keys]."""
     last = queries.unsqueeze(-1)
     mask = keys <= last
-    return mask if window is None else mask & (keys > last - window)
+    if window is not None:
+        mask &= keys > last - window
+    return mask if chunk is None else mask & (keys >= last // chunk * chunk)
 
 
 def _group_rows(batch: Batch) -> list[I64]:
@@ -143,6 +146,8 @@ class TorchStepAttention:
             query, key = head_norms.query.normalize(query), head_norms.key.normalize(key)
         angles = self._angles[kind.rotary]
         query, key = rotate(query, *angles), rotate(key, *angles)
+        if kind.temperature is not None:
+            query = (query * _tempered(kind.temperature, self.positions)).to(query.dtype)
         keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
         if not self._cache.shape.shares_values:
             values.flatten(0, 1).index_copy_(0, self._slot_mapping, heads[:, num_heads + self._num_kv_heads :])
@@ -172,7 +177,7 @@ class TorchStepAttention:
 
         gathered_keys = gather(keys)
         gathered_values = gathered_keys if self._cache.shape.shares_values else gather(values)
-        mask = group.masks[kind.window]
+        mask = group.masks[kind.window, kind.chunk]
         if sinks is not None:
             sinks = sinks.view(self._num_kv_heads, per_head, 1).expand(-1, -1, query_len).reshape(1, *folded.shape[1:3])
         attended = _attend(kind, folded, gathered_keys, gathered_values, mask, sinks=sinks)
@@ -181,6 +186,12 @@ class TorchStepAttention:
             .permute(0, 3, 1, 2, 4)
             .reshape(seqs * query_len, -1, head_dim)
         )
+
+
+def _tempered(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+    """What queries at positions i64[tokens] are multiplied with: f32[tokens, 1, 1]."""
+    steps = (positions + 1) // temperature.floor_scale
+    return (1.0 + temperature.attn_scale * steps.float().log1p()).view(-1, 1, 1)
 
 
 def _attend(

@@ -48,6 +48,7 @@ class TritonAttention:
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
         shape = self.cache.shape
+        assert kind.window is None or kind.chunk is None, "kernels know one bound of what is seen"
         return DecodeAttention(
             max_num_seqs,
             self.num_heads,
@@ -60,6 +61,8 @@ class TritonAttention:
             window=kind.window,
             softcap=kind.softcap,
             has_sinks=kind.has_sinks,
+            chunk=kind.chunk,
+            temperature=_temperature(kind),
         )
 
     def takes_finished(self, sequences: int) -> bool:
@@ -298,5 +301,13 @@ class TritonStepAttention:
                 window=kind.window,
                 softcap=kind.softcap,
                 sinks=sinks,
+                chunk=kind.chunk,
+                temperature=_temperature(kind),
             )
         return out
+
+
+def _temperature(kind: AttentionKind) -> tuple[int, float]:
+    """As kernels take it."""
+    tempered = kind.temperature
+    return (tempered.floor_scale, tempered.attn_scale) if tempered is not None else (0, 0.0)

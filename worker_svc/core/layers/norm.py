@@ -27,7 +27,10 @@ class RMSNorm:
         self.eps = spec.eps
         self.is_of_head = is_of_head  # of each head of queries or keys, not of a whole row
         self.is_folded = False
-        placement.want(f"{spec.name}.weight", self.weight, (size,), here)
+        if spec.name is None:
+            self.weight.fill_(1)
+        else:
+            placement.want(f"{spec.name}.weight", self.weight, (size,), here)
 
     def prepare(self, order: Tensor | None = None) -> None:
         """Bring the weight into the form in which it is multiplied, once, when it is there.
@@ -76,6 +79,7 @@ class LayerNorm:
     """(x - mean(x)) / deviation(x) * weight over the last dimension; computed at once, in fp32."""
 
     def __init__(self, placement: Placement, spec: NormSpec, size: int) -> None:
+        assert spec.name is not None, "a layer norm has a weight"
         assert not spec.offset, "a layer norm has its weight as it is stored"
         self.weight = placement.empty(size)
         self._eps = spec.eps

@@ -14,6 +14,7 @@ from worker_svc.core.models.granite import granite
 from worker_svc.core.models.granite_hybrid import granite_hybrid
 from worker_svc.core.models.granite_moe import granite_moe
 from worker_svc.core.models.llama import llama
+from worker_svc.core.models.llama4 import llama4
 from worker_svc.core.models.mistral import mistral
 from worker_svc.core.models.mixtral import mixtral
 from worker_svc.core.models.olmo2 import olmo2, olmo3
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granite_moe,
     "GraniteMoeHybridForCausalLM": granite_hybrid,
+    "Llama4ForCausalLM": llama4,
     "LlamaForCausalLM": llama,
     "MinistralForCausalLM": mistral,
     "MistralForCausalLM": mistral,

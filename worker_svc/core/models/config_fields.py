@@ -9,7 +9,7 @@ from worker_svc.core.models.neutral_fields import says_nothing
 from worker_svc.core.models.rope_fields import read_rope, read_score_factor
 from worker_svc.core.models.spec import RopeSpec
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
 _FIRST_WINDOW_LAYER = 28  # where Qwen's configurations leave `max_window_layers` out
 
 
@@ -59,6 +59,15 @@ class ConfigFields:
             return None
         return default if field not in self._fields else self.positive(field)
 
+    def count_or_none(self, field: str, default: int) -> int | None:
+        """A positive integer, or none where it says null.
+
+        Raises:
+            PenstockError: INTERNAL (the operator's fault): it is none.
+        """
+        is_null = field in self._fields and self.get(field) is None
+        return None if is_null else self.count(field, default)
+
     def flag(self, field: str, *, default: bool = False) -> bool:
         """True or false; `default` if it is missing.
 
@@ -80,18 +89,20 @@ class ConfigFields:
         if value not in (None, *only):
             raise unimplemented(f"{what} ({field}) {value!r}")
 
-    def layer_type(self, layer: int, default: Callable[[int], bool] | None = None) -> str | None:
-        """The type of a layer's attention, `sliding_attention` or `full_attention`; None: `layer_types` does not say.
+    def layer_type(
+        self, layer: int, default: Callable[[int], bool] | None = None, *, local: str = SLIDING
+    ) -> str | None:
+        """The type of a layer's attention, `local` or `full_attention`; None: `layer_types` does not say.
 
-        default: whether a layer's is sliding, where the configuration does not list it.
+        default: whether a layer's is local, where the configuration does not list it.
         """
         types = self.get("layer_types")
         if types is None:
-            return None if default is None else SLIDING if default(layer) else FULL
+            return None if default is None else local if default(layer) else FULL
         num_layers = self.count("num_hidden_layers")
         if not isinstance(types, list) or len(types) != num_layers:
             raise self.wrong("layer_types", f"must be a list of a type for each of {num_layers} layers")
-        if types[layer] not in (SLIDING, FULL):
+        if types[layer] not in (local, FULL):
             raise unimplemented(f"layers of type (layer_types) {types[layer]!r}")
         return str(types[layer])
 

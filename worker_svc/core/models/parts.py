@@ -20,7 +20,7 @@ from worker_svc.core.models.spec import (
 )
 
 
-def norm(fields: ConfigFields, name: str, **changes: Any) -> NormSpec:
+def norm(fields: ConfigFields, name: str | None, **changes: Any) -> NormSpec:
     """With the epsilon of all norms; as Llama's but for `changes`."""
     return replace(NormSpec(name, fields.positive("rms_norm_eps", 1e-6)), **changes)
 
@@ -122,10 +122,26 @@ def expert_groups(fields: ConfigFields, num_experts: int) -> dict[str, int]:
 
 def has_experts(fields: ConfigFields, layer: int) -> bool:
     """Return whether a layer's feed-forward block is a mixture, as Qwen's configurations say it."""
-    dense = fields.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(each, int) for each in dense):
-        raise fields.wrong("mlp_only_layers", f"must be a list of layers, got {dense!r}")
-    return (layer + 1) % fields.count("decoder_sparse_step", 1) == 0 and layer not in dense
+    is_dense = layer in (listed_layers(fields, "mlp_only_layers") or [])
+    return (layer + 1) % fields.count("decoder_sparse_step", 1) == 0 and not is_dense
+
+
+def listed_layers(fields: ConfigFields, name: str) -> list[int] | None:
+    """The numbers of some layers; None: the configuration does not list any."""
+    layers = fields.get(name)
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(each, int) for each in layers)):
+        raise fields.wrong(name, f"must be a list of layers, got {layers!r}")
+    return layers
+
+
+def rotated_layers(fields: ConfigFields) -> list[int]:
+    """For each layer 1 if it is rotated, else 0, as SmolLM3's and Llama 4's configurations say it."""
+    interval, turns = fields.count("no_rope_layer_interval", 4), listed_layers(fields, "no_rope_layers")
+    num_layers = fields.count("num_hidden_layers")
+    turns = turns or [int((number + 1) % interval > 0) for number in range(num_layers)]
+    if len(turns) != num_layers:
+        raise fields.wrong("no_rope_layers", f"must be a list of 0 or 1 for each of {num_layers} layers")
+    return turns
 
 
 def pre_norm(

@@ -1,20 +1,14 @@
 """SmolLM3 (Hugging Face, 2025): Llama of which one layer in four is not rotated."""
 
 from worker_svc.core.models.config_fields import ConfigFields
-from worker_svc.core.models.parts import attention, decoder, gated_mlp, pre_norm
+from worker_svc.core.models.parts import attention, decoder, gated_mlp, pre_norm, rotated_layers
 from worker_svc.core.models.spec import DecoderSpec, SublayerSpec
 
 
 def smollm3(fields: ConfigFields) -> DecoderSpec:
     """Windows, where they are used, are those of layers by their types."""
     has_bias, mlp_has_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
-    interval, turns = fields.count("no_rope_layer_interval", 4), fields.get("no_rope_layers")
-    num_layers = fields.count("num_hidden_layers")
-    if turns is None:
-        turns = [(number + 1) % interval for number in range(num_layers)]
-    if not isinstance(turns, list) or len(turns) != num_layers:
-        raise fields.wrong("no_rope_layers", f"must be a list of 0 or 1 for each of {num_layers} layers")
-    rope, has_windows = fields.rope(theta=2e6), fields.flag("use_sliding_window")
+    rope, has_windows, turns = fields.rope(theta=2e6), fields.flag("use_sliding_window"), rotated_layers(fields)
 
     def layer(number: int) -> tuple[SublayerSpec, ...]:
         attend = attention(

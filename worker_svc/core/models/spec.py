@@ -21,9 +21,9 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """RMS norm (Zhang and Sennrich, 2019), or layer norm without a bias (Ba et al., 2016), with a stored weight."""
+    """RMS norm (Zhang and Sennrich, 2019), or layer norm without a bias (Ba et al., 2016)."""
 
-    name: str
+    name: str | None  # of the stored weight; None: it is all one
     eps: float
     offset: float = 0.0  # is added to the stored weight
     is_centered: bool = False  # the mean is subtracted first: layer norm
@@ -50,6 +50,16 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TemperatureSpec:
+    """Queries that grow with their position, so that long contexts do not flatten the softmax (Nakanishi, 2025):
+    multiplied by 1 + attn_scale * log(1 + (position + 1) // floor_scale).
+    """
+
+    floor_scale: int  # tokens
+    attn_scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Grouped-query attention (Ainslie et al., 2023)."""
 
@@ -68,6 +78,8 @@ class AttentionSpec:
     norms_all_heads: bool = False  # these see all heads as one vector
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     window: int | None = None  # tokens that a query sees, itself included; None: all before it
+    chunk: int | None = None  # contexts are cut into so many tokens, of which a query sees those of its own alone
+    temperature: TemperatureSpec | None = None  # of queries
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
     sinks: str | None = None  # a tensor: of each head a score that takes part in the softmax and has no value
 
@@ -114,6 +126,8 @@ class LatentAttentionSpec:
 
     num_kv_heads: ClassVar[int] = 1
     window: ClassVar[int | None] = None
+    chunk: ClassVar[int | None] = None
+    temperature: ClassVar[TemperatureSpec | None] = None
     softcap: ClassVar[float | None] = None
     sinks: ClassVar[str | None] = None
     shares_values: ClassVar[bool] = True
@@ -174,6 +188,12 @@ class RouterSpec:
     num_chosen_groups: int = 1  # by the best scores in each
     num_group_scores: int = 2  # that are added up for a group: one or two
     has_bias: bool = False
+    weighs_inputs: bool = False  # an expert's weight is that of its input, not of what it gives
+
+    @property
+    def is_by_logits(self) -> bool:
+        """Return whether the choice is that of the largest logits: sigmoids of large ones are all 1."""
+        return self.score == "sigmoid" and self.correction is None and self.num_groups == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,12 @@ def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
     for expert in sorted({*ids.flatten().tolist()}):
         rows, places = (ids == expert).nonzero(as_tuple=True)
-        gates, ups = F.linear(x[rows], up.weight[expert], _of(up.bias, expert)).chunk(2, dim=-1)
+        inputs, weight = x[rows], weights[rows, places, None]
+        if experts.router.spec.weighs_inputs:
+            inputs, weight = (inputs * weight).to(x.dtype), torch.ones_like(weight)
+        gates, ups = F.linear(inputs, up.weight[expert], _of(up.bias, expert)).chunk(2, dim=-1)
         given = F.linear(gated(gates, ups, experts.activation), down.weight[expert], _of(down.bias, expert))
-        total.index_add_(0, rows, given.float() * weights[rows, places, None])
+        total.index_add_(0, rows, given.float() * weight)
     return residual + total.to(residual.dtype)
 
 
@@ -37,7 +40,7 @@ def choose_experts(x: Tensor, router: RouterLayer) -> tuple[Tensor, Tensor]:
     bias = None if router.bias is None else router.bias.float()
     logits = F.linear(x.float(), router.weight.float(), bias)
     scores = logits.softmax(-1) if spec.score == "softmax" else logits.sigmoid()
-    choice = scores if router.correction is None else scores + router.correction
+    choice = logits if spec.is_by_logits else scores if router.correction is None else scores + router.correction
     if spec.num_groups > 1:
         groups = choice.view(len(x), spec.num_groups, choice.shape[1] // spec.num_groups)
         best = groups.topk(spec.num_group_scores).values.sum(-1).topk(spec.num_chosen_groups).indices

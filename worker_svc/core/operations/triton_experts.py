@@ -11,9 +11,9 @@ from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
     routed, up, down = _route(x, experts.router), experts.input, experts.output
-    pairs = sort_pairs(routed.ids, len(up.weight))
-    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, activation=experts.activation)
-    add_tiles(gated, down.weight, down.bias, routed, pairs, residual)
+    pairs, of_inputs = sort_pairs(routed.ids, len(up.weight)), experts.router.spec.weighs_inputs
+    gated = gate_tiles(x, up.weight, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs)
+    add_tiles(gated, down.weight, down.bias, routed, pairs, residual, weighs=not of_inputs)
     return residual
 
 
@@ -27,6 +27,7 @@ def choosing_of(spec: RouterSpec) -> Choosing:
         num_groups=spec.num_groups,
         num_chosen_groups=spec.num_chosen_groups,
         num_group_scores=spec.num_group_scores,
+        is_by_logits=spec.is_by_logits,
     )
 
 

@@ -1,6 +1,7 @@
 """Decode attention against double precision: splits, groups of heads, block sizes, ragged and padded batches."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +32,11 @@ def check(
     window: int | None = None,
     softcap: float | None = None,
     has_sinks: bool = False,
+    chunk: int | None = None,
+    temperature: tuple[int, float] = (0, 0.0),
     dtype: torch.dtype = DTYPE,
 ) -> None:
-    count = len(past)
+    count, bounds = len(past), {"window": window, "chunk": chunk}
     sinks = randn(num_heads, seed=7, scale=2.0, dtype=dtype) if has_sinks else None
     draw = partial(randn, dtype=dtype)
     cache = paged(past, [each + 1 for each in past], num_kv_heads, head_dim, block_size, dtype=dtype)
@@ -57,6 +60,8 @@ def check(
         window=window,
         softcap=softcap,
         has_sinks=has_sinks,
+        chunk=chunk,
+        temperature=temperature,
     )
     decode_rows = DecodeRows(rows, torch.arange(count, device=DEVICE), contexts)
     for _ in range(rounds):  # the second finds what the first left in the scratch memory
@@ -71,7 +76,7 @@ def check(
         query = norm_rotate(query, norms and norms[0], EPS, table, position)
         key = norm_rotate(key, norms and norms[1], EPS, table, position)
         keys, values = torch.cat((cache.past_keys[slot], key)), torch.cat((cache.past_values[slot], value))
-        attended = attend(query, keys, values, length, window=window, softcap=softcap, sinks=sinks)
+        attended = attend(query, keys, values, length, **bounds, softcap=softcap, sinks=sinks, temperature=temperature)
         assert_near(out[rows[slot]], attended.flatten())
         cell = cells_of(cache.tables, slot, position, block_size)
         assert_near(cache.keys.flatten(0, 1)[cell], key)
@@ -102,6 +107,17 @@ def test_a_window_ends_with_the_new_token(window: int) -> None:
     check([0, 1, 19, 20, 70, 71], window=window)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 16, 20, 71, 500])
+def test_a_chunk_is_that_of_the_new_token(chunk: int) -> None:
+    check([0, 1, 15, 16, 19, 20, 21, 70, 71], chunk=chunk)
+
+
+def test_queries_grow_with_their_position() -> None:
+    check([0, 6, 7, 8, 70], temperature=(8, 0.5))
+    check([40, 5], temperature=(3, 1.0), softcap=2.0, has_norms=False, hidden_size=96)
+    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, temperature=(16, 0.3))
+
+
 def test_scores_are_capped_and_seen_within_a_window() -> None:
     check([0, 3, 70], softcap=0.7)
     check([40, 5], softcap=2.0, window=9, has_norms=False, hidden_size=96)
@@ -126,8 +142,16 @@ def test_a_window_is_cut_into_splits(monkeypatch: pytest.MonkeyPatch, window: in
     check([0, 4, 5, 29, 30, 90], window=window, softcap=1.0)
 
 
-def test_many_sequences_with_a_window() -> None:
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [5, 30])
+def test_a_chunk_is_cut_into_splits(monkeypatch: pytest.MonkeyPatch, chunk: int, ahead: int) -> None:
+    monkeypatch.setattr(module, "find_cut", lambda *_: ContextCut(3, 8, 16, 3, 2, None, ahead=ahead))
+    check([0, 4, 5, 29, 30, 59, 90], chunk=chunk)
+
+
+def test_many_sequences_with_a_window_or_chunks() -> None:
     check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, window=21)
+    check([3 * each for each in range(40)], num_heads=2, num_kv_heads=1, chunk=21)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
@@ -156,11 +180,11 @@ def test_heads_whose_dimensions_are_no_power_of_two(
     check([33], num_heads=3, num_kv_heads=1, head_dim=head_dim, has_norms=False, hidden_size=96)
 
 
-def launch_decode(head_dim: int, count: int) -> None:
+def launch_decode(head_dim: int, count: int, **kind: Any) -> None:
     qkv, out = torch.zeros(2, 64, 6 * head_dim, dtype=torch.bfloat16)
     cache, table = qkv.new_zeros(9, 16, 1, head_dim), torch.zeros(64, head_dim)
     column, tables = torch.zeros(count, dtype=torch.int64), torch.zeros(9, 9, dtype=torch.int32)
-    decode = DecodeAttention(count, 4, 1, head_dim, table, scale=head_dim**-0.5, block_size=16)
+    decode = DecodeAttention(count, 4, 1, head_dim, table, scale=head_dim**-0.5, block_size=16, **kind)
     rows = DecodeRows(column, column, column)
     decode.attend(qkv, None, EPS, rows, tables, cache, cache, out, is_finished=decode.takes_finished(count))
 
@@ -171,6 +195,17 @@ def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(
 ) -> None:
     kernel = f"worker_svc.core.kernels.attention.decode.{kernel}"
     compile_for_hopper(monkeypatch, kernel, "cp.async.cg", launch_decode, head_dim, count)
+
+
+def launch_chunked_decode() -> None:
+    for count in (1, 16, 200):  # by few splits that begin early, by more, by none
+        launch_decode(128, count, chunk=8192)
+        launch_decode(128, count, temperature=(8192, 0.1))
+
+
+def test_chunks_and_growing_queries_compile_for_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "worker_svc.core.kernels.attention.decode.attend_splits"
+    compile_for_hopper(monkeypatch, kernel, "cp.async.cg", launch_chunked_decode)
 
 
 def test_contexts_are_cut_by_what_tiles_of_a_head_take(monkeypatch: pytest.MonkeyPatch) -> None:

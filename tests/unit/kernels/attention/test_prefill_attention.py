@@ -1,5 +1,7 @@
 """Rotation, cache writes and attention of chunks against double precision: prefixes, tile edges, ragged batches."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,8 @@ def check(
     window: int | None = None,
     softcap: float | None = None,
     has_sinks: bool = False,
+    chunk: int | None = None,
+    temperature: tuple[int, float] = (0, 0.0),
 ) -> None:
     sinks = randn(num_heads, seed=7, scale=2.0) if has_sinks else None
     contexts = [before + chunk for before, chunk in zip(past, chunks, strict=True)]
@@ -58,7 +62,7 @@ def check(
         given = (given * unscaled.scales()).to(DTYPE)
     out = torch.full((len(positions), num_heads * head_dim), float("nan"), dtype=DTYPE, device=DEVICE)
     tiles = PrefillTiles(*(torch.tensor(column, device=DEVICE) for column in chunk_tiles(batch, 0)))
-    changes = {"window": window, "softcap": softcap, "sinks": sinks}
+    changes = {"window": window, "softcap": softcap, "sinks": sinks, "chunk": chunk, "temperature": temperature}
     prefill_attention(qkv, tiles, cache.tables, cache.keys, cache.values, out, head_dim**-0.5, **changes)
     query, key, value = given.view(len(given), -1, head_dim).split((num_heads, num_kv_heads, num_kv_heads), 1)
     query = norm_rotate(query, norms and norms[0], EPS, table, positions)
@@ -96,6 +100,17 @@ def test_each_query_sees_a_window_that_ends_with_itself(window: int) -> None:
     check([0, 90, 3], [70, 66, 1], window=window)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 64, 70, 128, 1000])
+def test_each_query_sees_its_own_chunk(chunk: int) -> None:
+    """Chunks of 64 and 128 tokens begin with a tile, whose rows see all tiles since then but the last ones."""
+    check([0, 90, 3, 127, 128], [70, 66, 1, 3, 130], chunk=chunk, num_heads=2, num_kv_heads=1)
+
+
+def test_queries_grow_with_their_position() -> None:
+    check([30, 0], [40, 9], temperature=(8, 0.5))
+    check([30, 0], [140, 9], temperature=(3, 1.0), softcap=2.0, has_norms=False)
+
+
 def test_scores_are_capped_within_a_window_or_without() -> None:
     check([30, 0], [40, 9], softcap=0.7)
     check([30, 0], [40, 9], softcap=2.0, window=11, has_norms=False)
@@ -110,16 +125,22 @@ def test_heads_whose_memory_is_aligned_to_eight_elements() -> None:
     check([20], [40], num_heads=5, num_kv_heads=1, head_dim=120)
 
 
-def launch_prefill() -> None:
+def launch_prefill(**kind: Any) -> None:
     qkv, out = torch.zeros(2, 64, 7 * 184, dtype=torch.bfloat16)
     cache, tables = qkv.new_zeros(9, 16, 1, 184), torch.zeros(9, 9, dtype=torch.int32)
     tiles = PrefillTiles(*torch.zeros(4, 1, dtype=torch.int64))
-    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184], 184**-0.5)
+    prefill_attention(qkv, tiles, tables, cache, cache, out[:, : 5 * 184], 184**-0.5, **kind)
+
+
+def launch_chunked_prefill() -> None:
+    launch_prefill(chunk=8192)
+    launch_prefill(temperature=(8192, 0.1))
 
 
 def test_tiles_that_are_padded_fit_a_hopper_and_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     where = "worker_svc.core.kernels.attention.prefill._prefill_attention"
     compile_for_hopper(monkeypatch, where, "cp.async.cg", launch_prefill)
+    compile_for_hopper(monkeypatch, where, "cp.async.cg", launch_chunked_prefill)
 
 
 @pytest.mark.parametrize("hidden_size", [96, 1024, 1500])

@@ -75,6 +75,23 @@ def test_tiles_give_the_sum_over_the_chosen_experts(
     assert_near(residual, expected)
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_weights_are_those_of_what_experts_are_given_or_of_what_they_give(*, has_bias: bool) -> None:
+    to, x = routed(40, "any"), randn(40, 64, seed=1)
+    up, down = randn(EXPERTS, 96, 64, seed=2, scale=0.1), randn(EXPERTS, 64, 48, seed=3, scale=0.1)
+    bias = randn(EXPERTS, 96, seed=5) if has_bias else None
+    pairs, ids = sort_pairs(to.ids, EXPERTS), to.ids.flatten().long()
+    between = gate_tiles(x, up, bias, to, pairs, activation="silu", weighs=True)
+    rows = x.double().repeat_interleave(TOP_K, 0) * to.weights.double().reshape(-1, 1)
+    product = torch.einsum("pk,pnk->pn", rows, up.double()[ids])
+    gate, ups = (product if bias is None else product + bias.double()[ids]).chunk(2, 1)
+    assert_near(between, gated(gate, ups, "silu"))
+    total = torch.zeros_like(x)
+    add_tiles(between, down, None, to, pairs, total, weighs=False)
+    given = torch.einsum("pk,pnk->pn", between.double(), down.double()[ids])
+    assert_near(total, given.unflatten(0, (-1, TOP_K)).sum(1))
+
+
 @pytest.mark.parametrize("num_pairs", [1, 5, 6, 100, 1000])
 def test_there_are_tiles_for_the_worst_routing(num_pairs: int) -> None:
     tile, used = tile_for(num_pairs, EXPERTS), min(num_pairs, EXPERTS)

@@ -56,6 +56,16 @@ def test_of_experts_that_are_as_good_the_first_are_chosen_whatever_rows_stand_be
     assert choose_experts(logits, None, choosing_of(SPEC)).ids.tolist() == [[0, 1, 2], [5, 0, 1], [0, 1, 2]]
 
 
+def test_of_logits_whose_sigmoids_are_all_one_the_largest_are_chosen() -> None:
+    spec = RouterSpec("router", 2, "sigmoid")
+    logits = torch.tensor([[30.0, 40.0, -3.0, 50.0]], device=DEVICE)
+    router = Router(spec, logits.t())
+    ids, weights = expected_experts(torch.ones(1, 1, device=DEVICE), router)
+    routed = choose_experts(logits, None, choosing_of(spec))
+    assert routed.ids.tolist() == ids.tolist() == [[3, 1]]
+    assert routed.weights.tolist() == weights.tolist() == [[1.0, 1.0]]
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the interpreter
 @pytest.mark.parametrize("spec", [SPEC, GROUPS], ids=["softmax", "groups"])
 def test_rows_that_are_no_numbers_still_name_experts(spec: RouterSpec) -> None:

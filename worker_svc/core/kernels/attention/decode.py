@@ -59,16 +59,20 @@ class DecodeAttention:
         window: int | None = None,
         softcap: float | None = None,
         has_sinks: bool = False,
+        chunk: int | None = None,
+        temperature: tuple[int, float] = (0, 0.0),
     ) -> None:
         """`scale`: of scores; `window`: tokens that are seen, the new one included; `softcap`: scores are softcap *
-        tanh(score / softcap); `has_sinks`: `attend` is given some.
+        tanh(score / softcap); `has_sinks`: `attend` is given some; `chunk`: contexts are cut into so many tokens, of
+        which the new one sees its own; `temperature`: the (floor_scale, attn_scale) of `tempered`, (0, 0.0): none.
         """
         device = rotary.device
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
         self.query_scale = scale * _LOG2E  # softmax is to the base of 2
-        self._window = window or 0
+        self._window, self._chunk = window or 0, chunk or 0
+        self._temperature = temperature
         self._softcap = (softcap or 0.0) * _LOG2E
         self._has_sinks = has_sinks
         self._rotary = rotary
@@ -92,7 +96,7 @@ class DecodeAttention:
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
     def _find_shares(self, sequences: int) -> Shares | None:
-        if self._window or self._softcap or self._has_sinks:
+        if self._window or self._chunk or self._temperature[0] or self._softcap or self._has_sinks:
             return None
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
@@ -207,6 +211,9 @@ class DecodeAttention:
             SPLIT=chosen.splits > 1,
             AHEAD=chosen.ahead,
             WINDOW=self._window,
+            CHUNK=self._chunk,
+            FLOOR_SCALE=self._temperature[0],
+            ATTN_SCALE=self._temperature[1],
             SOFTCAP=self._softcap,
             SINKS=sinks is not None,
             DEPENDENT=self._dependent,

@@ -5,14 +5,16 @@ programs read parts of one context.
 import triton
 import triton.language as tl
 
-from worker_svc.core.kernels.attention.decode_tiles import attend_tile, begin, constants
+from worker_svc.core.kernels.attention.decode_tiles import attend_tile, begin, constants, tempered
 from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.launch import release, wait
 
 
 @triton.jit
-def _unseen(context, WINDOW: tl.constexpr):
+def _unseen(context, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """Tokens at the beginning of a context that its last one does not see."""
+    if CHUNK > 0:
+        return (context - 1) // CHUNK * CHUNK
     return tl.maximum(0, context - WINDOW) if WINDOW > 0 else 0
 
 
@@ -57,6 +59,9 @@ def attend_splits(
     SPLIT: tl.constexpr,  # contexts may be cut
     AHEAD: tl.constexpr,  # past keys and values before the kernel ahead has ended: 0 none, 1 one tile, 2 all stages
     WINDOW: tl.constexpr,  # tokens that are seen, the new one included; 0: all
+    CHUNK: tl.constexpr,  # contexts are cut into so many tokens, of which the new one sees its own; 0: none
+    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next
+    ATTN_SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -73,7 +78,8 @@ def attend_splits(
     row = tl.load(rows_ptr + sequence)
     table = tables_ptr + tl.load(slots_ptr + sequence) * table_stride
     past = context - 1
-    unseen = _unseen(context, WINDOW)
+    unseen = _unseen(context, WINDOW, CHUNK)
+    scale = tempered(scale, past, FLOOR_SCALE, ATTN_SCALE)
     seen = past - unseen
     wanted = tl.minimum(max_splits, tl.maximum(1, (seen + SPLIT_T - 1) // SPLIT_T))
     length = tl.maximum(1, (seen + wanted * BLOCK_T - 1) // (wanted * BLOCK_T)) * BLOCK_T

@@ -19,6 +19,14 @@ def capped(scores, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def tempered(scale, positions, FLOOR_SCALE: tl.constexpr, ATTN_SCALE: tl.constexpr):
+    """The scale of queries at `positions`: more of it the later they come, as long as FLOOR_SCALE is not 0."""
+    if FLOOR_SCALE > 0:
+        scale *= 1.0 + ATTN_SCALE * tl.log(1.0 + ((positions + 1) // FLOOR_SCALE).to(tl.float32))
+    return scale
+
+
+@triton.jit
 def load_sinks(pointers, is_head):
     """Scores, to the base of 2, that take part in a softmax and have no value; none where there is no head."""
     return tl.load(pointers, mask=is_head, other=float("-inf")).to(tl.float32) * _LOG2E

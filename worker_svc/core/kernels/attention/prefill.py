@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.attention.decode_tiles import capped, load_sinks
+from worker_svc.core.kernels.attention.decode_tiles import capped, load_sinks, tempered
 from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
 from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
@@ -41,6 +41,9 @@ def _prefill_attention(
     BLOCK_T: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query sees, itself included; 0: all before it
+    CHUNK: tl.constexpr,  # contexts are cut into so many tokens, of which a query sees its own; 0: none
+    FLOOR_SCALE: tl.constexpr,  # see `tempered`, as the next
+    ATTN_SCALE: tl.constexpr,
     SOFTCAP: tl.constexpr,  # of scores, to the base of 2; 0: none
     SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -61,6 +64,8 @@ def _prefill_attention(
     if length == 0:
         return
     q = load(qkv_ptr + rows[:, None] * row_stride + head * D + dims[None, :], dims[None, :], D, is_row)
+    if FLOOR_SCALE > 0:
+        scale = tempered(scale, first + m, FLOOR_SCALE, ATTN_SCALE)[:, None]
     kv_head = head // G
     keys = keys_ptr + kv_head * head_stride + dims[:, None]
     values = values_ptr + kv_head * head_stride + dims[None, :]
@@ -76,6 +81,12 @@ def _prefill_attention(
     if WINDOW > 0:
         begin = tl.maximum(0, first + 1 - WINDOW) // BLOCK_T * BLOCK_T
         seen_by_all = begin
+    if CHUNK > 0:
+        own = first // CHUNK * CHUNK
+        begin = own // BLOCK_T * BLOCK_T
+        # Rows of two chunks, or of one that begins within a tile, do not all see the same.
+        is_alike = (begin == own) & ((last - 1) // CHUNK * CHUNK == own)
+        seen_by_all = tl.where(is_alike, seen_by_all, begin)
     for start in tl.range(begin, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
@@ -99,10 +110,12 @@ def _prefill_attention(
         is_seen = (positions[None, :] <= first + m[:, None]) & is_known[None, :]
         if WINDOW > 0:
             is_seen = is_seen & (positions[None, :] > first + m[:, None] - WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (positions[None, :] >= (first + m[:, None]) // CHUNK * CHUNK)
         scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
         ceiling = larger
-        if WINDOW > 0:
+        if WINDOW > 0 or CHUNK > 0:
             # A row of which no key was seen so far has no score that others could be compared with.
             ceiling = tl.where(larger == float("-inf"), 0.0, larger)
         p = tl.exp2(scores - ceiling[:, None])
@@ -111,7 +124,7 @@ def _prefill_attention(
         v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
         most = larger
-    if WINDOW > 0:
+    if WINDOW > 0 or CHUNK > 0:
         # Rows after the end of a tile may see nothing.
         total = tl.where(total > 0, total, 1.0)
     attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
@@ -143,13 +156,17 @@ def prefill_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
+    temperature: tuple[int, float] = (0, 0.0),
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
 
     qkv [tokens, more than num_heads * head_dim]: rotated queries stand first in a row; keys and values of these tokens
     are in the cache [num_blocks, block_size, num_kv_heads, head_dim] already; out [tokens, num_heads * head_dim];
     `scale`: of scores; `window`: tokens that a query sees, itself included; `softcap`: scores are softcap *
-    tanh(score / softcap); `sinks` [num_heads]: scores that take part in each head's softmax and have no value.
+    tanh(score / softcap); `sinks` [num_heads]: scores that take part in each head's softmax and have no value;
+    `chunk`: contexts are cut into so many tokens, of which a query sees its own; `temperature`: the (floor_scale,
+    attn_scale) of `tempered`, (0, 0.0): none.
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -180,6 +197,9 @@ def prefill_attention(
         BLOCK_T=tile.keys,
         STAGES=tile.stages,
         WINDOW=window or 0,
+        CHUNK=chunk or 0,
+        FLOOR_SCALE=temperature[0],
+        ATTN_SCALE=temperature[1],
         SOFTCAP=(softcap or 0.0) * _LOG2E,
         SINKS=sinks is not None,
         DEPENDENT=dependent,

@@ -28,6 +28,7 @@ class Choosing:
     num_groups: int  # of experts, one after the other: those of the best alone can be chosen
     num_chosen_groups: int  # by the best scores in each
     num_group_scores: int = 2  # that are added up for a group: one or two
+    is_by_logits: bool = False  # the largest are chosen, whatever their scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ def _choose_experts(
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
     GROUP_SCORES: tl.constexpr,
+    BY_LOGITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Of experts that are as good the first is chosen, so that a row's do not depend on the rows beside it."""
@@ -157,7 +159,7 @@ def _choose_experts(
     else:
         powers = tl.exp(logits - tl.max(logits, 0))
         scores = powers / tl.sum(powers, 0)
-    choice = scores
+    choice = logits if BY_LOGITS else scores
     if CORRECTED:
         choice += tl.load(correction_ptr + experts, mask=is_expert, other=0.0)
     choice = tl.where(is_expert, choice, float("-inf"))
@@ -199,6 +201,7 @@ def choose_experts(logits: Tensor, correction: Tensor | None, choosing: Choosing
         GROUPS=choosing.num_groups,
         CHOSEN_GROUPS=choosing.num_chosen_groups,
         GROUP_SCORES=choosing.num_group_scores,
+        BY_LOGITS=choosing.is_by_logits,
         DEPENDENT=dependent,
         **options(warps=1, dependent=dependent),
     )

@@ -80,6 +80,7 @@ def _gate_tiles(
     order_ptr,
     counts_ptr,
     firsts_ptr,
+    weights_ptr,  # f32[pairs]
     out_ptr,  # [pairs, N]
     N: tl.constexpr,
     K: tl.constexpr,
@@ -91,6 +92,7 @@ def _gate_tiles(
     STAGES: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
     DEPENDENT: tl.constexpr,
 ):
     """The weight is the tall operand of the products, so that pairs need not be padded to its height."""
@@ -112,6 +114,10 @@ def _gate_tiles(
             x = _load(xs + k, is_pair, is_input[:, None], EVEN)
             gate = tl.dot(_load(gates + k, is_output, is_input[None, :], EVEN), x, gate)
             up = tl.dot(_load(gates + N * K + k, is_output, is_input[None, :], EVEN), x, up)
+        if WEIGHS:
+            weights = tl.load(weights_ptr + pairs)[None, :]
+            gate *= weights
+            up *= weights
         if BIAS:
             biases = bias_ptr + expert * 2 * N + outputs[:, None]
             gate += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)
@@ -138,6 +144,7 @@ def _multiply_tiles(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,  # products are multiplied by the weights
     DEPENDENT: tl.constexpr,
 ):
     """See `_gate_tiles`."""
@@ -160,7 +167,8 @@ def _multiply_tiles(
         if BIAS:
             bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
             product += bias.to(tl.float32)
-        product *= tl.load(weights_ptr + pairs)[None, :]
+        if WEIGHS:
+            product *= tl.load(weights_ptr + pairs)[None, :]
         out = product.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + pairs[None, :] * N + outputs[:, None], out, mask=is_pair & is_output)
 
@@ -189,10 +197,17 @@ def _add_up(
 
 
 def gate_tiles(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, *, activation: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routed: Routed,
+    pairs: SortedPairs,
+    *,
+    activation: str,
+    weighs: bool = False,
 ) -> Tensor:
     """activation(gate) * up of each pair: x [rows, inputs], weight [experts, 2 * outputs, inputs], gates then ups, bias
-    [experts, 2 * outputs] -> [pairs, outputs].
+    [experts, 2 * outputs] -> [pairs, outputs]; `weighs`: inputs are multiplied by the pair's weight.
     """
     num_pairs, outputs = routed.ids.numel(), weight.shape[1] // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -205,6 +220,7 @@ def gate_tiles(
         pairs.order,
         pairs.counts,
         pairs.firsts,
+        routed.weights,
         out,
         N=outputs,
         K=x.shape[1],
@@ -216,6 +232,7 @@ def gate_tiles(
         STAGES=tile.stages,
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
+        WEIGHS=weighs,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )
@@ -223,10 +240,17 @@ def gate_tiles(
 
 
 def add_tiles(
-    x: Tensor, weight: Tensor, bias: Tensor | None, routed: Routed, pairs: SortedPairs, residual: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    routed: Routed,
+    pairs: SortedPairs,
+    residual: Tensor,
+    *,
+    weighs: bool = True,
 ) -> None:
-    """Add the weighted products of each row's pairs to it, in place: x [pairs, inputs], weight [experts, outputs,
-    inputs], bias [experts, outputs], residual [rows, outputs].
+    """Add the products of each row's pairs to it, weighted if `weighs`, in place: x [pairs, inputs], weight [experts,
+    outputs, inputs], bias [experts, outputs], residual [rows, outputs].
     """
     (rows, outputs), num_pairs = residual.shape, len(x)
     parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -249,6 +273,7 @@ def add_tiles(
         BLOCK_K=_MOST_INPUTS,
         STAGES=tile.stages,
         BIAS=bias is not None,
+        WEIGHS=weighs,
         DEPENDENT=dependent,
         **options(warps=tile.warps, dependent=dependent),
     )
