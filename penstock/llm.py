@@ -50,6 +50,8 @@ class LLM:
         swap_space: GiB of host memory for preempted sequences; only 0 so far (they are computed again).
         quantization: "fp8": weights of a checkpoint that is not quantized are rounded to 8-bit floats when they are
             read; None (or the checkpoint's own method): as it is stored.
+        kv_cache_dtype: "fp8" or "fp8_e4m3": keys and values are kept as 8-bit floats, times a scale for each layer that
+            the checkpoint has (`k_scale`, `v_scale`), else 1; "auto": they are kept as they are computed.
         max_num_seqs: sequences that run at once, no more than `max_num_batched_tokens`; None: 256, or as KV memory
             allows.
         max_num_batched_tokens: tokens that one step computes at most: longer prompts are computed in chunks; None: as
@@ -95,6 +97,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         swap_space: float = 0,
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         num_blocks: int | None = None,
@@ -140,6 +143,7 @@ class LLM:
         _check_choice("scheduling_policy", scheduling_policy, tuple(POLICIES))
         _check_choice("model_impl", model_impl, ("auto", "penstock", "transformers"))
         _check_choice("load_format", load_format, ("auto", "dummy"))
+        _check_choice("kv_cache_dtype", kv_cache_dtype, ("auto", "fp8", "fp8_e4m3"))
         _check_choice("attention", attention, ("auto", "torch", "triton"))
         _check_choice("prefill_attention", prefill_attention, ("auto", "triton", "flash_attn"))
         _check_choice("dtype", _dtype(dtype), ("auto", "float32", "bfloat16", "float16"))
@@ -162,6 +166,7 @@ class LLM:
                 model_impl=cast(Any, model_impl),
                 load_format=cast(Any, load_format),
                 quantization=quantization,
+                kv_cache_dtype=cast(Any, kv_cache_dtype),
                 attention=cast(Any, attention),
                 prefill_attention=cast(Any, prefill_attention),
                 cuda_graphs=cuda_graphs,

@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 _PREFILL_CHOSEN = "prefill attention chosen"
 
 _HOPPER = (9, 0)
+_FIRST_WITH_EIGHT_BITS = (8, 9)  # Ada
 _FLASH_HEAD_DIMS = (64, 128)
 _MOST_COMPILING = 16  # kernels at a time
 
@@ -250,6 +251,7 @@ def choose_compute(
         shape,
         num_heads,
         has_triton=has_triton,
+        has_eight_bits=device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_EIGHT_BITS,
         is_interpreted=has_triton and requested == "triton" and _is_interpreted(),
     )
     if choice.name == "torch":
@@ -274,6 +276,8 @@ def _look_for_flash_attention(
     if prefill == "flash_attn":
         if device.type != "cuda":
             raise invalid(f"prefill_attention is flash_attn, but the device is {device.type}", "prefill_attention")
+        if shape.scales is not None:
+            raise invalid("prefill_attention is flash_attn, but the KV cache has 8-bit floats", "prefill_attention")
     elif (reason := "asked for" if prefill == "triton" else _unmeasured(device, shape)) is not None:
         _log.info(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
         return None
@@ -305,6 +309,8 @@ def _unmeasured(device: torch.device, shape: KVCacheShape) -> str | None:
     """The reason why nobody knows whether a FlashAttention package would be faster, if so."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
         return "FlashAttention was measured on a Hopper only"
+    if shape.scales is not None:
+        return "FlashAttention is not given 8-bit floats"
     if shape.head_dim not in _FLASH_HEAD_DIMS:
         return f"FlashAttention was not measured with heads of {shape.head_dim} dimensions"
     return None

@@ -46,6 +46,7 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
     options = RunnerOptions(
         settings.model,
         dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
         rank=settings.rank,
         world_size=settings.tensor_parallel_size,

@@ -154,6 +154,7 @@ def _load_model(settings: WorkerSettings) -> LoadedWorker:
         revision=settings.revision,
         tokenizer=settings.tokenizer,
         dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,

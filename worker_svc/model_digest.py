@@ -20,7 +20,7 @@ def model_digest(checkpoint: Checkpoint, dtype: str, *, is_dummy: bool = False) 
 
     Args:
         checkpoint: its files.
-        dtype: in which it is computed.
+        dtype: in which it is computed, and what else of how it is kept makes other tokens.
         is_dummy: whether the weights are random ones.
 
     Raises:

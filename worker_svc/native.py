@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import torch
 
+from contract.domain.errors import invalid, unimplemented
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import choose_compute
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.placement import Placement
+from worker_svc.core.models.spec import AttentionSpec
 from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec
 from worker_svc.device import choose_dtype
+from worker_svc.kv_scales import read_kv_scales
 from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
 from worker_svc.model_config import read_model_config
 from worker_svc.products import model_products
@@ -24,6 +28,9 @@ from worker_svc.weights import fill_randomly, has_own_head, load_weights
 
 # Of the standard library: `LLM` runs in processes that are not ours to configure.
 _log = logging.getLogger(__name__)
+
+_AS_COMPUTED = "auto"
+KV_CACHE_DTYPES = (_AS_COMPUTED, "fp8", "fp8_e4m3")  # the last two are one
 
 
 class NativeLoader:
@@ -36,6 +43,7 @@ class NativeLoader:
             PenstockError: see `load_runner`.
         """
         self._config = _read_config(options, checkpoint)
+        _check_kv_cache(options.kv_cache_dtype, self._config)
 
     def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
         """Implement `Loader.describe`."""
@@ -66,6 +74,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
         options.block_size,
         dtype,
         shares_values=attention.shares_values,
+        scales=_kv_scales(source, config),
     )
     num_heads = heads.stop - heads.start
     compute = choose_compute(
@@ -85,7 +94,35 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     _fill(source, config, placement)
     model.prepare()
     weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
-    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, "penstock", _precision(config, dtype))
+    precision = _precision(config, shape)
+    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, "penstock", precision)
+
+
+def _check_kv_cache(kept: str, config: ModelConfig) -> None:
+    """Refuse what is not there for such a model."""
+    if kept not in KV_CACHE_DTYPES:
+        raise invalid(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {kept!r}", "kv_cache_dtype")
+    if kept == _AS_COMPUTED:
+        return
+    if config.attention.shares_values:
+        raise unimplemented("kv_cache_dtype", f"kv_cache_dtype {kept!r} of latent attention")
+    if config.quantization is not None and (other := config.quantization.other_kv_scheme) is not None:
+        raise unimplemented(
+            "kv_cache_dtype", f"kv_cache_dtype {kept!r} of a checkpoint whose KV cache scheme has {other}"
+        )
+
+
+def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
+    """Of all layers, the same for all workers of a checkpoint; None: keys and values are kept as they are computed."""
+    if source.options.kv_cache_dtype == _AS_COMPUTED:
+        return None
+    attentions = [each for each in config.decoder.attentions if isinstance(each, AttentionSpec)]
+    if source.is_random:
+        return KVScales.of_one(len(attentions))
+    scales = read_kv_scales(source.directory, attentions)
+    extra = {"keys": max(scales.keys), "values": max(scales.values)}
+    _log.info("keys and values are kept as 8-bit floats, times scales of at most", extra=extra)
+    return scales
 
 
 def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
@@ -119,6 +156,8 @@ def _fill(source: ModelSource, config: ModelConfig, placement: Placement) -> Non
     )
     _log.info("weights read", extra={"gigabytes": round(num_bytes / 1e9, 2)})
     _tell_conversions(config, placement)
+    if config.quantization is not None and config.quantization.has_kv_scales:
+        _tell_unused_kv_scales(source.options, placement)
 
 
 def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
@@ -134,11 +173,17 @@ def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
         event = "weights widened" if dtype == placement.dtype else "weights converted"
         extra = {"quantization": config.quantization.method, "to": name, "gigabytes": round(size / 1e9, 2)}
         _log.info(event, extra=extra)
-    if config.quantization.has_kv_scales:
-        reason = f"keys and values are kept in {str(placement.dtype).removeprefix('torch.')}, without scales"
+
+
+def _tell_unused_kv_scales(options: RunnerOptions, placement: Placement) -> None:
+    if options.kv_cache_dtype == _AS_COMPUTED:
+        dtype = str(placement.dtype).removeprefix("torch.")
+        reason = f"keys and values are kept in {dtype}: kv_cache_dtype fp8 keeps them in 8 bits"
         _log.warning("the checkpoint's scales of keys and values are not used", extra={"reason": reason})
 
 
-def _precision(config: ModelConfig, dtype: torch.dtype) -> str:
+def _precision(config: ModelConfig, shape: KVCacheShape) -> str:
+    """Of weights, and of the cache where that is another."""
     is_online = config.quantization is not None and isinstance(config.quantization.format, Fp8OnlineSpec)
-    return f"{dtype} fp8" if is_online else str(dtype)
+    weights = f"{shape.dtype} fp8" if is_online else str(shape.dtype)
+    return weights if shape.scales is None else f"{weights}, KV {shape.kept_dtype}"

@@ -11,6 +11,7 @@ class RunnerOptions:
     revision: str | None = None  # of a hub id
     tokenizer: str | None = None  # a directory or a hub id, of what grammars are made of; None: the model's
     dtype: str = "auto"  # auto: as stored, but float32 on a CPU
+    kv_cache_dtype: str = "auto"  # auto: as is computed; fp8, fp8_e4m3: 8-bit floats with fixed scales
     device: str = "auto"  # auto: cuda if there is one
     block_size: int = 16  # tokens
     max_num_seqs: int | None = None  # None: as suits the memory

@@ -26,7 +26,14 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata={"help": "what computes"})
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
-        default="auto", metadata={"help": "of weights and KV cache; auto: as stored, on a CPU float32"}
+        default="auto", metadata={"help": "of weights and what is computed; auto: as stored, on a CPU float32"}
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = field(
+        default="auto",
+        metadata={
+            "help": "of the KV cache; auto: dtype; fp8 or fp8_e4m3: 8-bit floats, times a scale for each layer that "
+            "the checkpoint has (k_scale, v_scale), else 1"
+        },
     )
     block_size: _Count = field(default=16, metadata={"help": "tokens of a KV block"})
     model_impl: Literal["auto", "penstock", "transformers"] = field(

@@ -77,6 +77,10 @@ class TransformersLoader:
             raise unimplemented(f"tensor_parallel_size {options.world_size} for a module of transformers'")
         if options.quantization is not None:
             raise unimplemented(f"quantization {options.quantization!r} for a module of transformers'")
+        if options.kv_cache_dtype != "auto":
+            raise unimplemented(
+                "kv_cache_dtype", f"kv_cache_dtype {options.kv_cache_dtype!r} for a module of transformers'"
+            )
         self._stored_dtype = _stored_dtype(checkpoint)
         self._module = read_module(checkpoint, checkpoint.context_length(options.max_model_len))
 

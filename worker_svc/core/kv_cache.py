@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker_svc.core.kv_scales import KEPT_DTYPE, KVScales
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
@@ -14,13 +16,19 @@ class KVCacheShape:
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # in which keys and values are computed
     shares_values: bool = False  # values are read out of the keys: nothing else is kept
+    scales: KVScales | None = None  # of what is kept as 8-bit floats; None: it is kept as it is computed
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Of what is in the cache."""
+        return self.dtype if self.scales is None else KEPT_DTYPE
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
-        of_keys = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        of_keys = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.kept_dtype.itemsize
         return of_keys if self.shares_values else 2 * of_keys
 
 
@@ -32,15 +40,24 @@ class KVCache:
     def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
         size = (shape.num_layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.shape = shape
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=device)
-        self.values = self.keys if shape.shares_values else torch.zeros(size, dtype=shape.dtype, device=device)
+        self.keys = torch.zeros(size, dtype=shape.kept_dtype, device=device)
+        self.values = self.keys if shape.shares_values else torch.zeros_like(self.keys)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [num_blocks, block_size, num_kv_heads, head_dim], views."""
         return self.keys[layer], self.values[layer]
 
+    def scales(self, layer: int) -> tuple[float, float]:
+        """Those of a layer's keys and values: kept numbers times these are what was computed."""
+        return (1.0, 1.0) if self.shape.scales is None else self.shape.scales.of_layer(layer)
+
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks in all layers; all sources are read before a target is written."""
-        self.keys.index_copy_(1, targets, self.keys.index_select(1, sources))
-        if not self.shape.shares_values:
-            self.values.index_copy_(1, targets, self.values.index_select(1, sources))
+        for cached in (self.keys,) if self.shape.shares_values else (self.keys, self.values):
+            moved = movable(cached)
+            moved.index_copy_(1, targets, moved.index_select(1, sources))
+
+
+def movable(cached: Tensor) -> Tensor:
+    """The same memory in a dtype that torch moves by index: it does not move 8-bit floats."""
+    return cached.view(torch.uint8) if cached.dtype == KEPT_DTYPE else cached

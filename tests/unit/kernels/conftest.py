@@ -1,5 +1,6 @@
 import inspect
 import os
+from typing import Any
 
 import pytest
 
@@ -58,5 +59,28 @@ def _look_once() -> None:
         interpreter._get_np_dtype = dtype_of_array
 
 
+def _round_to_eight_bits() -> None:
+    """Lets Triton's interpreter convert to and from 8-bit floats as devices do: its own way loses what is carried when
+    it rounds, and makes numbers of NaN.
+    """
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def convert_as_devices(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.float32, tl.float8e4nv):
+            exact = torch.from_numpy(values.view("float32"))
+            return exact.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        converted = convert(values, source, target, rounding)
+        if source == tl.float8e4nv:
+            converted[(values.view("uint8") & 0x7F) == 0x7F] = ~converted.dtype.type(0)  # all bits: NaN
+        return converted
+
+    interpreter._convert_float = convert_as_devices
+
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     _look_once()
+    _round_to_eight_bits()

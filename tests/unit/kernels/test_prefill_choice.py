@@ -18,6 +18,7 @@ from worker_svc import compute
 from worker_svc.compute import Compute, TritonCompute, choose_compute
 from worker_svc.core.attention.flash_attention import FlashAttention
 from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.kv_scales import KVScales
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 CHOSEN = "prefill attention chosen"
@@ -44,12 +45,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[FlashAttention]:
 
 
 def chosen(
-    monkeypatch: pytest.MonkeyPatch, prefill: str, capability: tuple[int, int], head_dim: int, requested: str = "auto"
+    monkeypatch: pytest.MonkeyPatch,
+    prefill: str,
+    capability: tuple[int, int],
+    head_dim: int,
+    requested: str = "auto",
+    *,
+    scales: KVScales | None = None,
 ) -> Compute:
     """What is chosen on a GPU of that kind, once its packages are imported."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(compute, "find_lines", lambda *_: LINES)
-    shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16)
+    shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16, scales=scales)
     found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, 4, products=())
     if isinstance(found, TritonCompute) and found._flash is not None:
         found._flash.result()
@@ -117,6 +124,17 @@ def test_where_torch_computes_it_attends_and_a_package_is_refused(
     assert said(caplog) == [("torch", "torch computes all attention")]
     with pytest.raises(PenstockError, match="is flash_attn, but torch computes"):
         chosen(monkeypatch, "flash_attn", HOPPER, 128, "torch")
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_package_is_given_eight_bits(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    scales = KVScales.of_one(1)
+    assert chosen(monkeypatch, "auto", HOPPER, 128, scales=scales).name == "triton"
+    assert said(caplog) == [("triton", "FlashAttention is not given 8-bit floats")]
+    with pytest.raises(PenstockError, match="is flash_attn, but the KV cache has 8-bit floats") as caught:
+        chosen(monkeypatch, "flash_attn", HOPPER, 128, scales=scales)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "prefill_attention")
 
 
 def test_no_package_attends_off_a_gpu() -> None:

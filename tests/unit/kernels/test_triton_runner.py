@@ -17,6 +17,7 @@ from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.runner import ModelRunner
 
@@ -111,7 +112,9 @@ LLAMA = parse_config(
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
 
 
-def make_runner(config: ModelConfig, compute: Compute, max_num_seqs: int = 6) -> ModelRunner:
+def make_runner(
+    config: ModelConfig, compute: Compute, max_num_seqs: int = 6, scales: KVScales | None = None
+) -> ModelRunner:
     limits = Limits(
         num_blocks=80,
         block_size=16,
@@ -126,7 +129,8 @@ def make_runner(config: ModelConfig, compute: Compute, max_num_seqs: int = 6) ->
     for shard in placement.wanted:
         mean = 1.0 if shard.name.endswith("norm.weight") else 0.0
         shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
-    shape = KVCacheShape(2, config.attention.num_kv_heads, config.attention.head_dim, limits.block_size, torch.float32)
+    heads = config.attention.num_kv_heads, config.attention.head_dim
+    shape = KVCacheShape(2, *heads, limits.block_size, torch.float32, scales=scales)
     cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
     cache.keys.fill_(torch.nan)  # what no sequence has written must not matter
     cache.values.fill_(torch.nan)
@@ -241,6 +245,20 @@ def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[
         assert len(fused.tops) == len(reference.tops)
         for found, expected in zip(fused.tops, reference.tops, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("config", [CONFIG, changed(**GPT_OSS), changed(**LLAMA4)], ids=["qwen3", "gpt_oss", "llama4"])
+def test_tokens_are_those_of_the_reference_where_eight_bits_are_kept(config: ModelConfig) -> None:
+    """Numbers that lie between two of 8 bits, but for rounding, may be kept as either."""
+    runs = []
+    for compute in (TorchCompute(""), TritonCompute("", DEVICE, LINES)):
+        drives = sequences([Sampling(temperature=0.0, num_logprobs=1)] * 6)
+        runner = make_runner(config, compute, scales=KVScales((0.01, 0.3), (0.02, 0.005)))
+        assert drive(runner, drives, chunk=24, window=2, stagger=2).num_mixed > 0
+        runs.append(drives)
+    assert [each.output for each in runs[1]] == [each.output for each in runs[0]]
+    for reference, fused in zip(*runs, strict=True):
+        assert fused.logprobs == pytest.approx(reference.logprobs, abs=2e-2)
 
 
 def test_logprobs_of_chosen_tokens_are_those_of_the_reference_beside_others() -> None:

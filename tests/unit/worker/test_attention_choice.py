@@ -6,6 +6,7 @@ import torch
 from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.attention.choice import Choice, choose
 from worker_svc.core.kv_cache import KVCacheShape
+from worker_svc.core.kv_scales import KVScales
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -19,10 +20,13 @@ def chosen(
     num_heads: int = 32,
     *,
     has_triton: bool = True,
+    has_eight_bits: bool = True,
     is_interpreted: bool = False,
+    scales: KVScales | None = None,
 ) -> Choice:
-    shape = KVCacheShape(1, 2, head_dim, 16, dtype)
-    return choose(requested, device, shape, num_heads, has_triton=has_triton, is_interpreted=is_interpreted)
+    shape = KVCacheShape(1, 2, head_dim, 16, dtype, scales=scales)
+    machine = {"has_triton": has_triton, "has_eight_bits": has_eight_bits, "is_interpreted": is_interpreted}
+    return choose(requested, device, shape, num_heads, **machine)
 
 
 def test_auto_takes_triton_for_half_precision_on_cuda() -> None:
@@ -45,6 +49,7 @@ def test_triton_has_heads_whose_dimensions_are_no_power_of_two(head_dim: int) ->
         ({"head_dim": 264}, "not of 264"),
         ({"num_heads": 34}, "more than 16 queries"),
         ({"has_triton": False}, "triton is not installed"),
+        ({"has_eight_bits": False, "scales": KVScales.of_one(1)}, "does not convert the 8-bit floats"),
     ],
 )
 def test_what_triton_cannot_do_goes_to_torch_and_the_reason_is_said(differs: dict, reason: str) -> None:
@@ -54,6 +59,12 @@ def test_what_triton_cannot_do_goes_to_torch_and_the_reason_is_said(differs: dic
     with pytest.raises(PenstockError, match=reason) as caught:
         chosen("triton", **differs)
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+def test_only_caches_of_eight_bits_need_a_card_that_converts_them() -> None:
+    assert chosen("auto", has_eight_bits=False).name == "triton"
+    assert chosen("auto", scales=KVScales.of_one(1)).name == "triton"
+    assert chosen("auto", dtype=torch.float32, scales=KVScales.of_one(1)).name == "torch"
 
 
 def test_torch_can_always_be_asked_for() -> None:

@@ -21,7 +21,14 @@ class Choice:
 
 
 def choose(
-    requested: str, device: torch.device, shape: KVCacheShape, num_heads: int, *, has_triton: bool, is_interpreted: bool
+    requested: str,
+    device: torch.device,
+    shape: KVCacheShape,
+    num_heads: int,
+    *,
+    has_triton: bool,
+    has_eight_bits: bool,
+    is_interpreted: bool,
 ) -> Choice:
     """Triton's kernels for half precision on CUDA, where they fit the model's heads; torch for everything else.
 
@@ -31,6 +38,7 @@ def choose(
         shape: of this rank's KV cache.
         num_heads: query heads of this rank.
         has_triton: whether it can be imported.
+        has_eight_bits: whether the device converts 8-bit floats by itself.
         is_interpreted: Triton's kernels run in its interpreter, on any device and in fp32 too.
 
     Raises:
@@ -40,7 +48,10 @@ def choose(
         raise invalid(f"attention must be auto, torch or triton, got {requested!r}", "attention")
     if requested == "torch":
         return Choice("torch", "asked for")
-    missing = _missing(device, shape, num_heads, has_triton=has_triton, is_interpreted=is_interpreted)
+    missing = "triton is not installed" if not has_triton else None
+    if missing is None and not is_interpreted:
+        missing = _missing(device, shape, has_eight_bits=has_eight_bits)
+    missing = missing or _unfit(shape, num_heads)
     if requested == "triton":
         if missing is not None:
             raise invalid(f"attention is triton, but {missing}: use torch or auto", "attention")
@@ -48,16 +59,15 @@ def choose(
     return Choice("triton", "half precision on CUDA") if missing is None else Choice("torch", missing)
 
 
-def _missing(
-    device: torch.device, shape: KVCacheShape, num_heads: int, *, has_triton: bool, is_interpreted: bool
-) -> str | None:
-    if not has_triton:
-        return "triton is not installed"
-    if not is_interpreted and device.type != "cuda":
+def _missing(device: torch.device, shape: KVCacheShape, *, has_eight_bits: bool) -> str | None:
+    """What the device lacks, or the dtypes do; None: nothing."""
+    if device.type != "cuda":
         return f"the device is {device.type}"
-    if not is_interpreted and shape.dtype not in _HALF:
+    if shape.dtype not in _HALF:
         return f"the dtype is {str(shape.dtype).removeprefix('torch.')}"
-    return _unfit(shape, num_heads)
+    if shape.scales is not None and not has_eight_bits:
+        return "the card does not convert the 8-bit floats of the KV cache by itself, as Ada and Hopper do"
+    return None
 
 
 def _unfit(shape: KVCacheShape, num_heads: int) -> str | None:

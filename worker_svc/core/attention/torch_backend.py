@@ -13,7 +13,8 @@ from torch import Tensor
 from worker_svc.core.attention.interface import AttentionKind, HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.linear.unscaled import Unscaled
-from worker_svc.core.kv_cache import KVCache
+from worker_svc.core.kv_cache import KVCache, movable
+from worker_svc.core.kv_scales import KEPT_DTYPE, narrow, widen
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.core.models.spec import TemperatureSpec
 from worker_svc.core.slots import I64
@@ -138,7 +139,8 @@ class TorchStepAttention:
         """Implement `StepAttention.attend`."""
         if unscaled is not None:
             qkv = (qkv * unscaled.scales()).to(qkv.dtype)
-        kind, (keys, values) = self._kinds[layer], self._cache.layer(layer)
+        kind, kept = self._kinds[layer], self._cache.layer(layer)
+        scales = self._cache.scales(layer)
         num_heads = self._num_kv_heads * self._queries_per_head
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
         query, key = heads[:, :num_heads], heads[:, num_heads : num_heads + self._num_kv_heads]
@@ -148,16 +150,28 @@ class TorchStepAttention:
         query, key = rotate(query, *angles), rotate(key, *angles)
         if kind.temperature is not None:
             query = (query * _tempered(kind.temperature, self.positions)).to(query.dtype)
-        keys.flatten(0, 1).index_copy_(0, self._slot_mapping, key)
+        self._write(kept[0], scales[0], key)
         if not self._cache.shape.shares_values:
-            values.flatten(0, 1).index_copy_(0, self._slot_mapping, heads[:, num_heads + self._num_kv_heads :])
+            self._write(kept[1], scales[1], heads[:, num_heads + self._num_kv_heads :])
         out = torch.empty_like(query)
         for group in self._groups:
-            out.index_copy_(0, group.tokens, self._attend_group(kind, group, query, keys, values, sinks=sinks))
+            attended = self._attend_group(kind, group, query, kept, scales, sinks=sinks)
+            out.index_copy_(0, group.tokens, attended)
         return out.flatten(1)
 
+    def _write(self, cached: Tensor, scale: float, new: Tensor) -> None:
+        new = narrow(new, scale) if cached.dtype == KEPT_DTYPE else new
+        movable(cached).flatten(0, 1).index_copy_(0, self._slot_mapping, movable(new))
+
     def _attend_group(
-        self, kind: AttentionKind, group: _Group, query: Tensor, keys: Tensor, values: Tensor, *, sinks: Tensor | None
+        self,
+        kind: AttentionKind,
+        group: _Group,
+        query: Tensor,
+        kept: tuple[Tensor, Tensor],
+        scales: tuple[float, float],
+        *,
+        sinks: Tensor | None,
     ) -> Tensor:
         head_dim = query.shape[-1]
         seqs, query_len, per_head = group.num_seqs, group.query_len, self._queries_per_head
@@ -171,12 +185,15 @@ class TorchStepAttention:
 
         # Whole blocks are gathered: far fewer and longer pieces than single KV slots. After a context is what others
         # have left there, and a mask does not hide all of it: 0 times NaN is NaN.
-        def gather(cached: Tensor) -> Tensor:
-            seen = cached.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.unseen, 0.0)
+        def gather(cached: Tensor, scale: float) -> Tensor:
+            seen = movable(cached).index_select(0, group.blocks).flatten(0, 1)
+            if cached.dtype == KEPT_DTYPE:
+                seen = widen(seen.view(KEPT_DTYPE), scale, query.dtype)
+            seen.index_fill_(0, group.unseen, 0.0)
             return seen.view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
 
-        gathered_keys = gather(keys)
-        gathered_values = gathered_keys if self._cache.shape.shares_values else gather(values)
+        gathered_keys = gather(kept[0], scales[0])
+        gathered_values = gathered_keys if self._cache.shape.shares_values else gather(kept[1], scales[1])
         mask = group.masks[kind.window, kind.chunk]
         if sinks is not None:
             sinks = sinks.view(self._num_kv_heads, per_head, 1).expand(-1, -1, query_len).reshape(1, *folded.shape[1:3])

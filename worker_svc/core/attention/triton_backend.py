@@ -63,6 +63,7 @@ class TritonAttention:
             has_sinks=kind.has_sinks,
             chunk=kind.chunk,
             temperature=_temperature(kind),
+            has_scales=shape.scales is not None,
         )
 
     def takes_finished(self, sequences: int) -> bool:
@@ -72,7 +73,7 @@ class TritonAttention:
     @property
     def takes_flash(self) -> bool:
         """Return whether a FlashAttention package may attend: in all layers, since steps are prepared for it once."""
-        return all(kind.is_plain for kind in self.kinds)
+        return self.cache.shape.scales is None and all(kind.is_plain for kind in self.kinds)
 
     def use_flash(self, flash: PagedAttention) -> None:
         """From now on a FlashAttention package attends where that gains much; only if `takes_flash`."""
@@ -250,6 +251,7 @@ class TritonStepAttention:
         kind = backend.kinds[layer]
         decode = backend.decodes[kind]
         keys, values = backend.cache.layer(layer)
+        scales = backend.cache.scales(layer)
         norms, eps = None, 0.0
         if head_norms is not None:
             norms, eps = (head_norms.query.weight, head_norms.key.weight), head_norms.query.eps
@@ -269,22 +271,23 @@ class TritonStepAttention:
                 first=0 if is_finished else num_decodes,
                 num_scaled=chunked.num_decodes if is_finished else None,
                 scale=decode.query_scale,
+                scales=scales,
             )
-        out = self._attend_chunks(kind, qkv, keys, values, sinks)
+        out = self._attend_chunks(layer, qkv, sinks)
         if num_decodes:
             if unscaled is not None and num_decodes <= MOST_SCALED_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
                 scale_rows(qkv[:num_decodes], unscaled)
                 unscaled = None
             rows = self._decode_rows
-            decode.attend(qkv, norms, eps, rows, tables, keys, values, out, unscaled, sinks, is_finished=is_finished)
+            given = qkv, norms, eps, rows, tables, keys, values, out
+            decode.attend(*given, unscaled, sinks, scales=scales, is_finished=is_finished)
         return out
 
-    def _attend_chunks(
-        self, kind: AttentionKind, qkv: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
-    ) -> Tensor:
+    def _attend_chunks(self, layer: int, qkv: Tensor, sinks: Tensor | None) -> Tensor:
         """A place for the heads of all tokens, in which those of chunks are attended."""
         backend, work = self._backend, self._chunked.work if self._chunked is not None else None
+        kind, (keys, values) = backend.kinds[layer], backend.cache.layer(layer)
         if isinstance(work, Chunks) and backend.flash is not None:
             query = qkv.view(len(qkv), -1, keys.shape[-1])[:, : backend.num_heads]
             return backend.flash(query, keys, values, work, kind.scale).flatten(1)
@@ -303,6 +306,7 @@ class TritonStepAttention:
                 sinks=sinks,
                 chunk=kind.chunk,
                 temperature=_temperature(kind),
+                scales=backend.cache.scales(layer),
             )
         return out
 

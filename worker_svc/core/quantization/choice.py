@@ -1,11 +1,12 @@
 """The format that a `quantization_config` describes, or an option asks for."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from contract.domain.errors import invalid
 from worker_svc.core.quantization import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
-from worker_svc.core.quantization.fields import dense_parts, refused
+from worker_svc.core.quantization.fields import dense_parts, other_kv_scheme, refused
 from worker_svc.core.quantization.spec import Fp8OnlineSpec, QuantizationSpec
 
 METHODS: dict[str, Callable[[Mapping[str, Any]], QuantizationSpec]] = {
@@ -23,7 +24,9 @@ def parse_quantization(config: Mapping[str, Any]) -> QuantizationSpec:
     method = config.get("quant_method", "unnamed")
     if method not in METHODS:
         raise refused(f"({method}; there are: {', '.join(sorted(METHODS))})")
-    return METHODS[method](config)
+    of_cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
+    other = other_kv_scheme(of_cache)
+    return replace(METHODS[method](config), has_kv_scales=of_cache is not None, other_kv_scheme=other)
 
 
 def choose_quantization(stored: QuantizationSpec | None, wanted: str | None) -> QuantizationSpec | None:

@@ -17,6 +17,7 @@ from worker_svc.core.quantization.spec import (
 
 METHOD = "compressed-tensors"
 _DENSE = (None, "dense")
+_ALL = ("re:.*",)  # layers
 # Of floats of 4 bits: inputs that share a scale, and the way the scales are told.
 _FP4: dict[str, tuple[int, str, FormatSpec]] = {
     "nvfp4-pack-quantized": (16, "tensor_group", Nvfp4Spec("weight_packed", "weight_global_scale", divides=True)),
@@ -28,6 +29,8 @@ _PACKED, _SINGLE = "pack-quantized", ("int-quantized", "naive-quantized")
 def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     """Read the method's fields, as `parse_quantization`."""
     groups = config.get("config_groups") or {}
+    if not groups and config.get("kv_cache_scheme") is not None:
+        return QuantizationSpec(Fp8TensorSpec(rounds_inputs=False), _ALL, method=METHOD, unused=KV_SCALES)
     if len(groups) != 1:
         raise refused(f"({METHOD}) with {len(groups)} config_groups")
     (group,) = groups.values()
@@ -41,7 +44,6 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
         tuple(config.get("ignore") or ()),
         method=METHOD,
         unused=(*INPUT_SCALES, ".input_global_scale", ".weight_shape", *KV_SCALES),
-        has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
 
 

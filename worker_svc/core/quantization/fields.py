@@ -6,7 +6,10 @@ from typing import Any
 from contract.domain.errors import ErrorCode, PenstockError
 from worker_svc.core.quantization.spec import parts_of_names
 
-KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale")  # of caches in 8 bits
+# Of caches in 8 bits.
+KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+_KV_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}
+_KV_NAMES = ("static", "fp8", "FP8")
 # Of inputs that are rounded with a scale that was measured before.
 INPUT_SCALES = (".input_scale", ".input_zero_point", ".activation_scale")
 _HEAD = "lm_head"
@@ -30,6 +33,14 @@ def require(method: str, name: str, value: Any, *wanted: Any) -> None:
     """
     if value not in wanted:
         raise refused(f"({method}) whose {name} is {value!r} and not {' or '.join(map(repr, wanted))}")
+
+
+def other_kv_scheme(told: Any) -> str | None:
+    """What a scheme for keys and values has other than 8-bit floats with one scale; None: nothing."""
+    if isinstance(told, Mapping):
+        others = [f"{name} {told[name]!r}" for name, usual in _KV_SCHEME.items() if told.get(name, usual) != usual]
+        return others[0] if others else None
+    return None if told is None or told in _KV_NAMES else repr(told)
 
 
 def group_size(method: str, config: Mapping[str, Any], name: str = "group_size") -> int | None:

@@ -20,7 +20,6 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
         dense_parts(METHOD, listed),
         method=METHOD,
         unused=(*INPUT_SCALES, *KV_SCALES),
-        has_kv_scales=config.get("kv_cache_scheme") is not None,
     )
 
 

@@ -21,11 +21,9 @@ def parse(config: Mapping[str, Any]) -> QuantizationSpec:
     require(METHOD, "quant_algo", algorithm, *_FORMATS)
     require(METHOD, "group_size", config.get("group_size"), None, 16)
     listed = config.get("ignore") or config.get("exclude_modules")
-    kv_cache = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     return QuantizationSpec(
         _FORMATS[algorithm],
         dense_parts(METHOD, listed, has_dense_head=False),
         method=METHOD,
         unused=(*INPUT_SCALES, *KV_SCALES),
-        has_kv_scales=kv_cache is not None,
     )

@@ -97,6 +97,7 @@ class QuantizationSpec:
     method: str = "compressed-tensors"  # as the configuration names it
     unused: tuple[str, ...] = ()  # suffixes of stored tensors that nothing here reads
     has_kv_scales: bool = False  # for keys and values in 8 bits
+    other_kv_scheme: str | None = None  # in which these are not 8-bit floats with one scale: by what it differs
 
     def covers(self, name: str) -> bool:
         """Return whether the layer called `name` is quantized."""

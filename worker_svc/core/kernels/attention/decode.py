@@ -61,10 +61,12 @@ class DecodeAttention:
         has_sinks: bool = False,
         chunk: int | None = None,
         temperature: tuple[int, float] = (0, 0.0),
+        has_scales: bool = False,
     ) -> None:
         """`scale`: of scores; `window`: tokens that are seen, the new one included; `softcap`: scores are softcap *
         tanh(score / softcap); `has_sinks`: `attend` is given some; `chunk`: contexts are cut into so many tokens, of
-        which the new one sees its own; `temperature`: the (floor_scale, attn_scale) of `tempered`, (0, 0.0): none.
+        which the new one sees its own; `temperature`: the (floor_scale, attn_scale) of `tempered`, (0, 0.0): none;
+        `has_scales`: keys and values are kept as 8-bit floats.
         """
         device = rotary.device
         self._num_heads = num_heads
@@ -74,7 +76,7 @@ class DecodeAttention:
         self._window, self._chunk = window or 0, chunk or 0
         self._temperature = temperature
         self._softcap = (softcap or 0.0) * _LOG2E
-        self._has_sinks = has_sinks
+        self._has_sinks, self._has_scales = has_sinks, has_scales
         self._rotary = rotary
         self._dependent = has_dependent_launch(device)
         self._row_bytes = tile_dims(head_dim) * item_bytes  # of a key in a tile
@@ -96,7 +98,9 @@ class DecodeAttention:
         return replace(chosen, splits=min(chosen.splits, triton.cdiv(len(self._rotary), chosen.split_tokens)))
 
     def _find_shares(self, sequences: int) -> Shares | None:
-        if self._window or self._chunk or self._temperature[0] or self._softcap or self._has_sinks:
+        if self._window or self._chunk or self._temperature[0] or self._softcap:
+            return None
+        if self._has_sinks or self._has_scales:
             return None
         return find_shares(sequences, self._num_kv_heads, self._row_bytes, self._multiprocessors)
 
@@ -135,6 +139,7 @@ class DecodeAttention:
         unscaled: Unscaled | None = None,
         sinks: Tensor | None = None,
         *,
+        scales: tuple[float, float] = (1.0, 1.0),
         is_finished: bool = False,
     ) -> None:
         """Write the new tokens' keys and values into the cache, and the attended heads into `out`.
@@ -143,7 +148,8 @@ class DecodeAttention:
         block_tables i32[slots, blocks], out [tokens, num_heads * head_dim]; rows of qkv and out that `rows` does not
         name are left alone.
         `unscaled`: of the rows of qkv; `sinks` [num_heads]: scores that take part in each head's softmax and have no
-        value; `is_finished`: keys and values are in the cache, queries normalised, rotated and
+        value; `scales`: of keys and values that are
+        kept as 8-bit floats; `is_finished`: keys and values are in the cache, queries normalised, rotated and
         multiplied by `query_scale`; only where `takes_finished` says so.
         """
         if (shares := self._find_shares(len(rows))) is not None:
@@ -152,7 +158,7 @@ class DecodeAttention:
             self._attend_shares(shares, qkv, rows, block_tables, keys, values, out)
         else:
             cut = self._cut(len(rows))
-            self._attend_splits(cut, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled, sinks)
+            self._attend_splits(cut, qkv, norms, eps, rows, block_tables, keys, values, out, unscaled, sinks, scales)
 
     def _attend_splits(
         self,
@@ -167,6 +173,7 @@ class DecodeAttention:
         out: Tensor,
         unscaled: Unscaled | None,
         sinks: Tensor | None,
+        scales: tuple[float, float],
     ) -> None:
         head_dim = self._head_dim
         queries = self._num_heads // self._num_kv_heads
@@ -190,7 +197,8 @@ class DecodeAttention:
             self._done,
             eps,
             unscaled.eps if unscaled is not None else 0.0,
-            self.query_scale,
+            self.query_scale * scales[0],
+            *scales,
             block_tables.stride(0),
             keys.stride(0),
             keys.stride(1),

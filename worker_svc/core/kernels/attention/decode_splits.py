@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from worker_svc.core.kernels.attention.decode_tiles import attend_tile, begin, constants, tempered
-from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims, widened
 from worker_svc.core.kernels.launch import release, wait
 
 
@@ -39,6 +39,8 @@ def attend_splits(
     eps,
     hidden_eps,
     scale,  # of scores, to the base of 2
+    key_scale,  # of keys that are kept as 8-bit floats, as the next
+    value_scale,
     table_stride,
     block_stride,
     token_stride,
@@ -101,8 +103,8 @@ def attend_splits(
             most = tl.full((GP,), float("-inf"), tl.float32)
             total = tl.zeros((GP,), tl.float32)
             acc = tl.zeros((GP, tile_dims(D)), tl.float32)
-            a1 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
-            a2 = tl.zeros((GP, tile_dims(HALF)), keys_ptr.dtype.element_ty)
+            a1 = tl.zeros((GP, tile_dims(HALF)), qkv_ptr.dtype.element_ty)
+            a2 = tl.zeros((GP, tile_dims(HALF)), qkv_ptr.dtype.element_ty)
             blocks = tl.load(table + (first + tile) // BLOCK_SIZE, mask=first + tile < last, other=0)
             for start in tl.range(first, tl.maximum(last, first + 1), BLOCK_T, num_stages=STAGES):
                 positions = start + tile
@@ -134,6 +136,8 @@ def attend_splits(
                         eps,
                         hidden_eps,
                         scale,
+                        key_scale,
+                        value_scale,
                         past,
                         kv_head,
                         split == num_splits - 1,
@@ -181,6 +185,8 @@ def attend_splits(
                 eps,
                 hidden_eps,
                 scale,
+                key_scale,
+                value_scale,
                 past,
                 kv_head,
                 split == num_splits - 1,
@@ -213,6 +219,7 @@ def attend_splits(
                 keys_2 = load(head_keys + HALF + offsets[None, :], half[:, None], HALF, is_past[None, :])
                 v = load(head_values + offsets[:, None], dims[None, :], D, is_past[:, None])
                 most, total, acc = attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP)
+        acc = widened(acc, values_ptr, value_scale)
         if not SPLIT or num_splits == 1:
             outs = out_ptr + row * (H * D) + (kv_head * G + group[:, None]) * D + dims[None, :]
             store(outs, (acc / total[:, None]).to(out_ptr.dtype.element_ty), dims[None, :], D, is_query)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from worker_svc.core.kernels.attention.head_dims import load, store, tile_dims
+from worker_svc.core.kernels.attention.head_dims import kept, load, store, tile_dims
 from worker_svc.core.kernels.linear.norm import row_scale
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -35,15 +35,15 @@ def load_sinks(pointers, is_head):
 @triton.jit
 def attend_tile(a1, a2, keys_1, keys_2, v, is_past, most, total, acc, SOFTCAP: tl.constexpr):
     """One tile of keys and values more: the running maximum, sum of exponentials and weighted values."""
-    scores = tl.dot(a1, keys_1)
-    scores = tl.dot(a2, keys_2, scores)
+    scores = tl.dot(a1, keys_1.to(a1.dtype))
+    scores = tl.dot(a2, keys_2.to(a2.dtype), scores)
     scores = capped(scores, SOFTCAP)
     scores = tl.where(is_past[None, :], scores, float("-inf"))
     larger = tl.maximum(most, tl.max(scores, 1))
     p = tl.exp2(scores - larger[:, None])
     alpha = tl.exp2(most - larger)
     total = total * alpha + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+    acc = tl.dot(p.to(a1.dtype), v.to(a1.dtype), acc * alpha[:, None])
     return larger, total, acc
 
 
@@ -79,6 +79,8 @@ def begin(
     eps,
     hidden_eps,
     scale,
+    key_scale,
+    value_scale,
     past,
     kv_head,
     is_last,  # this part of the context ends with the new token
@@ -128,13 +130,14 @@ def begin(
         if HIDDEN > 0:
             k1 *= from_hidden
             k2 *= from_hidden
-            v = (v.to(tl.float32) * from_hidden).to(values_ptr.dtype.element_ty)
+            v = v.to(tl.float32) * from_hidden
         if NORM:
             k_scale = 1.0 / tl.sqrt((tl.sum(k1 * k1) + tl.sum(k2 * k2)) / D + eps)
             k1 = k1 * k_scale * key_norm_1
             k2 = k2 * k_scale * key_norm_2
-        b1 = (k1 * cos - k2 * sin).to(keys_ptr.dtype.element_ty)
-        b2 = (k2 * cos + k1 * sin).to(keys_ptr.dtype.element_ty)
+        b1 = kept(k1 * cos - k2 * sin, keys_ptr, key_scale)
+        b2 = kept(k2 * cos + k1 * sin, keys_ptr, key_scale)
+        v = kept(v, values_ptr, value_scale)
         block = tl.load(table + past // BLOCK_SIZE).to(tl.int64)
         offset = block * block_stride + (past % BLOCK_SIZE) * token_stride + kv_head * head_stride
         store(keys_ptr + offset + half, b1, half, HALF)
@@ -152,4 +155,4 @@ def begin(
             total = alpha + tl.exp2(sinks - larger)
             acc *= alpha[:, None]
             most = larger
-    return a1.to(keys_ptr.dtype.element_ty), a2.to(keys_ptr.dtype.element_ty), most, total, acc
+    return a1.to(heads.dtype.element_ty), a2.to(heads.dtype.element_ty), most, total, acc

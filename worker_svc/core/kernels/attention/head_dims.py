@@ -36,6 +36,22 @@ def store(pointers, tile, dims, D: tl.constexpr, mask=None):
 
 
 @triton.jit
+def kept(x, pointers, scale):
+    """x as it is kept where `pointers` lead: of 8-bit floats x / scale, of which the largest stands for all beyond."""
+    if pointers.dtype.element_ty == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32) / scale, -448.0, 448.0)
+    return x.to(pointers.dtype.element_ty)
+
+
+@triton.jit
+def widened(sums, pointers, scale):
+    """Sums of numbers that were read where `pointers` lead, as they are meant: see `kept`."""
+    if pointers.dtype.element_ty == tl.float8e4nv:
+        sums *= scale
+    return sums
+
+
+@triton.jit
 def aligned(stride, D: tl.constexpr):
     """The stride of what holds heads of D alone, a multiple of 8: the compiler hears of strides only whether 16 divides
     them, and would read all others element by element.

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker_svc.core.kernels.attention.decode_tiles import capped, load_sinks, tempered
-from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims, widened
 from worker_svc.core.kernels.attention.tuning import find_prefill_tile
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
@@ -28,6 +28,7 @@ def _prefill_attention(
     tables_ptr,  # i32[slots, blocks]
     sinks_ptr,  # [H]: scores that take part in each head's softmax and have no value
     scale,  # of scores, to the base of 2
+    value_scale,  # of values that are kept as 8-bit floats
     row_stride,
     table_stride,
     block_stride,
@@ -91,21 +92,22 @@ def _prefill_attention(
         positions = start + tl.arange(0, BLOCK_T)
         blocks = tl.load(table + positions // BLOCK_SIZE).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = capped(tl.dot(q, load(keys + offsets[None, :], dims[:, None], D)) * scale, SOFTCAP)
+        k = load(keys + offsets[None, :], dims[:, None], D)
+        scores = capped(tl.dot(q, k.to(q.dtype)) * scale, SOFTCAP)
         larger = tl.maximum(most, tl.max(scores, 1))
         p = tl.exp2(scores - larger[:, None])
         alpha = tl.exp2(most - larger)
         total = total * alpha + tl.sum(p, 1)
         v = load(values + offsets[:, None], dims[None, :], D)
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None])
         most = larger
     for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
         positions = start + tl.arange(0, BLOCK_T)
         is_known = positions < last
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
-        scores = tl.dot(q, load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])) * scale
-        scores = capped(scores, SOFTCAP)
+        k = load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])
+        scores = capped(tl.dot(q, k.to(q.dtype)) * scale, SOFTCAP)
         # Rows after the end of a tile see what its last row sees: they are not stored, but may not divide by nothing.
         is_seen = (positions[None, :] <= first + m[:, None]) & is_known[None, :]
         if WINDOW > 0:
@@ -122,12 +124,12 @@ def _prefill_attention(
         alpha = tl.exp2(most - ceiling)
         total = total * alpha + tl.sum(p, 1)
         v = load(values + offsets[:, None], dims[None, :], D, is_known[:, None])
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None])
         most = larger
     if WINDOW > 0 or CHUNK > 0:
         # Rows after the end of a tile may see nothing.
         total = tl.where(total > 0, total, 1.0)
-    attended = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    attended = (widened(acc, values_ptr, value_scale) / total[:, None]).to(out_ptr.dtype.element_ty)
     store(out_ptr + rows[:, None] * (H * D) + head * D + dims[None, :], attended, dims[None, :], D, is_row)
 
 
@@ -158,6 +160,7 @@ def prefill_attention(
     sinks: Tensor | None = None,
     chunk: int | None = None,
     temperature: tuple[int, float] = (0, 0.0),
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Causal attention (Dao, FlashAttention-2, 2023) of the tiles' rows, into their rows of `out`.
 
@@ -166,7 +169,7 @@ def prefill_attention(
     `scale`: of scores; `window`: tokens that a query sees, itself included; `softcap`: scores are softcap *
     tanh(score / softcap); `sinks` [num_heads]: scores that take part in each head's softmax and have no value;
     `chunk`: contexts are cut into so many tokens, of which a query sees its own; `temperature`: the (floor_scale,
-    attn_scale) of `tempered`, (0, 0.0): none.
+    attn_scale) of `tempered`, (0, 0.0): none; `scales`: of keys and values that are kept as 8-bit floats.
     """
     head_dim = keys.shape[-1]
     num_heads = out.shape[1] // head_dim
@@ -183,7 +186,8 @@ def prefill_attention(
         tiles.slots,
         block_tables,
         sinks if sinks is not None else qkv,
-        scale * _LOG2E,
+        scale * scales[0] * _LOG2E,
+        scales[1],
         qkv.stride(0),
         block_tables.stride(0),
         keys.stride(0),

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker_svc.core.kernels.attention.head_dims import aligned, load, store, tile_dims
+from worker_svc.core.kernels.attention.head_dims import aligned, kept, load, store, tile_dims
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 from worker_svc.core.kernels.linear.norm import row_scale
 from worker_svc.core.kernels.linear.unscaled import Unscaled
@@ -52,6 +52,8 @@ def _rope_write(
     first,  # row
     num_scaled_ptr,  # i64[1]: rows, the first, whose queries are multiplied by `scale`
     scale,
+    key_scale,  # of keys that are kept as 8-bit floats, as the next
+    value_scale,
     block_stride,
     token_stride,
     head_stride,
@@ -97,9 +99,9 @@ def _rope_write(
     dtype = qkv_ptr.dtype.element_ty
     store(queries, (q1 * of_query).to(dtype), half, HALF, head < H)
     store(queries + HALF, (q2 * of_query).to(dtype), half, HALF, head < H)
-    store(keys_ptr + offset + half, k1.to(dtype), half, HALF, kv_head < HK)
-    store(keys_ptr + offset + HALF + half, k2.to(dtype), half, HALF, kv_head < HK)
-    store(values_ptr + offset + dims, (v * from_hidden).to(dtype), dims, D, kv_head < HK)
+    store(keys_ptr + offset + half, kept(k1, keys_ptr, key_scale), half, HALF, kv_head < HK)
+    store(keys_ptr + offset + HALF + half, kept(k2, keys_ptr, key_scale), half, HALF, kv_head < HK)
+    store(values_ptr + offset + dims, kept(v * from_hidden, values_ptr, value_scale), dims, D, kv_head < HK)
 
 
 def rope_write(
@@ -116,13 +118,14 @@ def rope_write(
     first: int = 0,
     num_scaled: Tensor | None = None,
     scale: float = 1.0,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Normalise and rotate the queries of the rows from `first` on in place; their keys, treated alike, and values go
     to the cache. Queries of the first `num_scaled` i64[1] rows are multiplied by `scale`, too.
 
     qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], norms each [head_dim], rotary f32[positions, head_dim],
     positions and slot_mapping i64[tokens], keys and values [num_blocks, block_size, num_kv_heads, head_dim];
-    `unscaled`: of the rows of qkv.
+    `unscaled`: of the rows of qkv; `scales`: of keys and values that are kept as 8-bit floats.
     """
     _, block_size, num_kv_heads, head_dim = keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
@@ -144,6 +147,7 @@ def rope_write(
         first,
         num_scaled if num_scaled is not None else positions,
         scale,
+        *scales,
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),
