@@ -43,6 +43,12 @@ def save_with_scales(
 ) -> PreTrainedModel:
     """A checkpoint with dense weights and the scales of all layers that do not have 1, under such names."""
     model = save_checkpoint(directory, variant)
+    add_scales(directory, names, scales)
+    return model
+
+
+def add_scales(directory: Path, names: tuple[str, str] = ("k_scale", "v_scale"), scales: Scales = SCALES) -> None:
+    """Store them beside dense weights, as compressed-tensors does."""
     tensors = load_file(directory / "model.safetensors")
     for layer, pair in enumerate(scales):
         for name, scale in zip(names, pair, strict=True):
@@ -52,15 +58,14 @@ def save_with_scales(
     path = directory / "config.json"
     told = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": _SCHEME}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": told}))
-    return model
 
 
 def rounded_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], scales: Scales = SCALES
 ) -> Tensor:
-    """f32[tokens, vocab_size]: what stands at each token, if keys and values are rounded."""
-    ids = torch.tensor([[*prompt, *token_ids]])
+    """f32[tokens, vocab_size] on the CPU: what stands at each token, if keys and values are rounded."""
+    ids = torch.tensor([[*prompt, *token_ids]], device=model.device)
     with torch.inference_mode():
         cache = RoundingCache(scales)
         logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=len(token_ids) + 1).logits[0, :-1]
-    return logits.float().log_softmax(-1)
+    return logits.float().log_softmax(-1).cpu()
