@@ -244,6 +244,7 @@ VARIANTS = (
         {
             **LLAMA4,
             "interleave_moe_layer_step": 2,
+            "rope_parameters": {**LLAMA3_ROPE, "high_freq_factor": 1.0},
             "use_qk_norm": False,
             "attn_temperature_tuning": False,
             "attention_bias": True,

@@ -128,7 +128,7 @@ def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": 0}, "rope_theta"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 0.5}}, "high_freq_factor"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}},

@@ -52,9 +52,12 @@ def _dynamic(rope: RopeSpec, frequencies: Tensor, max_model_len: int) -> Tensor:
 
 
 def _llama3(rope: RopeSpec, frequencies: Tensor, _max_model_len: int) -> Tensor:
-    """Wavelengths beyond the original context are divided by `factor`, short ones are kept, others are between."""
+    """Wavelengths beyond the original context are divided by `factor`, short ones are kept, others are between; of
+    Llama 4 Scout none are.
+    """
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # of a context of the original length
-    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    between = (rope.high_freq_factor - rope.low_freq_factor) or 1e-9
+    keep = ((turns - rope.low_freq_factor) / between).clamp(0.0, 1.0)
     return (1 - keep) * frequencies / rope.factor + keep * frequencies
 
 

@@ -145,8 +145,8 @@ def _dynamic(parameters: _Parameters, _dims: int) -> dict[str, Any]:
 def _llama3(parameters: _Parameters, _dims: int) -> dict[str, Any]:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor, low, high, original = map(parameters.number, names)
-    if high <= low:
-        raise parameters.fields.wrong("high_freq_factor", f"must exceed low_freq_factor ({low:g}), got {high:g}")
+    if high < low:
+        raise parameters.fields.wrong("high_freq_factor", f"must be at least low_freq_factor ({low:g}), got {high:g}")
     return {
         "factor": factor,
         "low_freq_factor": low,
