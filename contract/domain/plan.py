@@ -25,8 +25,8 @@ class Admission:
     slot: int
     token_ids: U32  # u32[num_tokens]: the prompt and, after a preemption, the output so far
     num_prompt_tokens: int  # how many of `token_ids` are prompt: penalties tell them apart
-    num_computed_tokens: int  # how many tokens have their KV in `block_ids` already
-    block_ids: U32  # u32[num_blocks]: the block table so far
+    num_computed_tokens: int  # how many tokens have their KV in `block_ids` already, as far as tokens to come see it
+    block_ids: U32  # u32[num_blocks]: the block tables so far, one kind of layers after the other
     sampling: Sampling
     seed: int  # unsigned 64-bit, of this sequence
     min_output_tokens: int = 0  # `stop_token_ids` cannot be sampled before this many output tokens
@@ -35,6 +35,18 @@ class Admission:
     eos_token_ids: tuple[int, ...] = ()  # of these one ends an output that its grammar may end
     prompt_logprobs: bool = False  # the prompt's are to be computed, as `sampling` says; nothing is computed so far
     pooling: Pooling | None = None  # the prompt becomes a vector, and its slot samples nothing; None: it samples
+    block_counts: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[kinds]: of `block_ids`; empty: all of the first
+    # u32[kinds]: blocks before those in `block_ids`, which no token to be computed sees; empty: none.
+    first_blocks: U32 = field(default_factory=lambda: NO_TOKENS)
+
+    @property
+    def tables(self) -> list[tuple[int, U32]]:
+        """By kind: the index of the first block that is there, and the blocks u32[num_blocks] from there on."""
+        if not len(self.block_counts):
+            return [(0, self.block_ids)]
+        blocks = np.split(self.block_ids, np.cumsum(self.block_counts)[:-1])
+        firsts = self.first_blocks.tolist() if len(self.first_blocks) else [0] * len(blocks)
+        return list(zip(firsts, blocks, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     append_slots: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[a]: slot that gets a block
     append_blocks: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[a]: the block, after those the slot has
+    append_kinds: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[a]: of the kind of layers; empty: of the first
     copy_sources: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[c]: whole blocks, copied before computing
     copy_targets: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[c]
     slots: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[s]: the slots that compute in this step

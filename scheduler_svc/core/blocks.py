@@ -36,6 +36,18 @@ def extend_hashes(hashes: list[bytes], root: bytes, token_ids: U32, block_size: 
         hashes.append(parent)
 
 
+def hash_of_kind(block_hash: bytes, kind: int) -> bytes:
+    """The hash of a block of one kind of layers, which has no other kind's content."""
+    return block_hash + bytes((kind,)) if kind else block_hash
+
+
+def hashes_of_kind(hashes: Sequence[bytes], kind: int, factor: int) -> Sequence[bytes]:
+    """The hashes of a sequence's full blocks of one kind, of which each is as long as `factor` of those of `hashes`."""
+    if kind == 0 and factor == 1:
+        return hashes
+    return [hash_of_kind(each, kind) for each in hashes[factor - 1 :: factor]]
+
+
 class BlockManager:
     """The holders of each block.
 

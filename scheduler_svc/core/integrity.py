@@ -7,6 +7,7 @@ from scheduler_svc.core.blocks import BlockManager
 from scheduler_svc.core.isolation import IsolatingQueue
 from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.sequence import SequenceState, Status
+from scheduler_svc.core.tables import held_blocks
 from scheduler_svc.core.worker import WorkerState
 
 
@@ -34,7 +35,8 @@ def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> N
         for slot, occupant in enumerate(worker.sequences):
             if occupant is not None:
                 assert requests.get(occupant.request.request_id) is occupant.request, f"slot {slot} has no request"
-                held.update(occupant.blocks)
+                held.update(held_blocks(occupant.tables))
+                _check_tables(worker, slot, occupant)
                 assert worker.serves(occupant), f"slot {slot} goes on with another model than it began with"
                 (_check_parked if worker.is_parked[slot] else _check_slot)(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
@@ -54,12 +56,11 @@ def _check_place(sequence: SequenceState, workers: Mapping[str, WorkerState], wa
     if sequence.status is Status.RUNNING:
         assert workers[sequence.worker_id].sequences[sequence.slot] is sequence, f"{name} is not in its slot"
     else:
-        assert not sequence.blocks, f"{name} holds blocks without running"
+        assert not sequence.tables, f"{name} holds blocks without running"
         assert (sequence.worker_id, sequence.slot) == ("", -1), f"{name} has a slot without running"
 
 
 def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
-    size = worker.limits.block_size
     columns = worker.num_tokens, worker.num_computed_tokens, worker.num_received_tokens
     num_tokens, num_computed, num_received = (int(column[slot]) for column in columns)
     name = f"slot {slot} of {worker.worker_id}"
@@ -73,10 +74,26 @@ def _check_slot(worker: WorkerState, slot: int, sequence: SequenceState) -> None
     assert num_tokens - num_computed == 1 or not worker.at_tip[slot], f"{name} is not at its tip"
     most = int(worker.max_num_tokens[slot])
     assert num_tokens - sequence.is_pooled <= most <= worker.limits.capacity, f"{name} is planned beyond its end"
-    assert int(worker.capacity[slot]) == len(sequence.blocks) * size, f"{name} has lost count of its blocks"
     assert num_computed <= int(worker.capacity[slot]), f"{name} has computed beyond its blocks"
-    for index in range(num_computed // size, len(sequence.blocks)):
-        assert worker.blocks.ref_counts[sequence.blocks[index]] == 1, f"{name} writes into a shared block"
+    for kind, table in zip(worker.limits.kinds, sequence.tables, strict=True):
+        for block in table.blocks[max(0, num_computed // kind.block_size - table.first) :]:
+            assert worker.blocks.ref_counts[block] == 1, f"{name} writes into a shared block"
+
+
+def _check_tables(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
+    """Of each kind, a sequence has all that a token to come sees, and no more than it may hold."""
+    name, limits = f"slot {slot} of {worker.worker_id}", worker.limits
+    position = min(int(worker.num_computed_tokens[slot]), int(worker.num_received_tokens[slot]) - 1)
+    num_tokens = int(worker.num_tokens[slot])
+    for kind, table in zip(limits.kinds, sequence.tables, strict=True):
+        assert table.first <= kind.first_seen(position), f"{name} has given up what its next token sees"
+        most = kind.most_blocks(num_tokens, limits.longest_step)
+        assert len(table.blocks) <= most, f"{name} holds {len(table.blocks)} blocks of a kind, not up to {most}"
+        given_up_at = kind.unseen_from(table.first)
+        is_noted = given_up_at is None or int(worker.gives_up_at[slot]) <= given_up_at
+        assert is_noted, f"{name} does not know when it gives up a block"
+    rooms = [kind.block_size * each.end for kind, each in zip(limits.kinds, sequence.tables, strict=True)]
+    assert int(worker.capacity[slot]) == min(rooms), f"{name} has lost count of its blocks"
 
 
 def _check_parked(worker: WorkerState, slot: int, sequence: SequenceState) -> None:
@@ -87,7 +104,6 @@ def _check_parked(worker: WorkerState, slot: int, sequence: SequenceState) -> No
     width = 0 if request.search is None else request.search.width
     places = {each.worker_id for each in request.sequences[:width]}
     assert request in worker.forking or places == {worker.worker_id}, f"{name} is kept from a beam that waits"
-    assert int(worker.capacity[slot]) == len(sequence.blocks) * worker.limits.block_size, f"{name} miscounts blocks"
 
 
 def _check_blocks(blocks: BlockManager, held: Counter[int]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState
+from scheduler_svc.core.tables import held_blocks
 from scheduler_svc.core.worker import WorkerState
 
 
@@ -17,7 +18,9 @@ class SequenceInfo:
     slot: int  # -1 while it does not run
     num_tokens: int  # prompt and output tokens known
     num_computed_tokens: int  # planned
-    block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]  # of all kinds of layers, one kind after the other
+    block_counts: tuple[int, ...]  # by kind: how many of these
+    first_blocks: tuple[int, ...]  # by kind: how many stood before these and are given up
     ref_counts: tuple[int, ...]  # of each block: how many sequences hold it
 
 
@@ -55,6 +58,7 @@ def describe_request(request: ScheduledRequest, workers: Mapping[str, WorkerStat
 
 
 def _describe(sequence: SequenceState, worker: WorkerState | None) -> SequenceInfo:
+    blocks = held_blocks(sequence.tables)
     return SequenceInfo(
         sequence=sequence.index,
         status=sequence.status.name.lower(),
@@ -62,6 +66,8 @@ def _describe(sequence: SequenceState, worker: WorkerState | None) -> SequenceIn
         slot=sequence.slot,
         num_tokens=sequence.num_tokens,
         num_computed_tokens=int(worker.num_computed_tokens[sequence.slot]) if worker else 0,
-        block_ids=tuple(sequence.blocks),
-        ref_counts=tuple(worker.blocks.ref_counts[block] for block in sequence.blocks) if worker else (),
+        block_ids=tuple(blocks),
+        block_counts=tuple(len(table.blocks) for table in sequence.tables),
+        first_blocks=tuple(table.first for table in sequence.tables),
+        ref_counts=tuple(worker.blocks.ref_counts[block] for block in blocks) if worker else (),
     )

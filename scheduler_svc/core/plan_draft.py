@@ -1,12 +1,14 @@
 """A plan in the making."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan
 from scheduler_svc.core.sequence import SequenceState
-from scheduler_svc.core.worker import I64, Reused, WorkerState
+from scheduler_svc.core.tables import Reused, Tables, held_blocks
+from scheduler_svc.core.worker import I64, WorkerState
 
 
 @dataclass(slots=True)
@@ -14,7 +16,7 @@ class PlanDraft:
     """The part of a plan that is not decoding."""
 
     admissions: list[Admission] = field(default_factory=list)
-    appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    appended: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, kind, block)
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
@@ -23,15 +25,17 @@ class PlanDraft:
     def admit(self, sequence: SequenceState, reused: Reused) -> None:
         """Tell the worker of a sequence that was placed, with the KV that it has of it."""
         request = sequence.request
-        if reused.copy_source is not None:
-            self.copied.append((reused.copy_source, sequence.blocks[len(reused.blocks)]))
+        for source, table, shared in zip(reused.copy_sources, sequence.tables, reused.tables, strict=True):
+            if source is not None:
+                self.copied.append((source, table.blocks[len(shared.blocks)]))
+        counts, firsts = _shape_of(sequence.tables)
         self.admissions.append(
             Admission(
                 slot=sequence.slot,
                 token_ids=sequence.token_ids(),
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=reused.num_tokens,
-                block_ids=np.array(sequence.blocks, np.uint32),
+                block_ids=np.array(held_blocks(sequence.tables), np.uint32),
                 sampling=request.sampling,
                 seed=sequence.seed,
                 min_output_tokens=request.queued.stopping.min_tokens if request.search is None else 0,
@@ -40,6 +44,8 @@ class PlanDraft:
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
                 prompt_logprobs=sequence.gives_prompt_logprobs,
                 pooling=request.queued.pooling,
+                block_counts=counts,
+                first_blocks=firsts,
             )
         )
 
@@ -62,7 +68,8 @@ class PlanDraft:
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""
-        appended, copied = _columns(self.appended), _columns(self.copied)
+        append_slots, append_kinds, append_blocks = _columns(self.appended, 3)
+        copy_sources, copy_targets = _columns(self.copied, 2)
         slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
         if self.chunks:
             chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks], np.uint32)
@@ -71,18 +78,26 @@ class PlanDraft:
             step=step,
             released_slots=np.array(released_slots, np.uint32) if released_slots else NO_TOKENS,
             admissions=tuple(self.admissions),
-            append_slots=appended[0],
-            append_blocks=appended[1],
-            copy_sources=copied[0],
-            copy_targets=copied[1],
+            append_slots=append_slots,
+            append_blocks=append_blocks,
+            append_kinds=append_kinds if np.count_nonzero(append_kinds) else NO_TOKENS,
+            copy_sources=copy_sources,
+            copy_targets=copy_targets,
             slots=slots,
             num_tokens=num_tokens,
         )
 
 
-def _columns(pairs: list[tuple[int, int]]) -> tuple[U32, U32]:
-    """Pairs as two columns."""
-    if not pairs:
+def _shape_of(tables: Tables) -> tuple[U32, U32]:
+    """By kind, the number of blocks and of those before them; empty if there is one table, and all of it."""
+    if len(tables) == 1 and not tables[0].first:
         return NO_TOKENS, NO_TOKENS
-    table = np.array(pairs, np.uint32)
-    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
+    counts, firsts = zip(*((len(table.blocks), table.first) for table in tables), strict=True)
+    return np.array(counts, np.uint32), np.array(firsts, np.uint32)
+
+
+def _columns(rows: Sequence[tuple[int, ...]], count: int) -> tuple[U32, ...]:
+    """Rows of so many numbers as columns."""
+    if not rows:
+        return (NO_TOKENS,) * count
+    return tuple(np.ascontiguousarray(column) for column in np.array(rows, np.uint32).T)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from scheduler_svc.core.sequence import SequenceState
-from scheduler_svc.core.worker import Reused, WorkerState
+from scheduler_svc.core.tables import Reused
+from scheduler_svc.core.worker import WorkerState
 
 _MAX_DEFERRALS = 8  # plans for which a sequence waits for the worker that has more of its prefix
 
@@ -15,19 +16,19 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     where the prompt's logprobs are asked for, or a vector of all its hidden states.
     """
     if sequence.computes_whole_prompt:
-        return Reused([], 0)
+        return worker.rules.nothing_reused()
     size = worker.limits.block_size
-    found: list[int] = []
+    found = worker.rules.nothing_reused()
     if has_cache:
-        found = worker.blocks.find(sequence.hashes(size)[: (sequence.num_tokens - 1) // size])
+        hashes = sequence.hashes(size)[: (sequence.num_tokens - 1) // size]
+        found = worker.rules.find(worker.blocks, hashes, size)
     num_shared = sequence.request.num_prompt_tokens - 1
-    if num_shared > len(found) * size:
+    if num_shared > found.num_tokens:
         for sibling in sequence.request.sequences:
-            if sibling.worker_id == worker.worker_id and sibling.prompt_issued:
-                whole, rest = divmod(num_shared, size)
-                # The block that the sample goes on writing in is copied: nobody writes into a shared block.
-                return Reused(sibling.blocks[:whole], num_shared, sibling.blocks[whole] if rest else None)
-    return Reused(found, len(found) * size)
+            has_it = sibling.worker_id == worker.worker_id and sibling.prompt_issued
+            if has_it and (shared := worker.rules.shared(sibling.tables, num_shared)) is not None:
+                return shared
+    return found
 
 
 def belongs_elsewhere(

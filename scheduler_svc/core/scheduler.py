@@ -7,6 +7,7 @@ the same thing.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ from scheduler_svc.core.rows import (
 from scheduler_svc.core.searching import NOTHING, fork, take, together, whole
 from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
-from scheduler_svc.core.worker import I64, Reused, WorkerLimits, WorkerState
+from scheduler_svc.core.tables import Reused
+from scheduler_svc.core.worker import I64, WorkerLimits, WorkerState
 
 _MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
 _NEARLY_FULL = 16  # a worker of whose slots fewer than one in so many is free
@@ -64,6 +66,7 @@ class Scheduler:
         if worker_id in self.workers:
             raise ValueError(f"worker {worker_id} is there already: remove it first")
         budget = min(limits.max_num_batched_tokens, self.config.max_num_batched_tokens or limits.max_num_batched_tokens)
+        limits = replace(limits, max_num_batched_tokens=budget, max_plans=self.config.plans_in_flight + 1)
         self.workers[worker_id] = WorkerState(worker_id, limits, budget, model_digest)
         idle = [s for r in self.requests.values() for s in r.sequences if s.status in (Status.WAITING, Status.HELD)]
         return self._end([end for sequence in idle if (end := unholdable(sequence, self.workers))])
@@ -217,12 +220,12 @@ class Scheduler:
         """The slots that decode in this step, each with a block for its next token; preempts while blocks are short."""
         slots = worker.decoding()
         while True:
-            short = slots[worker.num_computed_tokens[slots] >= worker.capacity[slots]]
-            if len(short) <= worker.blocks.num_free:
+            lacking = worker.lacking(slots)
+            if len(lacking) <= worker.blocks.num_free:
                 break
             self._preempt(worker, draft)
             slots = slots[worker.at_tip[slots]]
-        draft.appended = [(slot, worker.append_block(slot)) for slot in short.tolist()]
+        draft.appended = [(slot, kind, worker.append_block(slot, kind)) for slot, kind in lacking]
         return slots
 
     def _preempt(self, worker: WorkerState, draft: PlanDraft) -> None:
@@ -316,6 +319,7 @@ class Scheduler:
             if num_computed >= sequence.request.num_prompt_tokens:
                 sequence.prompt_issued = True
                 self.requests.wait_for_slots(sequence.request)
+        worker.give_up_blocks(decoding, (sequence for sequence, _ in draft.chunks))
         return plan
 
     # Ends.

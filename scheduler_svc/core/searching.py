@@ -21,7 +21,8 @@ from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.rows import NO_ROWS, SequenceEnd, joined, take_logprobs
 from scheduler_svc.core.search import Search
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
-from scheduler_svc.core.worker import Mask, Reused, StepError, WorkerState
+from scheduler_svc.core.tables import Tables, held_blocks
+from scheduler_svc.core.worker import Mask, StepError, WorkerState
 
 
 class Taken(NamedTuple):
@@ -61,11 +62,11 @@ def fork(worker: WorkerState, requests: Requests, draft: PlanDraft, budget: int)
     """
     for request, parents in list(worker.forking.items()):
         seated = [each for each in request.sequences if each.status is Status.RUNNING]
-        tables = {each.index: each.blocks for each in seated}
+        tables = {each.index: each.tables for each in seated}
         for sequence in seated:
-            worker.blocks.share(sequence.blocks)  # until the plan is made: what is copied from must not be copied to
+            draft.held.append(held_blocks(sequence.tables))
+            worker.blocks.share(draft.held[-1])  # until the plan is made: what is copied from must not be copied to
             worker.vacate(sequence)
-        draft.held += tables.values()
         for sequence in request.sequences[: len(parents)]:
             sequence.status = Status.RUNNING  # or waits
         for sequence, parent in zip(request.sequences, parents, strict=False):
@@ -179,14 +180,13 @@ def _seat(  # noqa: PLR0917
     requests: Requests,
     draft: PlanDraft,
     sequence: SequenceState,
-    table: list[int],
+    tables: Tables,
     budget: int,
 ) -> int:
     """Put a beam into a slot, with its parent's blocks; returns the tokens that it takes of `budget`."""
-    num_computed = sequence.num_tokens - 1
-    whole_blocks, rest = divmod(num_computed, worker.limits.block_size)
-    reused = Reused(table[:whole_blocks], num_computed, table[whole_blocks] if rest else None)
-    if not budget or not worker.has_slot or not worker.holds(sequence) or not worker.has_blocks(sequence, reused):
+    reused = worker.rules.shared(tables, sequence.num_tokens - 1)
+    has_room = budget and worker.has_slot and worker.holds(sequence)
+    if reused is None or not has_room or not worker.has_blocks(sequence, reused):
         requests.wait(sequence)
         return 0
     worker.place(sequence, reused)

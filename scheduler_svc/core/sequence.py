@@ -17,6 +17,7 @@ from scheduler_svc.core.beams import BeamRules
 from scheduler_svc.core.blocks import extend_hashes, root_hash
 from scheduler_svc.core.repetition import RepetitionDetector
 from scheduler_svc.core.search import Search
+from scheduler_svc.core.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,6 @@ class SequenceState:
 
     __slots__ = (
         "block_hashes",
-        "blocks",
         "chain",
         "gives_prompt_logprobs",
         "hash_block_size",
@@ -166,6 +166,7 @@ class SequenceState:
         "start_reason",
         "started",
         "status",
+        "tables",
         "worker_id",
     )
 
@@ -183,8 +184,8 @@ class SequenceState:
         self.start_reason = StartReason.TAKEN_OVER if self.started else StartReason.FIRST  # why it gets its next slot
         self.worker_id = ""
         self.slot = -1
-        self.blocks: list[int] = []
-        self.prompt_issued = False  # a plan that was issued before has computed the whole prompt in `blocks`
+        self.tables: Tables = ()
+        self.prompt_issued = False  # a plan that was issued before has computed the whole prompt in `tables`
         self.block_hashes: list[bytes] = []  # of the full blocks so far, for `hash_block_size`
         self.hash_block_size = 0
         self.gives_prompt_logprobs = False  # its first row since it got its slot says that they are kept

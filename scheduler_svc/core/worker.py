@@ -7,18 +7,20 @@ after that are told apart by the slot's generation.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.kv_kinds import KVKind, longest_sequence
 from contract.domain.plan import StepPlan, StepResult
 from contract.domain.timeline import Start
-from scheduler_svc.core.blocks import BlockManager
+from scheduler_svc.core.blocks import BlockManager, hash_of_kind
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
+from scheduler_svc.core.tables import Reused, TableRules
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -30,15 +32,23 @@ class WorkerLimits:
     """The capacity of a worker."""
 
     num_blocks: int  # KV blocks
-    block_size: int  # tokens of a block
+    block_size: int  # tokens of a block, of the kind of layers whose blocks have the fewest
     max_num_seqs: int  # slots
     max_model_len: int  # prompt and output tokens of one sequence
     max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
+    kinds: tuple[KVKind, ...] = ()  # of the model's layers; empty: all see all tokens before them
+    max_plans: int = 1  # that are planned before their results come
+    capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can generate
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", self.kinds or (KVKind(self.block_size),))
+        capacity = longest_sequence(self.kinds, self.num_blocks, self.longest_step, self.max_model_len)
+        object.__setattr__(self, "capacity", capacity)
 
     @property
-    def capacity(self) -> int:
-        """Prompt and output tokens of the longest sequence that the worker can generate."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+    def longest_step(self) -> int:
+        """Tokens by which a sequence may be planned to be ahead of what is known to be computed."""
+        return max(self.max_num_batched_tokens, self.max_plans)
 
 
 class StepError(PenstockError):
@@ -58,15 +68,6 @@ class PlannedStep:
     issued_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """KV of a sequence's first tokens that is on the worker already."""
-
-    blocks: list[int]  # full blocks to be shared
-    num_tokens: int  # that need not be computed
-    copy_source: int | None = None  # a block to copy after the shared ones
-
-
 @dataclass(slots=True)
 class WorkerState:
     """One worker in one epoch.
@@ -80,6 +81,7 @@ class WorkerState:
     limits: WorkerLimits
     max_num_batched_tokens: int  # of one plan
     model_digest: bytes = b""  # of the model that it has loaded
+    rules: TableRules = field(init=False)
     blocks: BlockManager = field(init=False)
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
@@ -88,7 +90,8 @@ class WorkerState:
     num_computed_tokens: I64 = field(init=False)
     num_received_tokens: I64 = field(init=False)
     max_num_tokens: I64 = field(init=False)  # tokens at which the sequence ends by count
-    capacity: I64 = field(init=False)  # tokens that its block table holds
+    capacity: I64 = field(init=False)  # tokens that its block tables hold
+    gives_up_at: I64 = field(init=False)  # position from which on no token sees all of its blocks, of such kinds
     num_prompt_tokens: I64 = field(init=False)
     min_tokens: I64 = field(init=False)
     num_registered_blocks: I64 = field(init=False)  # leading blocks that were offered to the prefix cache
@@ -116,12 +119,13 @@ class WorkerState:
 
     def __post_init__(self) -> None:
         slots = self.limits.max_num_seqs
+        self.rules = TableRules(self.limits.kinds, self.limits.longest_step)
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
         self.at_tip, self.is_pooled, self.may_not_repeat, self.is_beam, self.is_parked = (
             np.zeros(slots, np.bool_) for _ in range(5)
         )
-        self.generation, self.capacity, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(3))
+        self.generation, self.capacity, self.gives_up_at, self.placed_ns = (np.zeros(slots, np.int64) for _ in range(4))
         self.num_tokens, self.num_computed_tokens, self.num_received_tokens = (
             np.zeros(slots, np.int64) for _ in range(3)
         )
@@ -163,29 +167,25 @@ class WorkerState:
     def has_blocks(self, sequence: SequenceState, reused: Reused) -> bool:
         """Return whether all tokens of a waiting sequence fit now. While others run, a hundredth of the blocks is
         left to them, so that they do not preempt at once what was admitted."""
-        num_new = self._num_blocks(sequence) - len(reused.blocks)
+        num_new = self.rules.num_new(sequence.num_tokens, reused)
         spare = self.limits.num_blocks // 100 if self.num_running else 0
         return self.blocks.num_free - self.blocks.num_idle(reused.blocks) >= num_new + spare
 
-    def _num_blocks(self, sequence: SequenceState) -> int:
-        return -(-sequence.num_tokens // self.limits.block_size)
-
     def place(self, sequence: SequenceState, reused: Reused, now_ns: int = 0) -> int:
-        """Put a sequence into a free slot, with a table for all its tokens; returns the slot."""
-        self.blocks.share(reused.blocks)
-        blocks = reused.blocks + self.blocks.allocate(self._num_blocks(sequence) - len(reused.blocks))
+        """Put a sequence into a free slot, with tables for its tokens; returns the slot."""
+        tables = self.rules.make(sequence.num_tokens, reused, self.blocks)
         slot = self.free_slots.pop()
         request = sequence.request
         sequence.gives_prompt_logprobs = sequence.computes_prompt_logprobs
         sequence.status, sequence.started = Status.RUNNING, True
-        sequence.worker_id, sequence.slot, sequence.blocks = self.worker_id, slot, blocks
+        sequence.worker_id, sequence.slot, sequence.tables = self.worker_id, slot, tables
         self.sequences[slot] = sequence
         self.num_tokens[slot] = self.num_received_tokens[slot] = sequence.num_tokens
         self.num_computed_tokens[slot] = reused.num_tokens
         most = request.max_num_tokens(self.limits.capacity)
         self.is_beam[slot] = request.search is not None
         self.max_num_tokens[slot] = sequence.num_tokens + 1 if request.search is not None else most
-        self.capacity[slot] = len(blocks) * self.limits.block_size
+        self._note_tables(sequence)
         self.num_prompt_tokens[slot] = request.num_prompt_tokens
         self.min_tokens[slot] = request.queued.stopping.min_tokens
         self.num_registered_blocks[slot] = reused.num_tokens // self.limits.block_size
@@ -209,8 +209,9 @@ class WorkerState:
         """Take a sequence out of its slot: the next plan releases it, its blocks are free at once."""
         slot = sequence.slot
         sequence.chain = int(self.chains[slot])
-        self.blocks.free(sequence.blocks)
-        sequence.worker_id, sequence.slot, sequence.blocks, sequence.prompt_issued = "", -1, [], False
+        for table in sequence.tables:
+            self.blocks.free(table.blocks)
+        sequence.worker_id, sequence.slot, sequence.tables, sequence.prompt_issued = "", -1, (), False
         self.forking.pop(sequence.request, None)
         self.sequences[slot] = None
         self.special_slots.discard(slot)
@@ -228,12 +229,48 @@ class WorkerState:
         self.is_parked[sequence.slot] = True
         self.at_tip[sequence.slot] = False
 
-    def append_block(self, slot: int) -> int:
-        """Give the slot's table one more block; the caller has checked that one is free."""
+    def lacking(self, decoding: I64) -> list[tuple[int, int]]:
+        """The slot and kind of each block that sequences lack: those of the slots `decoding` i64[n] for their next
+        token, those that compute their prompts for chunks to come."""
+        short = decoding[self.num_computed_tokens[decoding] >= self.capacity[decoding]].tolist()
+        found = []
+        for slot in short:
+            position = int(self.num_computed_tokens[slot])
+            found += [(slot, kind) for kind in self.rules.lacking(self.sequence_in(slot).tables, position)]
+        for sequence in self.prefilling if self.rules.give_up else ():
+            num_tokens = int(self.num_tokens[sequence.slot])
+            found += [(sequence.slot, kind) for kind in self.rules.lacking_ahead(sequence.tables, num_tokens)]
+        return found
+
+    def append_block(self, slot: int, kind: int) -> int:
+        """Give one of the slot's tables one more block; the caller has checked that one is free."""
         (block,) = self.blocks.allocate(1)
-        self.sequence_in(slot).blocks.append(block)
-        self.capacity[slot] += self.limits.block_size
+        sequence = self.sequence_in(slot)
+        sequence.tables[kind].blocks.append(block)
+        self.capacity[slot] = self.rules.room(sequence.tables)
         return block
+
+    def give_up_blocks(self, decoding: I64, chunked: Iterable[SequenceState]) -> None:
+        """Let go of what no token to come sees; nothing is issued yet that writes there. Sequences in the slots
+        `decoding` i64[n] and those that advance by chunks are all that moved."""
+        if not self.rules.give_up:
+            return
+        due = decoding[self._positions(decoding) >= self.gives_up_at[decoding]].tolist()
+        for sequence in (*map(self.sequence_in, due), *chunked):
+            position = int(self._positions(np.array([sequence.slot]))[0])
+            for blocks in self.rules.take_unseen(sequence.tables, position):
+                self.blocks.free(blocks)
+            self._note_tables(sequence)
+
+    def _positions(self, slots: I64) -> I64:
+        """The first position that a plan to come may compute: a step may give a slot no token, so that the one that it
+        was planned for is computed again."""
+        return np.minimum(self.num_computed_tokens[slots], self.num_received_tokens[slots] - 1)
+
+    def _note_tables(self, sequence: SequenceState) -> None:
+        self.capacity[sequence.slot] = self.rules.room(sequence.tables)
+        if self.rules.give_up:
+            self.gives_up_at[sequence.slot] = self.rules.unseen_from(sequence.tables)
 
     def sequence_in(self, slot: int) -> SequenceState:
         """The occupant of a slot that is in use."""
@@ -254,11 +291,14 @@ class WorkerState:
 
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` findable; their tokens have come, their KV is planned."""
-        full = num_tokens // self.limits.block_size
-        hashes = sequence.hashes(self.limits.block_size)
-        for index in range(int(self.num_registered_blocks[sequence.slot]), full):
-            self.blocks.register(sequence.blocks[index], hashes[index])
-        self.num_registered_blocks[sequence.slot] = max(full, self.num_registered_blocks[sequence.slot])
+        size = self.limits.block_size
+        before, full = int(self.num_registered_blocks[sequence.slot]), num_tokens // size
+        hashes = sequence.hashes(size)
+        for kind, (table, factor) in enumerate(zip(sequence.tables, self.rules.factors(size), strict=True)):
+            for index in range(max(table.first, before // factor), full // factor):
+                block_hash = hash_of_kind(hashes[(index + 1) * factor - 1], kind)
+                self.blocks.register(table.blocks[index - table.first], block_hash)
+        self.num_registered_blocks[sequence.slot] = max(full, before)
 
     def issue(self, plan: StepPlan, tips: I64, now_ns: int) -> None:
         """Put a plan in flight; `tips` i64[sampling] are the slots that sample in it."""

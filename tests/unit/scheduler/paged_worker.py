@@ -1,7 +1,8 @@
 """A worker that takes the block table at its word.
 
 Its KV of a token is a hash of the token and of the KV before it, written to and read back from the pretended cache
-through the block table. A wrong, shared or too early reused block changes what is read, and fails an assertion.
+through the block tables of all kinds, as far as a token sees it. A wrong, shared or too early reused or given up block
+changes what is read, and fails an assertion.
 """
 
 from collections.abc import Collection
@@ -34,7 +35,7 @@ def likeliest(kv: int, count: int) -> tuple[list[int], list[float]]:
 class Slot:
     tokens: list[int]
     num_computed: int
-    blocks: list[int]
+    tables: list[dict[int, int]]  # by kind: block by index
     admission: Admission
 
 
@@ -42,7 +43,8 @@ class PagedWorker:
     def __init__(self, limits: WorkerLimits, model_digest: bytes = b"") -> None:
         self.limits = limits
         self.model_digest = model_digest
-        self.kv: dict[tuple[int, int], int] = {}
+        self.kv: dict[tuple[int, int], int] = {}  # by block and offset
+        self.owners: dict[int, int] = {}  # by block: the kind that wrote in it last
         self.slots: dict[int, Slot] = {}
         self.tips: dict[int, int] = {}  # by slot: the last KV of those that sampled in the last step
         self.num_copies = 0
@@ -55,10 +57,13 @@ class PagedWorker:
         for new in plan.admissions:
             assert new.slot not in self.slots
             assert new.slot < self.limits.max_num_seqs
-            blocks = new.block_ids.tolist()
-            self.slots[new.slot] = Slot(new.token_ids.tolist(), new.num_computed_tokens, blocks, new)
-        for slot, block in zip(plan.append_slots.tolist(), plan.append_blocks.tolist(), strict=True):
-            self.slots[slot].blocks.append(block)
+            tables = [dict(enumerate(blocks.tolist(), first)) for first, blocks in new.tables]
+            assert len(tables) == len(self.limits.kinds)
+            self.slots[new.slot] = Slot(new.token_ids.tolist(), new.num_computed_tokens, tables, new)
+        kinds = plan.append_kinds.tolist() or [0] * len(plan.append_slots)
+        for slot, kind, block in zip(plan.append_slots.tolist(), kinds, plan.append_blocks.tolist(), strict=True):
+            table = self.slots[slot].tables[kind]
+            table[max(table, default=self._first(slot, kind) - 1) + 1] = block
         self._copy(plan)
         sampled = self._compute(plan, silent)
         return StepResult(
@@ -89,7 +94,8 @@ class PagedWorker:
         assert not set(targets) & set(plan.copy_sources.tolist()), "copies must not depend on their order"
         for source, target in zip(plan.copy_sources.tolist(), targets, strict=True):
             self.num_copies += 1
-            for offset in range(self.limits.block_size):
+            self.owners[target] = self.owners.get(source, 0)
+            for offset in range(max(kind.block_size for kind in self.limits.kinds)):
                 self.kv.pop((target, offset), None)
                 if (source, offset) in self.kv:
                     self.kv[target, offset] = self.kv[source, offset]
@@ -97,7 +103,7 @@ class PagedWorker:
     def _compute(self, plan: StepPlan, silent: Collection[int]) -> list[tuple[int, list[int]]]:
         assert len(set(plan.slots.tolist())) == len(plan.slots)
         assert int(plan.num_tokens.sum()) <= self.limits.max_num_batched_tokens
-        written: dict[tuple[int, int], int] = {}  # a step does not see what other slots compute in it
+        written: dict[tuple[int, int, int], int] = {}  # a step does not see what other slots compute in it
         tips = []
         for index, num_tokens in zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True):
             slot = self.slots[index]
@@ -106,13 +112,19 @@ class PagedWorker:
             self.num_computed += num_tokens
             for position in range(slot.num_computed, slot.num_computed + num_tokens):
                 kv = chain.mix(kv ^ slot.tokens[position])
-                place = self._place(slot, position)
-                assert place not in written, "two slots write to one place"
-                written[place] = kv
+                for kind in range(len(self.limits.kinds)):
+                    place = self._place(slot, position, kind)
+                    assert (kind, *place) not in written, "two slots write to one place"
+                    written[kind, *place] = kv
             slot.num_computed += num_tokens
             if slot.num_computed == len(slot.tokens):
                 tips.append((index, kv))
-        self.kv.update(written)
+        for (kind, block, offset), kv in written.items():
+            if self.owners.get(block, kind) != kind:
+                for place in [place for place in self.kv if place[0] == block]:
+                    del self.kv[place]
+            self.owners[block] = kind
+            self.kv[block, offset] = kv
         self.tips = dict(tips)
         return [(index, self._sample(self.slots[index], kv, index in silent)) for index, kv in tips]
 
@@ -126,16 +138,25 @@ class PagedWorker:
         return slot.tokens[-1:]
 
     def _read(self, slot: Slot, num_tokens: int) -> int:
-        """The KV of the last of the first `num_tokens`, each read through the table and compared with its tokens."""
+        """The KV of the last of the first `num_tokens`, each that the next token sees read through the tables and
+        compared with its tokens."""
         kv = _start(self.model_digest)
         for position in range(num_tokens):
             kv = chain.mix(kv ^ slot.tokens[position])
-            place = self._place(slot, position)
-            assert self.kv.get(place) == kv, f"position {position} reads foreign or missing KV in block {place[0]}"
+            for index, kind in enumerate(self.limits.kinds):
+                if kind.window is None or position > num_tokens - kind.window:
+                    place = self._place(slot, position, index)
+                    found = self.kv.get(place) if self.owners.get(place[0]) == index else None
+                    assert found == kv, f"position {position} reads foreign or missing KV in block {place[0]}"
         return kv
 
-    def _place(self, slot: Slot, position: int) -> tuple[int, int]:
-        return slot.blocks[position // self.limits.block_size], position % self.limits.block_size
+    def _place(self, slot: Slot, position: int, kind: int) -> tuple[int, int]:
+        size = self.limits.kinds[kind].block_size
+        return slot.tables[kind][position // size], position % size
+
+    def _first(self, slot: int, kind: int) -> int:
+        """Index of the first block of a table that has none."""
+        return self.slots[slot].admission.tables[kind][0]
 
 
 def _start(model_digest: bytes) -> int:

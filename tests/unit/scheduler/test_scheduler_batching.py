@@ -308,7 +308,7 @@ def test_block_tables_and_requests_can_be_looked_at() -> None:
     scheduling.step()
     (table,) = scheduling.scheduler.block_table(request_id(1)) or ()
     assert (table.worker_id, table.slot, table.num_tokens, table.num_computed_tokens) == ("a", 0, 7, 6)
-    assert list(table.block_ids) == scheduling.paged["a"].slots[0].blocks
+    assert list(table.block_ids) == [*scheduling.paged["a"].slots[0].tables[0].values()]
     assert scheduling.scheduler.block_table(request_id(9)) is None
     first, second = scheduling.scheduler.list_requests()
     assert (first.tenant, first.priority, first.num_prompt_tokens) == ("t", 3, 6)

@@ -1,6 +1,7 @@
 """Whatever happens, the books balance and the outputs are those of undisturbed sequences."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,23 @@ from paged_worker import VOCAB
 from scheduling import EOS, Scheduling, make_request
 
 from contract.domain.finish import CancelReason
+from contract.domain.kv_kinds import KVKind
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
 WORKERS = ("a", "b")
+# Of the layers of a worker's model: how much larger than the smallest their blocks are, and their windows.
+KINDS = st.sampled_from(
+    [
+        ((1, None),),
+        ((1, None),),
+        ((1, 5),),
+        ((2, None), (1, 3)),
+        ((1, None), (1, 1)),
+        ((3, None), (1, 4)),
+        ((1, 2), (2, 7)),
+    ]
+)
 MODELS = (b"", b"new")  # while one replaces the other
 REASONS = (CancelReason.CLIENT, CancelReason.STOP, CancelReason.DEADLINE, CancelReason.SHUTDOWN)
 
@@ -31,15 +45,24 @@ class Machine(RuleBasedStateMachine):
         block_size=st.lists(st.integers(1, 4), min_size=2, max_size=2),
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
         forgiven_after=st.integers(1, 8),
+        kinds=st.lists(KINDS, min_size=2, max_size=2),
     )
-    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after):  # noqa: PLR0917
+    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after, kinds):  # noqa: PLR0917
         limits = {
-            worker_id: WorkerLimits(num_blocks[i], block_size[i], max_num_seqs[i], max_model_len=30)
+            worker_id: WorkerLimits(
+                num_blocks[i] * len(kinds[i]),
+                block_size[i],
+                max_num_seqs[i],
+                max_model_len=30,
+                max_num_batched_tokens=budget,
+                kinds=tuple(KVKind(block_size[i] * factor, window) for factor, window in kinds[i]),
+                max_plans=window + 1,
+            )
             for i, worker_id in enumerate(WORKERS)
         }
         # One capacity, so that where a sequence ran does not decide how long it may get.
         capacity = min(limit.capacity for limit in limits.values())
-        limits = {w: WorkerLimits(x.num_blocks, x.block_size, x.max_num_seqs, capacity) for w, x in limits.items()}
+        limits = {worker_id: replace(limit, max_model_len=capacity) for worker_id, limit in limits.items()}
         self.scheduling = Scheduling(
             limits,
             plans_in_flight=window,
@@ -144,10 +167,29 @@ TestAnyOrder.settings = settings(
 )
 
 
-@pytest.mark.parametrize(("seed", "window", "caching"), [(1, 1, True), (2, 2, True), (3, 3, False), (4, 4, True)])
-def test_nothing_leaks_after_ten_thousand_operations(seed: int, window: int, caching: bool) -> None:
+PLAIN = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
+WINDOWED = {
+    "a": WorkerLimits(26, 2, 6, 60, 16, kinds=(KVKind(6), KVKind(2, 7))),
+    "b": WorkerLimits(24, 4, 4, 60, 16, kinds=(KVKind(4, 9),)),
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "window", "caching", "limits"),
+    [
+        (1, 1, True, PLAIN),
+        (2, 2, True, PLAIN),
+        (3, 3, False, PLAIN),
+        (4, 4, True, PLAIN),
+        (5, 2, True, WINDOWED),
+        (6, 4, True, WINDOWED),
+        (7, 1, False, WINDOWED),
+    ],
+)
+def test_nothing_leaks_after_ten_thousand_operations(
+    seed: int, window: int, caching: bool, limits: dict[str, WorkerLimits]
+) -> None:
     dice = random.Random(seed)
-    limits = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
     scheduling = Scheduling(
         limits,
         plans_in_flight=window,
@@ -200,7 +242,7 @@ def test_the_paged_worker_notices_a_block_that_is_reused_too_early() -> None:
     scheduling.add(make_request(2, [4, 5, 6], max_tokens=8))
     scheduling.step()
     slots = scheduling.paged["a"].slots
-    slots[0].blocks[0] = slots[1].blocks[0]
+    slots[0].tables[0][0] = slots[1].tables[0][0]
     with pytest.raises(AssertionError, match="foreign or missing KV"):
         scheduling.step()
 
