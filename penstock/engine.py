@@ -65,7 +65,17 @@ class LLMEngine:
 
     def __init__(self, vocabulary: Vocabulary, runner: Runner, config: SchedulerConfig, *, seed: int = 0) -> None:
         limits = runner.limits
-        capacity = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+        offered = WorkerLimits(
+            limits.num_blocks,
+            limits.block_size,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            limits.max_num_batched_tokens,
+            limits.kinds,
+        )
+        self._scheduler = Scheduler(config)
+        self._scheduler.add_worker(_WORKER, offered)
+        capacity = self._scheduler.workers[_WORKER].limits.capacity
         vocabulary = replace(vocabulary, context_length=min(vocabulary.context_length, capacity))
         self.vocabulary = vocabulary
         self.progress = Progress()
@@ -73,17 +83,6 @@ class LLMEngine:
         self._seed = seed & _U64
         self.prompt_tokenizer = PromptTokenizer(vocabulary)
         self._detokenizer = Detokenizer(vocabulary.tokenizer)
-        self._scheduler = Scheduler(config)
-        self._scheduler.add_worker(
-            _WORKER,
-            WorkerLimits(
-                limits.num_blocks,
-                limits.block_size,
-                limits.max_num_seqs,
-                limits.max_model_len,
-                limits.max_num_batched_tokens,
-            ),
-        )
         self._launched: deque[_Launched] = deque()
         self._ids: dict[str, bytes] = {}
         self._outputs: dict[bytes, RequestOutput] = {}

@@ -67,6 +67,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     num_computed_tokens=sequence.num_computed_tokens,
                     block_ids=sequence.block_ids,
                     ref_counts=sequence.ref_counts,
+                    block_counts=sequence.block_counts,
+                    first_blocks=sequence.first_blocks,
                 )
                 for sequence in sequences
                 if sequence.status != "ended"

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import CancelReason, RequestError
+from contract.domain.kv_kinds import KVKind
 from contract.domain.logprob_records import unpack_records
 from contract.domain.params import MAX_N, Sampling
 from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
@@ -117,12 +119,19 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
     if not (info.num_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
         raise PoisonMessageError(f"a worker without blocks, slots or context: {info}".replace("\n", " "))
-    limits = WorkerLimits(info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len)
+    limits = WorkerLimits(info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, kinds=_kinds(info))
     if info.max_num_batched_tokens:
-        limits = WorkerLimits(
-            info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, info.max_num_batched_tokens
-        )
+        limits = dataclasses.replace(limits, max_num_batched_tokens=info.max_num_batched_tokens)
     return WorkerOffer(info.model, limits, info.home_shard, info.model_digest)
+
+
+def _kinds(info: results_pb2.WorkerInfo) -> tuple[KVKind, ...]:
+    kinds = tuple(KVKind(each.block_size, each.window if each.HasField("window") else None) for each in info.kinds)
+    sizes = sorted(each.block_size for each in kinds)
+    are_multiples = all(smaller and not larger % smaller for smaller, larger in pairwise(sizes))
+    if kinds and not (sizes[0] == info.block_size and are_multiples and all(each.window != 0 for each in kinds)):
+        raise PoisonMessageError(f"a worker whose kinds of layers do not fit together: {info}".replace("\n", " "))
+    return kinds
 
 
 def model_digest_of(worker: WorkerEntry) -> bytes | None:
@@ -146,6 +155,7 @@ def encode_plan(plan: StepPlan, session: bytes, incarnation: bytes, sent_ns: int
         admissions=[_admission(admission) for admission in plan.admissions],
         append_slots=_packed(plan.append_slots),
         append_blocks=_packed(plan.append_blocks),
+        append_kinds=_packed(plan.append_kinds),
         copy_sources=_packed(plan.copy_sources),
         copy_targets=_packed(plan.copy_targets),
         slots=_packed(plan.slots),
@@ -175,6 +185,8 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
         prompt_logprobs=admission.prompt_logprobs,
         pooling=encode_pooling(admission.pooling),
+        block_counts=_packed(admission.block_counts),
+        first_blocks=_packed(admission.first_blocks),
     )
 
 

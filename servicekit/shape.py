@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 
-PROTOCOL = "4"  # of messages and bus functions: raised by a change that services of before cannot live with
+PROTOCOL = "5"  # of messages and bus functions: raised by a change that services of before cannot live with
 
 Shape = Mapping[str, str]  # part → value, both without spaces; a service tells the parts that it knows
 

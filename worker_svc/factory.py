@@ -82,7 +82,8 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     profile = profiler.profile(loaded.weights_bytes, group)
     _log.info("memory profiled", extra={"seconds": _seconds(clock_ns() - started_ns)})
     explicit = options.max_model_len is not None
-    fitted = fit_model_len(max_model_len, profile, options.block_size, budget, explicit=explicit)
+    step = maker.max_num_batched_tokens
+    fitted = fit_model_len(max_model_len, profile, shape.layout.kinds, step, budget, explicit=explicit)
     started_ns = clock_ns()
     runner, profile = profiler.make_runner(profile, fitted)
     runner.take_grammars(_grammar_tokens(options, checkpoint, loaded.model.vocab_size))
@@ -114,7 +115,7 @@ def _step_sizes(
         num_layer_weights // options.world_size,
         flops_per_s,
         kv_bytes if options.num_blocks is None else None,
-        shape.block_bytes // shape.block_size,
+        shape.token_bytes,
     )
 
 

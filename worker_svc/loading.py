@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.domain.kv_kinds import KVKind, blocks_of_sequence
 from servicekit.checkpoint.facts import ModelFacts, model_facts
 from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.model import read_checkpoint
@@ -59,15 +60,18 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     facts = _simulated_facts(settings)
     eos_token_ids = facts.eos_token_ids or (0,)
     max_num_seqs = settings.max_num_seqs or DEFAULT_SIZES.max_num_seqs
-    useful_blocks = max_num_seqs * -(-facts.context_length // settings.block_size)
+    num_tokens = settings.max_num_batched_tokens or DEFAULT_SIZES.max_num_batched_tokens
+    kinds = _simulated_kinds(settings, facts.context_length)
+    useful_blocks = max_num_seqs * blocks_of_sequence(kinds, facts.context_length, num_tokens)
     limits = Limits(
         num_blocks=settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,
         max_model_len=facts.context_length,
-        max_num_batched_tokens=settings.max_num_batched_tokens or DEFAULT_SIZES.max_num_batched_tokens,
+        max_num_batched_tokens=num_tokens,
         vocab_size=facts.vocab_size,
         eos_token_ids=eos_token_ids,
+        kinds=kinds,
     )
     _wake_promptly()
     script = _script(settings, eos_token_ids[0])
@@ -83,6 +87,14 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     known = facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed
     digest = digest_of("simulated", *known, *answers)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
+
+
+def _simulated_kinds(settings: WorkerSettings, context_length: int) -> tuple[KVKind, ...]:
+    """All layers see all tokens; with a window, one of four does, as in many models."""
+    size, window = settings.block_size, settings.simulated_window
+    if window is None or window >= context_length:
+        return (KVKind(size),)
+    return KVKind(3 * size), KVKind(size, window)
 
 
 def _simulated_facts(settings: WorkerSettings) -> ModelFacts:

@@ -1,6 +1,6 @@
 """Makes runners over one loaded model, and finds out how much memory one needs beside weights and KV cache."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from contract.domain.errors import invalid
+from contract.domain.kv_kinds import KVKind, blocks_of_sequence
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from worker_svc.compute import ALL_GRAPHS, Compute
@@ -63,6 +64,7 @@ class RunnerMaker:
             max_model_len=max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             vocab_size=self.model.vocab_size,
+            kinds=self.shape.layout.kinds,
         )
         cache = KVCache(self.shape, num_blocks + 1, self.device)
         return self.compute.make_runner(
@@ -112,9 +114,9 @@ class Profiler:
             kv_bytes = options.kv_cache_memory_bytes
         num_blocks = options.num_blocks
         if num_blocks is None:
-            num_blocks = num_blocks_in(
-                kv_bytes, block_bytes, self._maker.max_num_seqs, self._max_model_len, options.block_size
-            )
+            maker = self._maker
+            each = blocks_of_sequence(maker.shape.layout.kinds, self._max_model_len, maker.max_num_batched_tokens)
+            num_blocks = num_blocks_in(kv_bytes, block_bytes, maker.max_num_seqs, each)
         num_blocks = group.minimum(num_blocks, self._maker.device)
         return MemoryProfile(
             total_bytes=self._budget.total_bytes if self._budget is not None else 0,
@@ -149,11 +151,11 @@ class Profiler:
         one of as many tokens as a step may have, and one after the longest context, all of which penalties look at.
         And with the two largest graphs, of which the second says what each further one takes.
         """
-        options, device = self._maker.options, self._maker.device
+        device = self._maker.device
         num_others = self._maker.max_num_seqs - 1
         lengths = [min(self._max_model_len, self._maker.max_num_batched_tokens - num_others)] + [1] * num_others
-        num_blocks = [-(-length // options.block_size) for length in lengths]
-        starts = np.cumsum([0, *num_blocks])
+        kinds = self._maker.shape.layout.kinds
+        num_blocks = sum(kind.num_blocks(length) for kind in kinds for length in lengths)
         before_bytes = torch.cuda.memory_allocated(device)
         free_bytes: list[int] = []
         allocated_bytes: list[int] = []
@@ -165,13 +167,13 @@ class Profiler:
             totals.append(total)
 
         runner = self._maker.make(
-            int(starts[-1]), self._max_model_len, num_graphs=2 if self._records else 0, observe=observe
+            num_blocks, self._max_model_len, num_graphs=2 if self._records else 0, observe=observe
         )
         made_bytes = torch.cuda.memory_allocated(device)
         state_bytes = (allocated_bytes or [made_bytes])[0] - before_bytes
-        state_bytes -= (int(starts[-1]) + 1) * self._maker.shape.block_bytes
+        state_bytes -= (num_blocks + 1) * self._maker.shape.block_bytes
         torch.cuda.reset_peak_memory_stats(device)
-        for plan in (_full_plan(lengths, starts), _long_plan(len(lengths), self._max_model_len, options.block_size)):
+        for plan in (_full_plan(lengths, kinds), _long_plan(len(lengths), self._max_model_len, kinds)):
             runner.launch(plan).result()
         step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
         runner.close()
@@ -196,19 +198,23 @@ class Profiler:
             ) from error
 
 
-def _full_plan(lengths: list[int], starts: NDArray[np.int64]) -> StepPlan:
-    """One step that prefills a sequence of each of `lengths`; blocks of sequence i begin at `starts[i]`."""
-    blocks = [np.arange(*ends, dtype=np.uint32) for ends in pairwise(starts.tolist())]
-    return _plan([_admission(slot, length, 0, blocks[slot]) for slot, length in enumerate(lengths)])
+def _full_plan(lengths: list[int], kinds: Sequence[KVKind]) -> StepPlan:
+    """One step that prefills a sequence of each of `lengths`, in blocks of its own."""
+    counts = [[kind.num_blocks(length) for kind in kinds] for length in lengths]
+    starts = np.cumsum([0, *map(sum, counts)]).tolist()
+    blocks = [np.arange(*ends, dtype=np.uint32) for ends in pairwise(starts)]
+    each = zip(lengths, blocks, counts, strict=True)
+    return _plan([_admission(slot, length, 0, mine, of_kinds) for slot, (length, mine, of_kinds) in enumerate(each)])
 
 
-def _long_plan(num_seqs: int, max_model_len: int, block_size: int) -> StepPlan:
+def _long_plan(num_seqs: int, max_model_len: int, kinds: Sequence[KVKind]) -> StepPlan:
     """One step that computes the last token of so many sequences, of which one is as long as any may be. What is in the
     cache does not matter: all its blocks are the first.
     """
-    blocks = np.zeros(-(-max_model_len // block_size), np.uint32)
-    others = [_admission(slot, 1, 0, blocks[:1]) for slot in range(1, num_seqs)]
-    return _plan([_admission(0, max_model_len, max_model_len - 1, blocks), *others])
+    counts = [kind.num_blocks(max_model_len) for kind in kinds]
+    ones = np.zeros(len(kinds), np.uint32)
+    others = [_admission(slot, 1, 0, ones, [1] * len(kinds)) for slot in range(1, num_seqs)]
+    return _plan([_admission(0, max_model_len, max_model_len - 1, np.zeros(sum(counts), np.uint32), counts), *others])
 
 
 def _plan(admissions: list[Admission]) -> StepPlan:
@@ -221,13 +227,17 @@ def _plan(admissions: list[Admission]) -> StepPlan:
     )
 
 
-def _admission(slot: int, num_tokens: int, num_computed: int, block_ids: NDArray[np.uint32]) -> Admission:
+def _admission(
+    slot: int, num_tokens: int, num_computed: int, block_ids: NDArray[np.uint32], counts: Sequence[int]
+) -> Admission:
+    """`counts`: of `block_ids`, by kind of layers."""
     return Admission(
         slot=slot,
         token_ids=np.zeros(num_tokens, np.uint32),
         num_prompt_tokens=num_tokens,
         num_computed_tokens=num_computed,
         block_ids=block_ids,
+        block_counts=np.array(counts, np.uint32),
         sampling=Sampling(top_p=0.9, presence_penalty=0.1, num_logprobs=1),
         seed=0,
     )

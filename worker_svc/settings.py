@@ -125,6 +125,10 @@ class WorkerSettings(ServiceSettings):
     eos_every: Annotated[int, msgspec.Meta(ge=0)] = field(
         default=0, metadata={"help": "simulated: about one token in so many is EOS; 0: none is"}
     )
+    simulated_window: _Count | None = field(
+        default=None,
+        metadata={"help": "simulated: tokens that three of four layers see, themselves included; none: all"},
+    )
     simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
         default=0, metadata={"help": "simulated: models with different ones give different tokens"}
     )

@@ -46,6 +46,9 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
     if len(session) != _ID_BYTES or len(incarnation) != _ID_BYTES or message.step == 0:
         raise PoisonMessageError("a StepPlan without a session, an incarnation or a step")
     append_slots, append_blocks = _columns("append", message.append_slots, message.append_blocks)
+    append_kinds = _column("append_kinds", message.append_kinds)
+    if len(append_kinds):
+        _columns("append", message.append_kinds, message.append_slots)
     copy_sources, copy_targets = _columns("copy", message.copy_sources, message.copy_targets)
     slots, num_tokens = _columns("slots", message.slots, message.num_tokens)
     plan = StepPlan(
@@ -54,6 +57,7 @@ def decode_plan(payload: bytes) -> ReceivedPlan:
         admissions=tuple(_admission(admission) for admission in message.admissions),
         append_slots=append_slots,
         append_blocks=append_blocks,
+        append_kinds=append_kinds,
         copy_sources=copy_sources,
         copy_targets=copy_targets,
         slots=slots,
@@ -106,6 +110,7 @@ def worker_info(
         world_size=world_size,
         device=device,
         model_digest=model_digest,
+        kinds=[results_pb2.KVKind(block_size=each.block_size, window=each.window) for each in limits.kinds],
     )
 
 
@@ -143,12 +148,16 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         sampling = decode_sampling(message.sampling)
     except PenstockError as error:
         raise PoisonMessageError(error.message) from error
+    block_ids = _column("block_ids", message.block_ids)
+    block_counts, first_blocks = _columns("kinds", message.block_counts, message.first_blocks)
+    if len(block_counts) and int(block_counts.sum()) != len(block_ids):
+        raise PoisonMessageError(f"{len(block_ids)} blocks for a sequence, of its kinds {block_counts.tolist()}")
     return Admission(
         slot=message.slot,
         token_ids=_column("token_ids", message.token_ids),
         num_prompt_tokens=message.num_prompt_tokens,
         num_computed_tokens=message.num_computed_tokens,
-        block_ids=_column("block_ids", message.block_ids),
+        block_ids=block_ids,
         sampling=sampling,
         seed=message.seed,
         min_output_tokens=message.min_output_tokens,
@@ -157,6 +166,8 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
         prompt_logprobs=message.prompt_logprobs,
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
+        block_counts=block_counts,
+        first_blocks=first_blocks,
     )
 
 

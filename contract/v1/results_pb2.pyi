@@ -137,12 +137,13 @@ class WorkerInfo(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that it has loaded."""
     num_blocks: _builtins.int
     """KV blocks that the scheduler may use (the minimum over its ranks)."""
     block_size: _builtins.int
-    """Tokens a block holds."""
+    """Tokens a block holds, of the kind of layers whose blocks hold the fewest."""
     max_num_seqs: _builtins.int
     """Slots: sequences at once."""
     max_model_len: _builtins.int
@@ -157,6 +158,12 @@ class WorkerInfo(_message.Message):
     """What computes: cpu, cuda or simulated."""
     model_digest: _builtins.bytes
     """8 bytes: digest of the model that it has loaded; workers with different digests give different tokens."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKind]:
+        """The kinds of layers that keep keys and values, each of which has blocks of its own; empty: all layers see all tokens
+        before them.
+        """
+
     def __init__(
         self,
         *,
@@ -170,11 +177,42 @@ class WorkerInfo(_message.Message):
         world_size: _builtins.int = ...,
         device: _builtins.str = ...,
         model_digest: _builtins.bytes = ...,
+        kinds: _abc.Iterable[Global___KVKind] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "home_shard", b"home_shard", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "home_shard", b"home_shard", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class KVKind(_message.Message):
+    """Layers of a model whose tokens see as much as each other's. All blocks have the same bytes: one of a kind of few layers
+    holds more tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    block_size: _builtins.int
+    """Tokens a block holds, a multiple of the smallest of any kind."""
+    window: _builtins.int
+    """Tokens that a token sees, itself included; absent: all before it."""
+    def __init__(
+        self,
+        *,
+        block_size: _builtins.int = ...,
+        window: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "block_size", b"block_size", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+
+Global___KVKind: _TypeAlias = KVKind  # noqa: Y015

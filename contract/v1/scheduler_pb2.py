@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from contract.v1 import status_pb2 as penstock_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/scheduler.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/status.proto\"\x18\n\x16GetSchedulerStatusCall\"\xa0\x01\n\x0fSchedulerStatus\x12+\n\x07service\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.penstock.v1.WorkerBooks\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\"\xd4\x01\n\x0bWorkerBooks\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bused_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nused_slots\x18\x07 \x01(\r\x12\x11\n\tnum_slots\x18\x08 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\"\'\n\x11GetBlockTableCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\x12GetBlockTableReply\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.SequenceBlocks\"\x98\x01\n\x0eSequenceBlocks\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12\x12\n\nref_counts\x18\x07 \x03(\r\"!\n\x10ListRequestsCall\x12\r\n\x05limit\x18\x01 \x01(\r\"?\n\x11ListRequestsReply\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.penstock.v1.HeldRequest\"\xa4\x01\n\x0bHeldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\r\n\x05state\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\"\x14\n\x12\x44rainSchedulerCall\",\n\x13\x44rainSchedulerReply\x12\x15\n\rrequests_left\x18\x01 \x01(\r2\xc8\x02\n\tScheduler\x12N\n\tGetStatus\x12#.penstock.v1.GetSchedulerStatusCall\x1a\x1c.penstock.v1.SchedulerStatus\x12P\n\rGetBlockTable\x12\x1e.penstock.v1.GetBlockTableCall\x1a\x1f.penstock.v1.GetBlockTableReply\x12M\n\x0cListRequests\x12\x1d.penstock.v1.ListRequestsCall\x1a\x1e.penstock.v1.ListRequestsReply\x12J\n\x05\x44rain\x12\x1f.penstock.v1.DrainSchedulerCall\x1a .penstock.v1.DrainSchedulerReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpenstock/v1/scheduler.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/status.proto\"\x18\n\x16GetSchedulerStatusCall\"\xa0\x01\n\x0fSchedulerStatus\x12+\n\x07service\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.penstock.v1.WorkerBooks\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x04\"\xd4\x01\n\x0bWorkerBooks\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bused_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nused_slots\x18\x07 \x01(\r\x12\x11\n\tnum_slots\x18\x08 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\"\'\n\x11GetBlockTableCall\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\x12GetBlockTableReply\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.SequenceBlocks\"\xc4\x01\n\x0eSequenceBlocks\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12\x12\n\nref_counts\x18\x07 \x03(\r\x12\x14\n\x0c\x62lock_counts\x18\x08 \x03(\r\x12\x14\n\x0c\x66irst_blocks\x18\t \x03(\r\"!\n\x10ListRequestsCall\x12\r\n\x05limit\x18\x01 \x01(\r\"?\n\x11ListRequestsReply\x12*\n\x08requests\x18\x01 \x03(\x0b\x32\x18.penstock.v1.HeldRequest\"\xa4\x01\n\x0bHeldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\r\n\x05state\x18\x04 \x01(\t\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\"\x14\n\x12\x44rainSchedulerCall\",\n\x13\x44rainSchedulerReply\x12\x15\n\rrequests_left\x18\x01 \x01(\r2\xc8\x02\n\tScheduler\x12N\n\tGetStatus\x12#.penstock.v1.GetSchedulerStatusCall\x1a\x1c.penstock.v1.SchedulerStatus\x12P\n\rGetBlockTable\x12\x1e.penstock.v1.GetBlockTableCall\x1a\x1f.penstock.v1.GetBlockTableReply\x12M\n\x0cListRequests\x12\x1d.penstock.v1.ListRequestsCall\x1a\x1e.penstock.v1.ListRequestsReply\x12J\n\x05\x44rain\x12\x1f.penstock.v1.DrainSchedulerCall\x1a .penstock.v1.DrainSchedulerReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,17 +43,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETBLOCKTABLEREPLY']._serialized_start=515
   _globals['_GETBLOCKTABLEREPLY']._serialized_end=583
   _globals['_SEQUENCEBLOCKS']._serialized_start=586
-  _globals['_SEQUENCEBLOCKS']._serialized_end=738
-  _globals['_LISTREQUESTSCALL']._serialized_start=740
-  _globals['_LISTREQUESTSCALL']._serialized_end=773
-  _globals['_LISTREQUESTSREPLY']._serialized_start=775
-  _globals['_LISTREQUESTSREPLY']._serialized_end=838
-  _globals['_HELDREQUEST']._serialized_start=841
-  _globals['_HELDREQUEST']._serialized_end=1005
-  _globals['_DRAINSCHEDULERCALL']._serialized_start=1007
-  _globals['_DRAINSCHEDULERCALL']._serialized_end=1027
-  _globals['_DRAINSCHEDULERREPLY']._serialized_start=1029
-  _globals['_DRAINSCHEDULERREPLY']._serialized_end=1073
-  _globals['_SCHEDULER']._serialized_start=1076
-  _globals['_SCHEDULER']._serialized_end=1404
+  _globals['_SEQUENCEBLOCKS']._serialized_end=782
+  _globals['_LISTREQUESTSCALL']._serialized_start=784
+  _globals['_LISTREQUESTSCALL']._serialized_end=817
+  _globals['_LISTREQUESTSREPLY']._serialized_start=819
+  _globals['_LISTREQUESTSREPLY']._serialized_end=882
+  _globals['_HELDREQUEST']._serialized_start=885
+  _globals['_HELDREQUEST']._serialized_end=1049
+  _globals['_DRAINSCHEDULERCALL']._serialized_start=1051
+  _globals['_DRAINSCHEDULERCALL']._serialized_end=1071
+  _globals['_DRAINSCHEDULERREPLY']._serialized_start=1073
+  _globals['_DRAINSCHEDULERREPLY']._serialized_end=1117
+  _globals['_SCHEDULER']._serialized_start=1120
+  _globals['_SCHEDULER']._serialized_end=1448
 # @@protoc_insertion_point(module_scope)

@@ -105,7 +105,7 @@ class WorkerBooks(_message.Message):
     cached_blocks: _builtins.int
     """Blocks that no sequence holds and whose content can still be found."""
     block_size: _builtins.int
-    """Tokens a block holds."""
+    """Tokens a block holds, of the kind of layers whose blocks hold the fewest."""
     used_slots: _builtins.int
     """Slots in use."""
     num_slots: _builtins.int
@@ -195,6 +195,8 @@ class SequenceBlocks(_message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     REF_COUNTS_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Index of the sample."""
     worker: _builtins.str
@@ -207,11 +209,19 @@ class SequenceBlocks(_message.Message):
     """Tokens whose KV is computed or planned."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its blocks, in order."""
+        """Its blocks, in order, one kind of layers after the other."""
 
     @_builtins.property
     def ref_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each block, how many sequences share it."""
+
+    @_builtins.property
+    def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By kind of layers, how many of the blocks are its."""
+
+    @_builtins.property
+    def first_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By kind of layers, how many blocks stood before these, which no token to come sees."""
 
     def __init__(
         self,
@@ -223,10 +233,12 @@ class SequenceBlocks(_message.Message):
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         ref_counts: _abc.Iterable[_builtins.int] | None = ...,
+        block_counts: _abc.Iterable[_builtins.int] | None = ...,
+        first_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_computed_tokens", b"num_computed_tokens", "num_tokens", b"num_tokens", "ref_counts", b"ref_counts", "sequence", b"sequence", "slot", b"slot", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "first_blocks", b"first_blocks", "num_computed_tokens", b"num_computed_tokens", "num_tokens", b"num_tokens", "ref_counts", b"ref_counts", "sequence", b"sequence", "slot", b"slot", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,7 @@ class StepPlan(_message.Message):
     COPY_TARGETS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    APPEND_KINDS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.bytes
     """16 bytes: the worker's incarnation that this is meant for; another one drops it."""
     step: _builtins.int
@@ -46,7 +47,7 @@ class StepPlan(_message.Message):
     append_slots: _builtins.bytes
     """Column: slots that get one more block, as often as they get one."""
     append_blocks: _builtins.bytes
-    """Column, beside append_slots: the block, after those that the slot has."""
+    """Column, beside append_slots: the block, after those that the slot has of its kind of layers."""
     copy_sources: _builtins.bytes
     """Column: blocks to copy whole before anything is computed."""
     copy_targets: _builtins.bytes
@@ -55,6 +56,10 @@ class StepPlan(_message.Message):
     """Column: slots that compute in this step."""
     num_tokens: _builtins.bytes
     """Column, beside slots: tokens that each advances by."""
+    append_kinds: _builtins.bytes
+    """Column, beside append_slots: the kind of layers, an index into `WorkerInfo.kinds`; empty: the first. Blocks that no
+    token to come sees are given up without a word: plans that are sent later may name them for others.
+    """
     @_builtins.property
     def origin(self) -> _common_pb2.Origin:
         """The scheduler's session and the time of sending."""
@@ -77,10 +82,11 @@ class StepPlan(_message.Message):
         copy_targets: _builtins.bytes = ...,
         slots: _builtins.bytes = ...,
         num_tokens: _builtins.bytes = ...,
+        append_kinds: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "append_blocks", b"append_blocks", "append_slots", b"append_slots", "copy_sources", b"copy_sources", "copy_targets", b"copy_targets", "incarnation", b"incarnation", "num_tokens", b"num_tokens", "origin", b"origin", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admissions", b"admissions", "append_blocks", b"append_blocks", "append_kinds", b"append_kinds", "append_slots", b"append_slots", "copy_sources", b"copy_sources", "copy_targets", b"copy_targets", "incarnation", b"incarnation", "num_tokens", b"num_tokens", "origin", b"origin", "released_slots", b"released_slots", "slots", b"slots", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,6 +111,8 @@ class Admission(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -112,9 +120,9 @@ class Admission(_message.Message):
     num_prompt_tokens: _builtins.int
     """How many of token_ids are prompt."""
     num_computed_tokens: _builtins.int
-    """How many tokens have their KV in block_ids already."""
+    """How many tokens have their KV in block_ids already, as far as tokens to come see it."""
     block_ids: _builtins.bytes
-    """Column: the block table so far."""
+    """Column: the block tables so far, one kind of layers after the other, in the order of `WorkerInfo.kinds`."""
     seed: _builtins.int
     """Seed of this sequence."""
     min_output_tokens: _builtins.int
@@ -127,6 +135,10 @@ class Admission(_message.Message):
     """Column: EOS ids, of which one ends an output that its grammar may end; empty where there is no grammar."""
     prompt_logprobs: _builtins.bool
     """Whether the prompt's logprobs are to be computed, all of them: nothing of it is computed so far."""
+    block_counts: _builtins.bytes
+    """Column: by kind of layers, how many of block_ids are its; empty: there is one kind."""
+    first_blocks: _builtins.bytes
+    """Column: by kind of layers, how many blocks stand before those in block_ids, which no token to come sees; empty: none."""
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -151,10 +163,12 @@ class Admission(_message.Message):
         eos_token_ids: _builtins.bytes = ...,
         prompt_logprobs: _builtins.bool = ...,
         pooling: _common_pb2.Pooling | None = ...,
+        block_counts: _builtins.bytes = ...,
+        first_blocks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,6 +1,5 @@
 """A plan in the making."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +15,8 @@ class PlanDraft:
     """The part of a plan that is not decoding."""
 
     admissions: list[Admission] = field(default_factory=list)
-    appended: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, kind, block)
+    appended: list[tuple[int, int]] = field(default_factory=list)  # (slot, block)
+    append_kinds: list[int] = field(default_factory=list)  # of each of these, the kind of layers
     copied: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     chunks: list[tuple[SequenceState, int]] = field(default_factory=list)  # (sequence, tokens)
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
@@ -49,6 +49,16 @@ class PlanDraft:
             )
         )
 
+    def append(self, worker: WorkerState, lacking: list[tuple[int, int]]) -> None:
+        """Give slots one more block each, of a kind of layers; the caller has checked that there are as many free."""
+        self.appended = [(slot, worker.append_block(slot, kind)) for slot, kind in lacking]
+        self.append_kinds = [kind for _, kind in lacking]
+
+    def let_go(self, worker: WorkerState) -> None:
+        """Let go of the blocks that were held until the plan is made."""
+        for blocks in self.held:
+            worker.blocks.free(blocks)
+
     def advance(self, worker: WorkerState, sequence: SequenceState, budget: int) -> int:
         """Plan a sequence's next chunk, at most `budget` tokens; returns how many."""
         slot = sequence.slot
@@ -68,8 +78,8 @@ class PlanDraft:
 
     def plan(self, step: int, released_slots: list[int], decoding: I64) -> StepPlan:
         """The plan: the slots `decoding` i64[num_decoding], a token each, and after them those of the chunks."""
-        append_slots, append_kinds, append_blocks = _columns(self.appended, 3)
-        copy_sources, copy_targets = _columns(self.copied, 2)
+        append_slots, append_blocks = _columns(self.appended)
+        copy_sources, copy_targets = _columns(self.copied)
         slots, num_tokens = decoding.astype(np.uint32), np.ones(len(decoding), np.uint32)
         if self.chunks:
             chunks = np.array([(sequence.slot, num) for sequence, num in self.chunks], np.uint32)
@@ -80,7 +90,7 @@ class PlanDraft:
             admissions=tuple(self.admissions),
             append_slots=append_slots,
             append_blocks=append_blocks,
-            append_kinds=append_kinds if np.count_nonzero(append_kinds) else NO_TOKENS,
+            append_kinds=np.array(self.append_kinds, np.uint32) if any(self.append_kinds) else NO_TOKENS,
             copy_sources=copy_sources,
             copy_targets=copy_targets,
             slots=slots,
@@ -96,8 +106,9 @@ def _shape_of(tables: Tables) -> tuple[U32, U32]:
     return np.array(counts, np.uint32), np.array(firsts, np.uint32)
 
 
-def _columns(rows: Sequence[tuple[int, ...]], count: int) -> tuple[U32, ...]:
-    """Rows of so many numbers as columns."""
-    if not rows:
-        return (NO_TOKENS,) * count
-    return tuple(np.ascontiguousarray(column) for column in np.array(rows, np.uint32).T)
+def _columns(pairs: list[tuple[int, int]]) -> tuple[U32, U32]:
+    """Pairs as two columns."""
+    if not pairs:
+        return NO_TOKENS, NO_TOKENS
+    table = np.array(pairs, np.uint32)
+    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

@@ -178,8 +178,7 @@ class Scheduler:
         may_begin = not draft.has_preempted and (draft.chunks or not len(decoding) or self._may_begin(worker))
         if may_begin and len(self.waiting):
             self._admit(worker, budget, draft, now_ns)
-        for blocks in draft.held:
-            worker.blocks.free(blocks)
+        draft.let_go(worker)
         if not len(decoding) and not draft.chunks:
             return None
         return self._issue(worker, decoding, draft, now_ns)
@@ -225,7 +224,7 @@ class Scheduler:
                 break
             self._preempt(worker, draft)
             slots = slots[worker.at_tip[slots]]
-        draft.appended = [(slot, kind, worker.append_block(slot, kind)) for slot, kind in lacking]
+        draft.append(worker, lacking)
         return slots
 
     def _preempt(self, worker: WorkerState, draft: PlanDraft) -> None:
@@ -319,7 +318,7 @@ class Scheduler:
             if num_computed >= sequence.request.num_prompt_tokens:
                 sequence.prompt_issued = True
                 self.requests.wait_for_slots(sequence.request)
-        worker.give_up_blocks(decoding, (sequence for sequence, _ in draft.chunks))
+        worker.give_up_blocks(decoding, draft.chunks)
         return plan
 
     # Ends.

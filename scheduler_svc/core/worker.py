@@ -82,6 +82,8 @@ class WorkerState:
     max_num_batched_tokens: int  # of one plan
     model_digest: bytes = b""  # of the model that it has loaded
     rules: TableRules = field(init=False)
+    factors: list[int] = field(init=False)  # by kind: how much longer its blocks are than the shortest
+    is_plain: bool = field(init=False)  # all layers see all tokens: one block is as good as the other
     blocks: BlockManager = field(init=False)
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
@@ -120,6 +122,8 @@ class WorkerState:
     def __post_init__(self) -> None:
         slots = self.limits.max_num_seqs
         self.rules = TableRules(self.limits.kinds, self.limits.longest_step)
+        self.factors = self.rules.factors(self.limits.block_size)
+        self.is_plain = len(self.limits.kinds) == 1 and not self.rules.give_up
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
         self.at_tip, self.is_pooled, self.may_not_repeat, self.is_beam, self.is_parked = (
@@ -233,6 +237,8 @@ class WorkerState:
         """The slot and kind of each block that sequences lack: those of the slots `decoding` i64[n] for their next
         token, those that compute their prompts for chunks to come."""
         short = decoding[self.num_computed_tokens[decoding] >= self.capacity[decoding]].tolist()
+        if self.is_plain:
+            return [(slot, 0) for slot in short]
         found = []
         for slot in short:
             position = int(self.num_computed_tokens[slot])
@@ -247,16 +253,19 @@ class WorkerState:
         (block,) = self.blocks.allocate(1)
         sequence = self.sequence_in(slot)
         sequence.tables[kind].blocks.append(block)
-        self.capacity[slot] = self.rules.room(sequence.tables)
+        if self.is_plain:
+            self.capacity[slot] += self.limits.block_size
+        else:
+            self.capacity[slot] = self.rules.room(sequence.tables)
         return block
 
-    def give_up_blocks(self, decoding: I64, chunked: Iterable[SequenceState]) -> None:
-        """Let go of what no token to come sees; nothing is issued yet that writes there. Sequences in the slots
-        `decoding` i64[n] and those that advance by chunks are all that moved."""
-        if not self.rules.give_up:
+    def give_up_blocks(self, decoding: I64, chunks: Iterable[tuple[SequenceState, int]]) -> None:
+        """Let go of what no token to come sees, of those that a plan advances: the slots `decoding` i64[n], and sequences
+        by chunks of so many tokens."""
+        if self.is_plain:
             return
         due = decoding[self._positions(decoding) >= self.gives_up_at[decoding]].tolist()
-        for sequence in (*map(self.sequence_in, due), *chunked):
+        for sequence in (*map(self.sequence_in, due), *(sequence for sequence, _ in chunks)):
             position = int(self._positions(np.array([sequence.slot]))[0])
             for blocks in self.rules.take_unseen(sequence.tables, position):
                 self.blocks.free(blocks)
@@ -294,7 +303,8 @@ class WorkerState:
         size = self.limits.block_size
         before, full = int(self.num_registered_blocks[sequence.slot]), num_tokens // size
         hashes = sequence.hashes(size)
-        for kind, (table, factor) in enumerate(zip(sequence.tables, self.rules.factors(size), strict=True)):
+        for kind, factor in enumerate(self.factors):
+            table = sequence.tables[kind]
             for index in range(max(table.first, before // factor), full // factor):
                 block_hash = hash_of_kind(hashes[(index + 1) * factor - 1], kind)
                 self.blocks.register(table.blocks[index - table.first], block_hash)

@@ -49,7 +49,8 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
     blocks = iter(np.random.default_rng(7).permutation(limits.num_blocks))
     computed = [0] * len(sequences)
     planned = [len(sequence.token_ids) for sequence in sequences]  # tokens known once what is in flight is done
-    room = [0] * len(sequences)
+    sizes = [kind.block_size for kind in limits.kinds]
+    room = [list(sizes) for _ in sequences]  # tokens that a sequence's blocks of each kind hold
     released: list[int] = []
     in_flight: deque[PendingStep] = deque()
     running: list[int] = []
@@ -66,7 +67,8 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
                     token_ids=np.array(sequence.token_ids, np.uint32),
                     num_prompt_tokens=len(sequence.token_ids),
                     num_computed_tokens=0,
-                    block_ids=np.array([next(blocks)], np.uint32),
+                    block_ids=np.array([next(blocks) for _ in sizes], np.uint32),
+                    block_counts=np.ones(len(sizes), np.uint32),
                     sampling=sequence.sampling,
                     seed=sequence.seed,
                     min_output_tokens=sequence.min_output_tokens,
@@ -77,7 +79,6 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
                     pooling=sequence.pooling,
                 )
             )
-            room[slot] = limits.block_size
             running.append(slot)
         decodes = prefills = 0
         for slot in running:
@@ -85,9 +86,10 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
             prefills += num > 1
             decodes += num == 1
             computed[slot] += num
-            while room[slot] < computed[slot]:
-                appends.append((slot, next(blocks)))
-                room[slot] += limits.block_size
+            for kind, size in enumerate(sizes):
+                while room[slot][kind] < computed[slot]:
+                    appends.append((slot, next(blocks), kind))
+                    room[slot][kind] += size
             rows.append((slot, num))
             if computed[slot] == planned[slot]:
                 planned[slot] += 1
@@ -98,8 +100,9 @@ def drive(runner: Runner, sequences: list[Drive], chunk: int = 512, window: int 
             step=stats.num_steps,
             released_slots=np.array(released, np.uint32),
             admissions=tuple(admissions),
-            append_slots=np.array([slot for slot, _ in appends], np.uint32),
-            append_blocks=np.array([block for _, block in appends], np.uint32),
+            append_slots=np.array([slot for slot, _, _ in appends], np.uint32),
+            append_blocks=np.array([block for _, block, _ in appends], np.uint32),
+            append_kinds=np.array([kind for _, _, kind in appends], np.uint32),
             slots=np.array([slot for slot, _ in rows], np.uint32),
             num_tokens=np.array([num for _, num in rows], np.uint32),
         )

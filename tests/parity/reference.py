@@ -60,10 +60,10 @@ def make_reference(name: str, directory: Path) -> Reference:
         (variant,) = (variant for variant in VARIANTS if variant.name == name)
         model = save_checkpoint(directory, variant)
         write_tokenizer(directory)
-    return Reference(directory, _answers(model))
+    return Reference(directory, answers_of(model))
 
 
-def _answers(model: PreTrainedModel) -> list[Answer]:
+def answers_of(model: PreTrainedModel) -> list[Answer]:
     """Of 32 prompts of 1 to 300 tokens, a third of them with beginnings that they share with others."""
     rng = np.random.default_rng(11)
     lengths = [1, 2, 15, 16, 17, 300, *rng.integers(1, 301, NUM_PROMPTS - 6).tolist()]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on
+from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, num_blocks_of
 from checkpoints import VARIANTS
 from recorder import Recorder
 from reference import (
@@ -31,7 +31,7 @@ def check(reference: Reference, case: Case) -> None:
         str(reference.directory),
         dtype="float32",
         block_size=BLOCK_SIZE,
-        num_blocks=case.num_blocks,
+        num_blocks=num_blocks_of(case, reference.directory),
         max_model_len=FEW_BLOCKS * BLOCK_SIZE,
         max_num_seqs=NUM_PROMPTS,
         max_num_batched_tokens=case.budget,

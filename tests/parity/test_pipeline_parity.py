@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from cases import BLOCK_SIZE, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, pairwise
+from cases import BLOCK_SIZE, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, num_blocks_of, pairwise
 from in_memory import Pipeline, wait_until
 from recorder import Recorder
 from reference import NUM_PROMPTS, Reference, assert_equal, assert_prompt_equal, params_of
@@ -43,7 +43,7 @@ def test_clients_of_the_pipeline_get_what_transformers_says(
         worker={
             "dtype": "float32",
             "block_size": BLOCK_SIZE,
-            "num_blocks": case.num_blocks,
+            "num_blocks": num_blocks_of(case, expected.directory),
             "max_model_len": FEW_BLOCKS * BLOCK_SIZE,
             "max_num_seqs": NUM_PROMPTS,
             "num_threads": 1,

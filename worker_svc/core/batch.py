@@ -68,7 +68,7 @@ def build_batch(
     total = int(query_lens.sum())
     if np.count_nonzero(context_lens > limits.max_model_len) or total > limits.max_num_batched_tokens:
         raise plan_error("it computes more tokens than a context or a step may have")
-    if np.count_nonzero(context_lens > state.num_blocks[rows] * limits.block_size):
+    if np.count_nonzero(context_lens > state.room[rows]):
         raise plan_error("a slot has too few blocks for the tokens it computes")
     are_single = len(rows) == total
     if longest_first and len(rows) > 1:
@@ -93,7 +93,7 @@ class BatchTokens:
 
     slots: I64
     positions: I64  # index of each token in its sequence
-    slot_mapping: I64  # block * block_size + offset, where each token's KV goes
+    slot_mappings: I64  # [kinds, tokens]: block * block_size + offset, where each token's KV goes
 
 
 def tokens_of(batch: Batch, state: HostSlots) -> BatchTokens:
@@ -105,8 +105,8 @@ def tokens_of(batch: Batch, state: HostSlots) -> BatchTokens:
         slots = np.repeat(batch.slots, batch.query_lens)
         positions = np.arange(len(slots)) + np.repeat(batch.context_lens - batch.query_starts[1:], batch.query_lens)
     indices = positions // block_size
-    slot_mapping = (state.block_tables[slots, indices] - indices) * block_size + positions
-    return BatchTokens(slots, positions, slot_mapping)
+    slot_mappings = (state.block_tables[:, slots, indices] - indices) * block_size + positions
+    return BatchTokens(slots, positions, slot_mappings)
 
 
 def advance(batch: Batch, state: HostSlots) -> None:

@@ -108,18 +108,23 @@ def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
     return tuple(type(mixer) for sublayer in layer for mixer in sublayer.mixers)
 
 
+def window_of(attention: AnyAttentionSpec, max_model_len: int) -> int | None:
+    """Tokens that a query sees, itself included; None: all before it, as within a window that no context exceeds."""
+    return _bound(attention.window, max_model_len)
+
+
 def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
-    """A window or chunk that no context exceeds is none."""
-
-    def bound(tokens: int | None) -> int | None:
-        return tokens if tokens is not None and tokens < max_model_len else None
-
     return AttentionKind(
         rotary,
         attention.score_scale,
-        window=bound(attention.window),
+        window=window_of(attention, max_model_len),
         softcap=attention.softcap,
         has_sinks=attention.sinks is not None,
-        chunk=bound(attention.chunk),
+        chunk=_bound(attention.chunk, max_model_len),
         temperature=attention.temperature,
     )
+
+
+def _bound(tokens: int | None, max_model_len: int) -> int | None:
+    """A window or chunk that no context exceeds is none."""
+    return tokens if tokens is not None and tokens < max_model_len else None

@@ -21,7 +21,7 @@ from worker_svc.core.attention.triton_backend import Spans, TritonAttention, chu
 from worker_svc.core.batch import Batch
 from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.device_decoding import DecodeOutput
-from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots, Runs
+from worker_svc.core.device_slots import DeviceSlots, Runs
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention.decode import DecodeRows
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles
@@ -68,11 +68,6 @@ class Shape:
     def chunks(self) -> int:
         """Sequences that advance by more than one token."""
         return max(_FEWEST_CHUNKS, self.tokens // (_FLASH_CHUNK_TOKENS if self.by_flash else _CHUNK_TOKENS))
-
-    @property
-    def runs(self) -> int:
-        """Of cells that enter the slots' tables: as many sequences as there are chunks bring theirs."""
-        return NUM_TABLES * self.chunks
 
     @property
     def cells(self) -> int:
@@ -183,7 +178,7 @@ class ChunkStep:
             columns.num_decodes,
             columns.work,
             positions=inputs.positions,
-            slot_mapping=inputs.slot_mapping,
+            slot_mappings=inputs.slot_mappings,
             block_tables=state.block_tables,
         )
         hidden = inputs.hidden if inputs.hidden is not None else self._model.embed(inputs.token_ids)
@@ -262,7 +257,7 @@ class ChunkGraphs:
             return None
         state, staging = self._step.state, self._staging
         entering = state.entering
-        if len(entering.starts) > shape.runs or entering.num_cells > shape.cells:
+        if len(entering.starts) > self._num_runs(shape) or entering.num_cells > shape.cells:
             state.enter()
         self._fill(shape, batch, rows, state.take_entering())
         if shape in self._graphs:
@@ -295,7 +290,7 @@ class ChunkGraphs:
             last_tokens=last_tokens,
             sample_slots=sample_slots,
             sample_positions=sample_positions,
-            runs=runs.view(shape.runs, 3),
+            runs=runs.view(self._num_runs(shape), 3),
             cells=cells.view(torch.int32),
         )
 
@@ -309,9 +304,13 @@ class ChunkGraphs:
             work = [-(-most_tokens // QUERY_TILE) + shape.chunks + 2] * 4
         lengths = [shape.decodes + num_chunks] * 3 + [shape.decodes] * 3 + [1]
         lengths += work + [shape.last_tokens] * 3
-        lengths += [3 * shape.runs, shape.cells // 2]
+        lengths += [3 * self._num_runs(shape), shape.cells // 2]
         starts = np.cumsum([0, *map(_aligned, lengths)]).tolist()
         return [slice(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+
+    def _num_runs(self, shape: Shape) -> int:
+        """Of cells that enter the slots' tables: as many sequences as there are chunks bring theirs."""
+        return self._step.state.num_tables * shape.chunks
 
     def _fill(self, shape: Shape, batch: Batch, rows: I64, entering: Runs) -> None:
         """Write the columns of a batch and of the rows that are wanted beside its samples, of which what is left is the

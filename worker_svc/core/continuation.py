@@ -43,5 +43,5 @@ class Continuation:
     def _count_room(self) -> int:
         """The number of tokens by which every slot can advance in the blocks and the context that it has."""
         state, limits = self._state, self._state.limits
-        ends = np.minimum(state.num_blocks[self.slots] * limits.block_size, limits.max_model_len)
+        ends = np.minimum(state.room[self.slots], limits.max_model_len)
         return int((ends - state.num_computed[self.slots]).min())

@@ -9,12 +9,10 @@ from torch import Tensor
 from contract.domain.plan import U32, Admission
 from worker_svc.core.kernels.state.tables import NUM_FLOATS, NUM_INTEGERS
 from worker_svc.core.slot_sampling import SlotSampling
-from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots
+from worker_svc.core.slots import I32, I64, BlockUpdates, HostSlots, entries_of
 from worker_svc.core.transfer import upload
 
 _ALIGNMENT = 64  # cells
-
-NUM_TABLES = 5  # that a sequence brings something for
 
 
 class Runs:
@@ -63,7 +61,7 @@ class DeviceSlots:
 
     tokens        i32[max_num_seqs + 1, max_model_len + 1]  every token of the sequence that is known so far
     num_computed  i64[max_num_seqs + 1]  tokens whose KV is written once what is launched is done
-    block_tables  i32[max_num_seqs + 1, max_blocks]; the dummy's blocks are the one after the last
+    block_tables  i32[max_num_seqs + 1, max_blocks] by kind of layers; the dummy's blocks are the one after the last
     floats        f32[max_num_seqs + 1, NUM_FLOATS]  see `SlotSampling`
     integers      i64[max_num_seqs + 1, NUM_INTEGERS]  see `SlotSampling`
     sampling      what the host knows of the last two
@@ -71,18 +69,21 @@ class DeviceSlots:
 
     def __init__(self, host: HostSlots, device: torch.device) -> None:
         num_slots = host.limits.max_num_seqs
+        self._limits = host.limits
         self._device = device
         self.dummy_slot = num_slots
         # All tables lie in one piece of memory, `cells` i32, so that one kernel writes what enters them.
         rows = num_slots + 1
-        widths = host.max_tokens, host.max_blocks, 2, 2 * NUM_INTEGERS, NUM_FLOATS
+        num_kinds = len(host.limits.kinds)
+        widths = host.max_tokens, *[host.max_blocks] * num_kinds, 2, 2 * NUM_INTEGERS, NUM_FLOATS
         self.cells, places = _pieces(device, *(rows * width for width in widths))
         self._tables = [(place.start, width) for place, width in zip(places, widths, strict=True)]
         self.entering = Runs()  # what sequences brought and nobody has written yet
-        tokens, block_tables, num_computed, integers, floats = (self.cells[place] for place in places)
+        tokens, *block_tables, num_computed, integers, floats = (self.cells[place] for place in places)
         self.tokens = tokens.view(rows, host.max_tokens)
-        self.block_tables = block_tables.view(rows, host.max_blocks)
-        self.block_tables[num_slots] = host.limits.num_blocks
+        self.block_tables = tuple(table.view(rows, host.max_blocks) for table in block_tables)
+        for table in self.block_tables:
+            table[num_slots] = host.limits.num_blocks * host.limits.num_pages
         self.num_computed = num_computed.view(torch.int64)
         self.integers = integers.view(torch.int64).view(rows, NUM_INTEGERS)
         self.floats = floats.view(torch.float32).view(rows, NUM_FLOATS)
@@ -99,9 +100,16 @@ class DeviceSlots:
             self.sampling.remember(admission)
             slot = admission.slot
             self._num_computed[slot] = admission.num_computed_tokens
-            rows = admission.token_ids, admission.block_ids, num_computed[slot], integers[slot], floats[slot]
-            for (begin, width), row in zip(self._tables, rows, strict=True):
-                self.entering.add(begin + slot * width, row)
+            tables = [(part.first, part.blocks) for part in entries_of(admission, self._limits)]
+            others = [(0, row) for row in (num_computed[slot], integers[slot], floats[slot])]
+            rows = [(0, admission.token_ids), *tables, *others]
+            for (begin, width), (first, row) in zip(self._tables, rows, strict=True):
+                self.entering.add(begin + slot * width + first, row)
+
+    @property
+    def num_tables(self) -> int:
+        """Tables that a sequence brings something for."""
+        return len(self._tables)
 
     def take_entering(self) -> Runs:
         """Take what has not been written yet: the taker must write it, before anything reads the tables."""
@@ -116,10 +124,9 @@ class DeviceSlots:
             self.cells.index_copy_(0, cells, values.view(torch.int32))
 
     def write_blocks(self, updates: BlockUpdates) -> None:
-        """Enter blocks into the tables."""
-        if len(updates.slots):
-            slots, indices, blocks = upload(self._device, updates.slots, updates.indices, updates.blocks)
-            self.block_tables.index_put_((slots, indices), blocks.to(torch.int32))
+        """Enter blocks into the tables of a kind."""
+        slots, indices, blocks = upload(self._device, updates.slots, updates.indices, updates.blocks)
+        self.block_tables[updates.kind].index_put_((slots, indices), blocks.to(torch.int32))
 
     def advance(self, slots: Tensor, contexts: Tensor) -> None:
         """The first `contexts` i64[rows] tokens of `slots` i64[rows] are computed."""

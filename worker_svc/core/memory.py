@@ -1,8 +1,10 @@
 """The number of KV blocks that fit, and what is missing where something does not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.domain.errors import invalid
+from contract.domain.kv_kinds import KVKind, blocks_of_sequence, longest_sequence
 
 DEFAULT_CPU_KV_CACHE_BYTES = 256 << 20
 
@@ -62,25 +64,39 @@ class MemoryProfile:
         )
 
 
-def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Blocks that `kv_bytes` hold, but no more than all slots together could fill."""
-    return min(max(0, kv_bytes) // block_bytes, max_num_seqs * -(-max_model_len // block_size))
+def num_blocks_in(kv_bytes: int, block_bytes: int, max_num_seqs: int, blocks_each: int) -> int:
+    """Blocks that `kv_bytes` hold, but no more than all slots together could fill with `blocks_each`."""
+    return min(max(0, kv_bytes) // block_bytes, max_num_seqs * blocks_each)
 
 
 def fit_model_len(
-    max_model_len: int, profile: MemoryProfile, block_size: int, budget: Budget | None, *, explicit: bool
+    max_model_len: int,
+    profile: MemoryProfile,
+    kinds: Sequence[KVKind],
+    longest_step: int,
+    budget: Budget | None,
+    *,
+    explicit: bool,
 ) -> int:
     """The context length that the profile's blocks allow: what was asked for explicitly, or else at most what one
-    sequence can have with all blocks for itself. `budget`: of a GPU, for the message.
+    sequence can have with all blocks for itself.
+
+    Args:
+        max_model_len: tokens that are asked for.
+        profile: with the blocks that there are.
+        kinds: of the model's layers.
+        longest_step: tokens that a step may compute.
+        budget: of a GPU, for the message.
+        explicit: the length was asked for by name.
 
     Raises:
         PenstockError: INVALID_ARGUMENT saying how much is missing: not one sequence of that length fits.
     """
-    capacity = profile.num_blocks * block_size
+    capacity = longest_sequence(kinds, profile.num_blocks, longest_step, max_model_len)
     if capacity >= max_model_len:
         return max_model_len
-    if explicit or profile.num_blocks < 1:
-        needed = -(-max_model_len // block_size) * profile.block_bytes
+    if explicit or capacity < 1:
+        needed = blocks_of_sequence(kinds, max_model_len, longest_step) * profile.block_bytes
         missing = needed - profile.num_blocks * profile.block_bytes
         way_out = "raise kv_cache_memory_bytes or num_blocks" if budget is None else "raise gpu_memory_utilization"
         account = "" if budget is None else f" ({budget.describe()}; {profile.describe()})"

@@ -32,19 +32,21 @@ def _terms(token_ids: U32) -> U64:
 
 
 class PretendedCache:
-    """The terms that each KV slot's token adds to a hash, u64[num_blocks, block_size], and these numbers' weighted sums
-    u64[num_blocks].
+    """The terms that each KV slot's token adds to a hash, u64[pages, block_size], and these numbers' weighted sums
+    u64[pages]. A block of few layers has several pages, one after the other; see `HostSlots`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_pages: int = 1) -> None:
         self._block_size = block_size
         self._offsets = np.arange(block_size)
         self._weights = _powers(BASE, block_size)
         self._block_weights = _powers(pow(BASE, block_size, 2**64), 64)
         self._poison_term = _terms(np.array([_POISON], np.uint32))[0]
         self._poison_sum = (np.full(block_size, self._poison_term) * self._weights).sum()
-        self._cells = np.empty((num_blocks, block_size), np.uint64)
-        self._sums = np.empty(num_blocks, np.uint64)
+        self._cells = np.empty((num_blocks * num_pages, block_size), np.uint64)
+        self._sums = np.empty(num_blocks * num_pages, np.uint64)
+        self._cells_of_blocks = self._cells.reshape(num_blocks, num_pages, block_size)
+        self._sums_of_blocks = self._sums.reshape(num_blocks, num_pages)
         self.poison_all()
 
     def poison_all(self) -> None:
@@ -55,14 +57,14 @@ class PretendedCache:
     def poison(self, blocks: npt.NDArray[np.integer]) -> None:
         """Make what was written to `blocks` unreadable: they have a new owner."""
         if len(blocks):
-            self._cells[blocks] = self._poison_term
-            self._sums[blocks] = self._poison_sum
+            self._cells_of_blocks[blocks] = self._poison_term
+            self._sums_of_blocks[blocks] = self._poison_sum
 
     def copy(self, sources: U32, targets: U32) -> None:
         """Copy whole blocks; all sources are read before a target is written."""
         if len(sources):
-            self._cells[targets] = self._cells[sources]
-            self._sums[targets] = self._sums[sources]
+            self._cells_of_blocks[targets] = self._cells_of_blocks[sources]
+            self._sums_of_blocks[targets] = self._sums_of_blocks[sources]
 
     def write(self, slot_mapping: I64, token_ids: U32) -> None:
         """Put token i of `token_ids` into KV slot `slot_mapping[i]` (block * block_size + offset)."""
@@ -89,6 +91,29 @@ class PretendedCache:
         terms *= self._offsets < rest[:, None]
         hashes: U64 = sums.sum(axis=1) + terms.sum(axis=1) * self._block_weights[num_full]
         return hashes
+
+    def are_foreign(self, block_tables: I64, token_ids: U32, num_tokens: I64, window: int) -> npt.NDArray[np.bool_]:
+        """The rows of `block_tables` that do not lead to the last `window` of the first `num_tokens[i]` tokens of
+        `token_ids[i]`: bool[rows]."""
+        positions = num_tokens[:, None] - np.arange(1, window + 1)
+        is_there = positions >= 0
+        positions = np.maximum(positions, 0)
+        rows = np.arange(len(num_tokens))[:, None]
+        pages = block_tables[rows, positions // self._block_size]
+        terms = self._cells[pages, positions % self._block_size]
+        expected = _terms(token_ids[rows, positions].ravel()).reshape(terms.shape)
+        found: npt.NDArray[np.bool_] = ((terms != expected) & is_there).any(axis=1)
+        return found
+
+
+def token_hashes(token_ids: U32, num_tokens: I64) -> U64:
+    """Hash of the first `num_tokens[i]` of `token_ids[i]`, as of a context in the cache: u64[rows]."""
+    longest = int(num_tokens.max(initial=0))
+    terms = _terms(token_ids[:, :longest].ravel()).reshape(len(num_tokens), longest)
+    terms *= _powers(BASE, longest + 1)[:longest]
+    terms *= np.arange(longest) < num_tokens[:, None]
+    hashes: U64 = terms.sum(axis=1)
+    return hashes
 
 
 def _powers(base: int, count: int) -> U64:

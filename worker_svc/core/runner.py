@@ -257,7 +257,8 @@ class ModelRunner:
             slots.admit(plan.admissions)
             self._grammars.admit(plan.admissions)
         if len(plan.append_slots):
-            slots.write_blocks(host.append(plan))
+            for updates in host.append(plan):
+                slots.write_blocks(updates)
         if len(plan.copy_sources):
             host.check_copies(plan)
             sources = plan.copy_sources.astype(np.int64)
@@ -316,19 +317,19 @@ class ModelRunner:
         and after them those of further `rows` i64[n] of the batch.
         """
         tokens = tokens_of(batch, self._host)
-        token_slots, positions, slot_mapping, slots, contexts, wanted_rows, sample_slots, sample_positions = upload(
+        token_slots, positions, slots, contexts, wanted_rows, sample_slots, sample_positions, *slot_mappings = upload(
             self._device,
             tokens.slots,
             tokens.positions,
-            tokens.slot_mapping,
             batch.slots,
             batch.context_lens,
             np.concatenate((batch.query_starts[batch.samples + 1] - 1, rows)),
             batch.slots[batch.samples],
             batch.sample_positions,
+            *tokens.slot_mappings,
         )
         token_ids = self._slots.tokens[token_slots, positions].long()
-        attention = self._attention.prepare(batch, positions, slot_mapping, self._slots.block_tables)
+        attention = self._attention.prepare(batch, positions, slot_mappings, self._slots.block_tables)
         hidden = self._model.forward(token_ids, attention, wanted_rows)
         self._slots.advance(slots, contexts)
         return _Computed(hidden, sample_slots, sample_positions)

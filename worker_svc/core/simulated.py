@@ -14,7 +14,7 @@ from contract.domain.plan import NO_TOKENS, U32, Admission, Logprobs, StepPlan, 
 from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import Limits
-from worker_svc.core.pretended_cache import PretendedCache
+from worker_svc.core.pretended_cache import BASE, PretendedCache, token_hashes
 from worker_svc.core.pretended_model import (
     HIDDEN_SIZE,
     U64,
@@ -98,7 +98,7 @@ class SimulatedRunner:
         self._answers: dict[int, tuple[int, ...]] = {}  # by slot, of sequences that the script has an answer for
         self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
-        self._cache = PretendedCache(limits.num_blocks, limits.block_size)
+        self._cache = PretendedCache(limits.num_blocks, limits.block_size, limits.num_pages)
         self._prompts = SlotPrompts(limits.vocab_size)
         self._prompt_rows: PromptRows | None = None  # of the step
         self._pooled = SlotVectors()
@@ -162,7 +162,8 @@ class SimulatedRunner:
         self._pooled.release(plan.released_slots)
         for admission in plan.admissions:
             self._admit(admission)
-        self._cache.poison(state.append(plan).blocks)
+        state.append(plan)
+        self._cache.poison(plan.append_blocks)
         state.check_copies(plan)
         self._cache.copy(plan.copy_sources, plan.copy_targets)
 
@@ -187,8 +188,8 @@ class SimulatedRunner:
             if answer := self._config.script.answer(prompt_ids):
                 self._answers[slot], self._prompt_lens[slot] = answer, len(prompt_ids)
         # Blocks that hold computed tokens came from another sequence; what was in the others is of no use to this one.
-        num_kept = -(-admission.num_computed_tokens // self._limits.block_size)
-        self._cache.poison(admission.block_ids[num_kept:])
+        for kind, (first, blocks) in zip(self._limits.kinds, admission.tables, strict=True):
+            self._cache.poison(blocks[max(0, kind.num_blocks(admission.num_computed_tokens) - first) :])
 
     def _compute(self, plan: StepPlan) -> tuple[I64, I64, U32]:
         """Advance the plan's slots: (slots that sample, tokens of each, the tokens).
@@ -222,15 +223,31 @@ class SimulatedRunner:
             return
         tokens = tokens_of(batch, self._slots)
         slots, num_tokens = tokens.slots[rows.rows], tokens.positions[rows.rows] + 1
-        num_blocks = int(num_tokens.max(initial=0)) // self._limits.block_size + 1
-        hashes = self._cache.context_hashes(self._slots.block_tables[slots, :num_blocks], num_tokens)
+        hashes = self._context_hashes(slots, num_tokens)
         sums = np.zeros((len(rows.shares), self._config.hidden_size), np.float32)
         np.add.at(sums, rows.owners, hidden_states(hashes, self._config.hidden_size, self._config.model_seed))
         self._vectors, self._finished_slots = rows.complete(sums), rows.finished_slots
 
+    def _context_hashes(self, slots: I64, num_tokens: I64) -> U64:
+        """Hashes u64[rows] of the first `num_tokens` i64[rows] tokens of `slots`, as far as layers see them: what is in
+        the cache of those that see all, or else the tokens that are known; others where a window has foreign ones."""
+        tables, token_ids = self._slots.block_tables, self._tokens[slots]
+        width = int(num_tokens.max(initial=0)) // self._limits.block_size + 1
+        hashes: U64 | None = None
+        for index, kind in enumerate(self._limits.kinds):
+            if kind.window is None:
+                hashes = self._cache.context_hashes(tables[index][slots, :width], num_tokens)
+        hashes = token_hashes(token_ids, num_tokens) if hashes is None else hashes
+        for index, kind in enumerate(self._limits.kinds):
+            if kind.window is not None:
+                foreign = self._cache.are_foreign(tables[index][slots], token_ids, num_tokens, kind.window)
+                hashes ^= np.where(foreign, np.uint64(BASE), np.uint64(0))
+        return hashes
+
     def _write(self, batch: Batch) -> None:
         tokens = tokens_of(batch, self._slots)
-        self._cache.write(tokens.slot_mapping, self._tokens[tokens.slots, tokens.positions])
+        for slot_mapping in tokens.slot_mappings:
+            self._cache.write(slot_mapping, self._tokens[tokens.slots, tokens.positions])
         self._slots.num_computed[batch.slots] = batch.context_lens
 
     def _counts(self, step: int, slots: I64, room: I64) -> I64:
@@ -242,8 +259,7 @@ class SimulatedRunner:
         """The next token of slots whose tokens are all computed, entered into their histories."""
         state = self._slots
         positions = state.num_tokens[slots]
-        num_blocks = int(positions.max(initial=0)) // self._limits.block_size + 1
-        hashes = self._cache.context_hashes(state.block_tables[slots, :num_blocks], positions)
+        hashes = self._context_hashes(slots, positions)
         hashes ^= positions.astype(np.uint64)
         drawn = chain.mix_columns(chain.mix_columns(hashes) ^ self._salts[slots])
         token_ids = drawn_tokens(drawn, self._limits, self._config.eos_every)

@@ -93,6 +93,14 @@ def test_absent_sampling_fields_have_their_defaults() -> None:
     assert wire.decode_plan(sent.SerializeToString()).plan.admissions[0].sampling == Sampling()
 
 
+def test_an_admission_whose_kinds_do_not_add_up_to_its_blocks_is_poison() -> None:
+    for counts, firsts, why in ((column(1), column(0), "3 blocks"), (column(1, 2), column(0), "different lengths")):
+        sent = message()
+        sent.admissions.add(slot=0, block_ids=column(1, 2, 3), block_counts=counts, first_blocks=firsts)
+        with pytest.raises(PoisonMessageError, match=why):
+            wire.decode_plan(sent.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
@@ -101,6 +109,10 @@ def test_absent_sampling_fields_have_their_defaults() -> None:
         (message(slots=b"abc").SerializeToString(), "slots has 3 bytes"),
         (message(slots=column(1)).SerializeToString(), "slots have different lengths"),
         (message(append_slots=column(1)).SerializeToString(), "append have different lengths"),
+        (
+            message(append_slots=column(1), append_blocks=column(1), append_kinds=column(1, 0)).SerializeToString(),
+            "append have different lengths",
+        ),
         (message(copy_sources=column(1, 2), copy_targets=column(1)).SerializeToString(), "copy have different"),
         (steps_pb2.StepPlan(step=1, incarnation=INCARNATION).SerializeToString(), "without a session"),
     ],

@@ -112,7 +112,7 @@ def are_equal(one: StepResult, other: StepResult) -> bool:
 def state_of(runner: ModelRunner, slot: int) -> list[Tensor]:
     """Copies of all that the device has of a slot."""
     state, blocks = runner._slots, slice(BLOCKS_EACH * slot, BLOCKS_EACH * (slot + 1))
-    tables = [table[slot] for table in (state.tokens, state.block_tables, state.num_computed)]
+    tables = [table[slot] for table in (state.tokens, state.block_tables[0], state.num_computed)]
     tables += [state.integers[slot], state.floats[slot]]
     return [each.clone() for each in (*tables, runner._cache.keys[:, blocks], runner._cache.values[:, blocks])]
 

@@ -65,8 +65,9 @@ def attend(
     backend = TritonAttention(cache, NUM_HEADS, [AttentionKind(rotary, SCALE)], len(past))
     backend.flash = flash
     batch, tokens = make_batch(past, contexts, given.tables.cpu().numpy())
-    positions, slot_mapping = (torch.from_numpy(each).to(DEVICE) for each in (tokens.positions, tokens.slot_mapping))
-    step = backend.prepare(batch, positions, slot_mapping, given.tables)
+    columns = tokens.positions, tokens.slot_mappings[0]
+    positions, slot_mapping = (torch.from_numpy(each).to(DEVICE) for each in columns)
+    step = backend.prepare(batch, positions, [slot_mapping], [given.tables])
     qkv = randn(batch.num_tokens, (NUM_HEADS + 2 * NUM_KV_HEADS) * head_dim, seed=1)
     unscaled = Unscaled(randn(batch.num_tokens, hidden_size, seed=2, scale=3.0), 1e-5) if hidden_size else None
     if unscaled is not None and scales_before:
@@ -86,8 +87,8 @@ def make_batch(past: list[int], contexts: list[int], tables: np.ndarray) -> tupl
     state = HostSlots(limits)
     state.active[:] = True
     state.num_tokens[:], state.num_computed[:] = contexts, past
-    state.num_blocks[:] = [-(-context // BLOCK_SIZE) for context in contexts]
-    state.block_tables[:, : tables.shape[1]] = tables
+    state.room[:] = [-(-context // BLOCK_SIZE) * BLOCK_SIZE for context in contexts]
+    state.block_tables[0, :, : tables.shape[1]] = tables
     batch = build_batch(np.arange(len(past)), np.array(contexts) - past, state, longest_first=True)
     return batch, tokens_of(batch, state)
 

@@ -35,7 +35,7 @@ def test_a_mixed_batch_has_each_token_at_its_place() -> None:
     tokens = tokens_of(batch, state)
     assert tokens.slots.tolist() == [2] * 3 + [0] * 6
     assert tokens.positions.tolist() == [4, 5, 6, 0, 1, 2, 3, 4, 5]
-    assert tokens.slot_mapping.tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
+    assert tokens.slot_mappings[0].tolist() == [36, 37, 38, 28, 29, 30, 31, 12, 13]
     assert batch.samples.tolist() == [1]
     assert batch.sample_positions.tolist() == [6]
     advance(batch, state)
@@ -47,10 +47,10 @@ def test_appended_blocks_stand_in_the_order_of_the_plan() -> None:
     state = HostSlots(LIMITS)
     state.admit(admission(0, 6, u32(7, 3)))
     state.admit(admission(1, 2, u32(8)))
-    updates = state.append(StepPlan(2, append_slots=u32(1, 0, 1, 1), append_blocks=u32(20, 21, 22, 23)))
+    (updates,) = state.append(StepPlan(2, append_slots=u32(1, 0, 1, 1), append_blocks=u32(20, 21, 22, 23)))
     assert updates.indices.tolist() == [1, 2, 2, 3]
-    assert state.block_tables[1, :4].tolist() == [8, 20, 22, 23]
-    assert state.num_blocks[:2].tolist() == [3, 4]
+    assert state.block_tables[0, 1, :4].tolist() == [8, 20, 22, 23]
+    assert state.num_blocks[0, :2].tolist() == [3, 4]
 
 
 @given(
@@ -70,7 +70,7 @@ def test_chunks_cover_every_token_once_whatever_their_size(lengths: list[int], c
         num = [min(chunk, int(state.num_tokens[slot] - state.num_computed[slot])) for slot in slots]
         batch = build_batch(np.array(slots), np.array(num), state)
         tokens = tokens_of(batch, state)
-        for slot, position, cell in zip(tokens.slots, tokens.positions, tokens.slot_mapping, strict=True):
+        for slot, position, cell in zip(tokens.slots, tokens.positions, tokens.slot_mappings[0], strict=True):
             assert position == len(cells[int(slot)])
             cells[int(slot)].append(int(cell))
         for row, position in zip(batch.samples, batch.sample_positions, strict=True):

@@ -31,16 +31,16 @@ def test_sequences_that_enter_together_are_each_in_their_own_slot() -> None:
     assert state.tokens[3].tolist() == [*range(30, 37), *[0] * 24]
     assert state.tokens[1].tolist() == [*range(10, 40), 0]
     assert state.tokens[4].tolist() == [40, *[0] * 30]
-    assert state.block_tables[3].tolist() == [24, 25, *[0] * 6]
-    assert state.block_tables[1].tolist() == [*range(8, 16)]
+    assert state.block_tables[0][3].tolist() == [24, 25, *[0] * 6]
+    assert state.block_tables[0][1].tolist() == [*range(8, 16)]
     assert state.num_computed.tolist() == [0, 1, 0, 3, 4, 0]
     assert state.integers[:, SEED].tolist() == [0, 9, 0, -5, 11, 0]
     assert state.integers[1].tolist() == [17, 9, 30]
     assert state.floats[3].tolist() == [0.5, 1.0, 0.25, 1.0, 0.0, 0.0]
     for empty in (0, 2):
-        tables = (state.tokens, state.block_tables, state.integers, state.floats)
+        tables = (state.tokens, state.block_tables[0], state.integers, state.floats)
         assert not any(bool(table[empty].any()) for table in tables)
-    assert state.block_tables[state.dummy_slot].tolist() == [LIMITS.num_blocks] * 8
+    assert state.block_tables[0][state.dummy_slot].tolist() == [LIMITS.num_blocks] * 8
 
 
 def test_who_comes_next_into_a_slot_writes_over_who_was_there() -> None:
@@ -49,7 +49,7 @@ def test_who_comes_next_into_a_slot_writes_over_who_was_there() -> None:
     state.admit([admission(2, 9, 3, 7, temperature=0.0)])
     state.enter()
     assert state.tokens[2, :9].tolist() == list(range(20, 29))
-    assert state.block_tables[2, :3].tolist() == [16, 17, 18]
+    assert state.block_tables[0][2, :3].tolist() == [16, 17, 18]
     assert state.integers[2].tolist() == [0, 7, 9]
     assert float(state.floats[2, 0]) == 0.0
 
@@ -105,6 +105,6 @@ def test_an_appended_block_does_not_wait_for_what_enters() -> None:
     state = DeviceSlots(HostSlots(LIMITS), torch.device("cpu"))
     state.admit([admission(2, 5, 2, 1)])
     state.write_blocks(BlockUpdates(*(np.array([value]) for value in (2, 2, 39))))
-    assert state.block_tables[2, :4].tolist() == [0, 0, 39, 0]
+    assert state.block_tables[0][2, :4].tolist() == [0, 0, 39, 0]
     state.enter()
-    assert state.block_tables[2, :4].tolist() == [16, 17, 39, 0]
+    assert state.block_tables[0][2, :4].tolist() == [16, 17, 39, 0]

@@ -82,7 +82,7 @@ def test_no_block_makes_room_beyond_the_context() -> None:
     steps = 0
     while True:
         plan = StepPlan(3 + steps, slots=SLOTS, num_tokens=ONES)
-        if state.num_computed[2] == state.num_blocks[2] * LIMITS.block_size and state.num_blocks[2] < 6:
+        if state.num_computed[2] == state.room[2] and state.num_blocks[0, 2] < 6:
             more = column(50 + steps, 30 + steps, 20 + steps)
             plan = StepPlan(3 + steps, slots=SLOTS, num_tokens=ONES, append_slots=SLOTS, append_blocks=more)
             state.append(plan)

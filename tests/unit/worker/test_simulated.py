@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import Drive, drive
 
+from contract.domain.kv_kinds import KVKind
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import Limits
@@ -258,3 +259,35 @@ def test_chosen_tokens_have_their_logprobs_beside_the_likeliest_of_others() -> N
         assert top == dict(zip((3, 9), chosen_logprobs(np.array([3, 9], np.uint32)).tolist(), strict=True))
     assert [len(top) for top in drives[1].tops] == [1, 1, 1]
     assert [next(iter(top)) for top in drives[1].tops] == drives[1].output
+
+
+WINDOWED = replace(LIMITS, kinds=(KVKind(8), KVKind(4, 6)))
+
+
+def windowed(
+    computed: int, full: list[int], window: list[int], first: int = 0, tokens: list[int] = PROMPT
+) -> Admission:
+    kinds = {"block_counts": u32(len(full), len(window)), "first_blocks": u32(0, first)}
+    return admission(tokens=tokens, computed=computed, block_ids=u32(*full, *window), **kinds)
+
+
+def test_blocks_that_no_token_sees_may_be_anybodys_and_those_that_one_sees_may_not() -> None:
+    clock = Clock()
+    runner = SimulatedRunner(WINDOWED, SimulatedConfig(0.0), clock.read, clock.sleep)
+    longer = [*PROMPT, *expect(1)]
+    plan = StepPlan(1, admissions=(windowed(0, [0, 1], [2, 3, 4]),), slots=u32(0), num_tokens=u32(10))
+    assert runner.launch(plan).result().token_ids.tolist() == expect(1)
+    rest = {"slots": u32(0), "num_tokens": u32(1), "released_slots": u32(0)}
+    known = windowed(10, [0, 1], [3, 4], first=1, tokens=longer)  # the token at 10 sees those from 5 on
+    assert runner.launch(StepPlan(2, admissions=(known,), **rest)).result().token_ids.tolist() == expect(2)[1:]
+    wrong = windowed(10, [0, 1], [9, 4], first=1, tokens=longer)
+    assert runner.launch(StepPlan(3, admissions=(wrong,), **rest)).result().token_ids.tolist() != expect(2)[1:]
+
+
+@pytest.mark.parametrize("kinds", [(KVKind(4, 6),), (KVKind(12), KVKind(4, 1)), (KVKind(4, 9), KVKind(8, 3))])
+def test_tokens_do_not_hang_on_the_kinds_of_layers(kinds: tuple[KVKind, ...]) -> None:
+    clock = Clock()
+    runner = SimulatedRunner(replace(LIMITS, kinds=kinds), SimulatedConfig(0.0), clock.read, clock.sleep)
+    drives = [Drive(list(range(3, 3 + length)), 12) for length in (1, 17, 30)]
+    drive(runner, drives, chunk=7, window=2)
+    assert [each.output for each in drives] == [expect(12, each.token_ids) for each in drives]

@@ -1,5 +1,6 @@
 """The interface of attention backends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,8 +69,11 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """Made once for a KV cache; what a step needs is prepared once, not once a layer."""
 
-    def prepare(self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor) -> StepAttention:
+    def prepare(
+        self, batch: Batch, positions: Tensor, slot_mappings: Sequence[Tensor], block_tables: Sequence[Tensor]
+    ) -> StepAttention:
         """The attention of `batch`; never waits for the device.
 
-        positions and slot_mapping i64[tokens] and block_tables i32[slots, max_blocks] (by slot) are on the device.
+        positions and, by kind of layers as in the cache, slot_mappings i64[tokens] and block_tables i32[slots,
+        max_blocks] (by slot) are on the device. Entries of blocks that a window has left are never read.
         """

@@ -4,6 +4,7 @@ table; those that advance by one token go together, padded to the longest of the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,23 @@ from worker_svc.core.transfer import upload
 _GROUP_TOKENS = 1 << 17  # context tokens, padding included, that one group of decodes may gather at once
 
 
+class _Reach(NamedTuple):
+    """The way of some layers to what their tokens see."""
+
+    tables: int  # index of the kind whose block tables lead there
+    window: int | None  # as in `AttentionKind`, as the next
+    chunk: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The part of a group's contexts that some layers see; no block before it is read."""
+
+    blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
+    mask: Tensor  # bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size]: what each query sees
+    unseen: Tensor  # i64[kv slots]: those of num_seqs * blocks * block_size that no query of their sequence may see
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Sequences of equal query length that attend in one call."""
@@ -30,10 +48,7 @@ class _Group:
     num_seqs: int
     query_len: int
     tokens: Tensor  # i64[num_seqs * query_len]: their rows in the flat columns
-    blocks: Tensor  # i64[num_seqs * blocks]: where their KV stands, padded with any block
-    # By window and chunk what is seen: bool[num_seqs, 1, queries_per_kv_head * query_len, blocks * block_size].
-    masks: Mapping[tuple[int | None, int | None], Tensor]
-    unseen: Tensor  # i64[kv slots]: those of num_seqs * blocks * block_size that are after their sequence's context
+    seen: Mapping[_Reach, _Seen]
 
 
 class TorchAttention:
@@ -44,46 +59,67 @@ class TorchAttention:
         self._cache = cache
         self._kinds = kinds
         self._num_heads = num_heads
+        self._reaches = [
+            _Reach(tables, kind.window, kind.chunk) for tables, kind in zip(cache.kinds, kinds, strict=True)
+        ]
 
     def prepare(
-        self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
+        self, batch: Batch, positions: Tensor, slot_mappings: Sequence[Tensor], block_tables: Sequence[Tensor]
     ) -> "TorchStepAttention":
         """Implement `AttentionBackend.prepare`."""
         groups = [self._group(batch, rows, block_tables) for rows in _group_rows(batch)]
         angles = {rotary: rotary.angles(positions) for rotary in {kind.rotary for kind in self._kinds}}
-        step = {"positions": positions, "slot_mapping": slot_mapping}
-        return TorchStepAttention(self._cache, self._num_heads, self._kinds, angles, groups=groups, **step)
-
-    def _group(self, batch: Batch, rows: I64, block_tables: Tensor) -> _Group:
-        device = block_tables.device
-        block_size = self._cache.shape.block_size
-        query_len = int(batch.query_lens[rows[0]])
-        num_blocks = -(-int(batch.context_lens[rows].max()) // block_size)
-        tokens = (batch.query_starts[rows][:, None] + np.arange(query_len)).ravel()
-        context_lens = batch.context_lens[rows]
-        unseen = np.flatnonzero(np.arange(num_blocks * block_size) >= context_lens[:, None])
-        slots, first, tokens_on_device, unseen_on_device = upload(
-            device, batch.slots[rows], context_lens - query_len, tokens, unseen
+        layers = list(zip(self._kinds, self._reaches, strict=True))
+        return TorchStepAttention(
+            self._cache,
+            self._num_heads,
+            layers,
+            angles,
+            positions=positions,
+            slot_mappings=slot_mappings,
+            groups=groups,
         )
-        seen = first.unsqueeze(1) + torch.arange(query_len, device=device)
-        keys = torch.arange(num_blocks * block_size, device=device)
-        queries_per_kv_head = self._num_heads // self._cache.shape.num_kv_heads
+
+    def _group(self, batch: Batch, rows: I64, block_tables: Sequence[Tensor]) -> _Group:
+        query_len = int(batch.query_lens[rows[0]])
+        tokens = (batch.query_starts[rows][:, None] + np.arange(query_len)).ravel()
+        contexts = batch.context_lens[rows]
+        slots, first, tokens_on_device = upload(block_tables[0].device, batch.slots[rows], contexts - query_len, tokens)
         return _Group(
             num_seqs=len(rows),
             query_len=query_len,
             tokens=tokens_on_device,
-            blocks=block_tables[slots, :num_blocks].flatten(),
-            masks={
-                bounds: _mask(seen, keys, *bounds).repeat(1, queries_per_kv_head, 1).unsqueeze(1)
-                for bounds in {(kind.window, kind.chunk) for kind in self._kinds}
+            seen={
+                reach: self._seen(reach, query_len, contexts, slots, first, block_tables[reach.tables])
+                for reach in set(self._reaches)
             },
-            unseen=unseen_on_device,
         )
+
+    def _seen(  # noqa: PLR0917
+        self, reach: _Reach, query_len: int, contexts: I64, slots: Tensor, first: Tensor, table: Tensor
+    ) -> _Seen:
+        """`contexts` i64[num_seqs], and on the device `slots` and `first`, the positions of their first queries."""
+        block_size, device, window = self._cache.shape.block_size, table.device, reach.window
+        oldest = np.zeros_like(contexts) if window is None else np.maximum(0, contexts - query_len - window + 1)
+        begins = oldest // block_size  # blocks that no query sees
+        num_blocks = int((-(-contexts // block_size) - begins).max())
+        keys = (begins * block_size)[:, None] + np.arange(num_blocks * block_size)
+        unseen = np.flatnonzero((keys >= contexts[:, None]) | (keys < oldest[:, None]))
+        begins_on_device, unseen_on_device = upload(device, begins, unseen)
+        places = begins_on_device.unsqueeze(1) + torch.arange(num_blocks, device=device)
+        blocks = table[slots.unsqueeze(1), places.clamp_(max=table.shape[1] - 1)]
+        offsets = torch.arange(num_blocks * block_size, device=device)
+        positions = begins_on_device.unsqueeze(1) * block_size + offsets
+        queries = first.unsqueeze(1) + torch.arange(query_len, device=device)
+        mask = _mask(queries, positions, window, reach.chunk)
+        queries_per_kv_head = self._num_heads // self._cache.shape.num_kv_heads
+        return _Seen(blocks.flatten(), mask.repeat(1, queries_per_kv_head, 1).unsqueeze(1), unseen_on_device)
 
 
 def _mask(queries: Tensor, keys: Tensor, window: int | None, chunk: int | None) -> Tensor:
-    """The keys that queries at positions i64[seqs, queries] see: bool[seqs, queries, keys]."""
-    last = queries.unsqueeze(-1)
+    """The keys at positions i64[seqs, keys] that queries at positions i64[seqs, queries] see: bool[seqs, queries,
+    keys]."""
+    last, keys = queries.unsqueeze(-1), keys.unsqueeze(1)
     mask = keys <= last
     if window is not None:
         mask &= keys > last - window
@@ -112,18 +148,18 @@ class TorchStepAttention:
         self,
         cache: KVCache,
         num_heads: int,
-        kinds: Sequence[AttentionKind],
+        layers: Sequence[tuple[AttentionKind, _Reach]],
         angles: Mapping[RotaryEmbedding, tuple[Tensor, Tensor]],
         *,
         positions: Tensor,
-        slot_mapping: Tensor,
+        slot_mappings: Sequence[Tensor],
         groups: list[_Group],
     ) -> None:
         self.positions = positions
         self._cache = cache
-        self._kinds = kinds
+        self._layers = layers
         self._angles = angles
-        self._slot_mapping = slot_mapping
+        self._slot_mappings = slot_mappings
         self._groups = groups
         self._num_kv_heads = cache.shape.num_kv_heads
         self._queries_per_head = num_heads // cache.shape.num_kv_heads
@@ -139,7 +175,7 @@ class TorchStepAttention:
         """Implement `StepAttention.attend`."""
         if unscaled is not None:
             qkv = (qkv * unscaled.scales()).to(qkv.dtype)
-        kind, kept = self._kinds[layer], self._cache.layer(layer)
+        (kind, reach), kept = self._layers[layer], self._cache.layer(layer)
         scales = self._cache.scales(layer)
         num_heads = self._num_kv_heads * self._queries_per_head
         heads = qkv.view(len(qkv), -1, self._cache.shape.head_dim)
@@ -150,23 +186,21 @@ class TorchStepAttention:
         query, key = rotate(query, *angles), rotate(key, *angles)
         if kind.temperature is not None:
             query = (query * _tempered(kind.temperature, self.positions)).to(query.dtype)
-        self._write(kept[0], scales[0], key)
+        slot_mapping = self._slot_mappings[reach.tables]
+        _write(kept[0], slot_mapping, scales[0], key)
         if not self._cache.shape.shares_values:
-            self._write(kept[1], scales[1], heads[:, num_heads + self._num_kv_heads :])
+            _write(kept[1], slot_mapping, scales[1], heads[:, num_heads + self._num_kv_heads :])
         out = torch.empty_like(query)
         for group in self._groups:
-            attended = self._attend_group(kind, group, query, kept, scales, sinks=sinks)
+            attended = self._attend_group(kind, group, group.seen[reach], query, kept, scales, sinks=sinks)
             out.index_copy_(0, group.tokens, attended)
         return out.flatten(1)
 
-    def _write(self, cached: Tensor, scale: float, new: Tensor) -> None:
-        new = narrow(new, scale) if cached.dtype == KEPT_DTYPE else new
-        movable(cached).flatten(0, 1).index_copy_(0, self._slot_mapping, movable(new))
-
-    def _attend_group(
+    def _attend_group(  # noqa: PLR0917
         self,
         kind: AttentionKind,
         group: _Group,
+        seen: _Seen,
         query: Tensor,
         kept: tuple[Tensor, Tensor],
         scales: tuple[float, float],
@@ -186,18 +220,17 @@ class TorchStepAttention:
         # Whole blocks are gathered: far fewer and longer pieces than single KV slots. After a context is what others
         # have left there, and a mask does not hide all of it: 0 times NaN is NaN.
         def gather(cached: Tensor, scale: float) -> Tensor:
-            seen = movable(cached).index_select(0, group.blocks).flatten(0, 1)
+            read = movable(cached).index_select(0, seen.blocks).flatten(0, 1)
             if cached.dtype == KEPT_DTYPE:
-                seen = widen(seen.view(KEPT_DTYPE), scale, query.dtype)
-            seen.index_fill_(0, group.unseen, 0.0)
-            return seen.view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
+                read = widen(read.view(KEPT_DTYPE), scale, query.dtype)
+            read.index_fill_(0, seen.unseen, 0.0)
+            return read.view(seqs, -1, self._num_kv_heads, head_dim).transpose(1, 2)
 
         gathered_keys = gather(kept[0], scales[0])
         gathered_values = gathered_keys if self._cache.shape.shares_values else gather(kept[1], scales[1])
-        mask = group.masks[kind.window, kind.chunk]
         if sinks is not None:
             sinks = sinks.view(self._num_kv_heads, per_head, 1).expand(-1, -1, query_len).reshape(1, *folded.shape[1:3])
-        attended = _attend(kind, folded, gathered_keys, gathered_values, mask, sinks=sinks)
+        attended = _attend(kind, folded, gathered_keys, gathered_values, seen.mask, sinks=sinks)
         return (
             attended.reshape(seqs, self._num_kv_heads, per_head, query_len, head_dim)
             .permute(0, 3, 1, 2, 4)
@@ -209,6 +242,11 @@ def _tempered(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     """What queries at positions i64[tokens] are multiplied with: f32[tokens, 1, 1]."""
     steps = (positions + 1) // temperature.floor_scale
     return (1.0 + temperature.attn_scale * steps.float().log1p()).view(-1, 1, 1)
+
+
+def _write(cached: Tensor, slot_mapping: Tensor, scale: float, new: Tensor) -> None:
+    new = narrow(new, scale) if cached.dtype == KEPT_DTYPE else new
+    movable(cached).flatten(0, 1).index_copy_(0, slot_mapping, movable(new))
 
 
 def _attend(

@@ -44,6 +44,8 @@ class TritonAttention:
         self.kinds = kinds
         self.num_heads = num_heads
         self.flash: PagedAttention | None = None
+        # Layers that attend alike see as much, and so are of one kind in the cache.
+        self.tables = dict(zip(kinds, cache.kinds, strict=True))
         self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in dict.fromkeys(kinds)}
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
@@ -81,7 +83,7 @@ class TritonAttention:
         self.flash = flash
 
     def prepare(
-        self, batch: Batch, positions: Tensor, slot_mapping: Tensor, block_tables: Tensor
+        self, batch: Batch, positions: Tensor, slot_mappings: Sequence[Tensor], block_tables: Sequence[Tensor]
     ) -> "TritonStepAttention":
         """Implement `AttentionBackend.prepare`."""
         num_decodes = batch.num_decodes
@@ -104,10 +106,10 @@ class TritonAttention:
         else:
             work = PrefillTiles(*columns)
         return self.prepare_chunks(
-            decode_rows, count, work, positions=positions, slot_mapping=slot_mapping, block_tables=block_tables
+            decode_rows, count, work, positions=positions, slot_mappings=slot_mappings, block_tables=block_tables
         )
 
-    def prepare_decode(self, rows: DecodeRows, block_tables: Tensor) -> "TritonStepAttention":
+    def prepare_decode(self, rows: DecodeRows, block_tables: Sequence[Tensor]) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token."""
         return TritonStepAttention(self, block_tables, rows, chunked=None)
 
@@ -118,16 +120,17 @@ class TritonAttention:
         work: "PrefillTiles | Spans",
         *,
         positions: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
+        slot_mappings: Sequence[Tensor],
+        block_tables: Sequence[Tensor],
     ) -> "TritonStepAttention":
         """The attention of a step whose tokens are those of `decode_rows`, `num_decodes` i64[1] of which are the first
         of the flat columns, and all after these, as `work` says: tiles are the prefill kernel's, spans the
         FlashAttention package's. Further decode rows must stand where nobody's tokens do, and only where
         `takes_finished`.
         """
-        chunks = self._flash_chunks(work, block_tables) if isinstance(work, Spans) else work
-        chunked = _Chunked(chunks, positions, slot_mapping, num_decodes)
+        # Where that attends, all layers see all tokens: they are of one kind.
+        chunks = self._flash_chunks(work, block_tables[0]) if isinstance(work, Spans) else work
+        chunked = _Chunked(chunks, positions, slot_mappings, num_decodes)
         return TritonStepAttention(self, block_tables, decode_rows, chunked)
 
     def gains_by_flash(self, batch: Batch, first: int) -> bool:
@@ -189,8 +192,8 @@ class _Chunked:
     """The tokens of a step that come in chunks, the last of the flat columns."""
 
     work: Chunks | PrefillTiles
-    positions: Tensor  # i64[tokens] of the step, as the next
-    slot_mapping: Tensor
+    positions: Tensor  # i64[tokens] of the step, as the next, of each kind of layers in the cache
+    slot_mappings: Sequence[Tensor]
     num_decodes: Tensor  # i64[1]: tokens of the step that stand before them
 
 
@@ -224,14 +227,18 @@ class TritonStepAttention:
     """Implement `StepAttention`."""
 
     def __init__(
-        self, backend: TritonAttention, block_tables: Tensor, decode_rows: DecodeRows, chunked: _Chunked | None
+        self,
+        backend: TritonAttention,
+        block_tables: Sequence[Tensor],
+        decode_rows: DecodeRows,
+        chunked: _Chunked | None,
     ) -> None:
         self._backend = backend
         self._block_tables = block_tables
         self._decode_rows = decode_rows
         self._chunked = chunked
-        for decode in backend.decodes.values():
-            decode.plan(decode_rows, block_tables)
+        for kind, decode in backend.decodes.items():
+            decode.plan(decode_rows, block_tables[backend.tables[kind]])
 
     @property
     def positions(self) -> Tensor:
@@ -247,8 +254,10 @@ class TritonStepAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Implement `StepAttention.attend`."""
-        backend, tables, num_decodes = self._backend, self._block_tables, len(self._decode_rows)
+        backend, num_decodes = self._backend, len(self._decode_rows)
         kind = backend.kinds[layer]
+        place = backend.tables[kind]
+        tables = self._block_tables[place]
         decode = backend.decodes[kind]
         keys, values = backend.cache.layer(layer)
         scales = backend.cache.scales(layer)
@@ -264,7 +273,7 @@ class TritonStepAttention:
                 eps,
                 kind.rotary.table,
                 chunked.positions,
-                chunked.slot_mapping,
+                chunked.slot_mappings[place],
                 keys,
                 values,
                 unscaled,
@@ -273,7 +282,7 @@ class TritonStepAttention:
                 scale=decode.query_scale,
                 scales=scales,
             )
-        out = self._attend_chunks(layer, qkv, sinks)
+        out = self._attend_chunks(layer, tables, qkv, sinks)
         if num_decodes:
             if unscaled is not None and num_decodes <= MOST_SCALED_ROWS and not is_finished:
                 # So few come scaled where no chunks are: beside chunks they shall not need another variant.
@@ -284,7 +293,7 @@ class TritonStepAttention:
             decode.attend(*given, unscaled, sinks, scales=scales, is_finished=is_finished)
         return out
 
-    def _attend_chunks(self, layer: int, qkv: Tensor, sinks: Tensor | None) -> Tensor:
+    def _attend_chunks(self, layer: int, tables: Tensor, qkv: Tensor, sinks: Tensor | None) -> Tensor:
         """A place for the heads of all tokens, in which those of chunks are attended."""
         backend, work = self._backend, self._chunked.work if self._chunked is not None else None
         kind, (keys, values) = backend.kinds[layer], backend.cache.layer(layer)
@@ -296,7 +305,7 @@ class TritonStepAttention:
             prefill_attention(
                 qkv,
                 work,
-                self._block_tables,
+                tables,
                 keys,
                 values,
                 out,

@@ -47,7 +47,8 @@ class TransformersLM:
 
     def cache_shape(self, block_size: int, dtype: torch.dtype) -> KVCacheShape:
         """The shape of its keys and values."""
-        return KVCacheShape(len(self.attentions), self.num_kv_heads, self.head_dim, block_size, dtype)
+        windows = tuple(kind.window for kind in self.attentions)
+        return KVCacheShape(len(windows), self.num_kv_heads, self.head_dim, block_size, dtype, windows=windows)
 
     @property
     def num_layer_weights(self) -> int:

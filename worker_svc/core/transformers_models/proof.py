@@ -3,7 +3,7 @@ random weights, through a rehearsal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -89,6 +89,8 @@ def _over(attention: str, eager: PreTrainedModel) -> PreTrainedModel:
 
 
 def _runner(model: TransformersLM) -> ModelRunner:
-    cache = KVCache(model.cache_shape(BLOCK_SIZE, torch.float32), NUM_BLOCKS + 1, torch.device("cpu"))
+    # The rehearsal's plans know one kind of layers.
+    shape = replace(model.cache_shape(BLOCK_SIZE, torch.float32), windows=())
+    cache = KVCache(shape, NUM_BLOCKS + 1, torch.device("cpu"))
     attention = TorchAttention(cache, model.num_heads, model.attentions)
     return ModelRunner(model, cache, attention, limits_of(model.vocab_size, LONGEST), lambda: 0)

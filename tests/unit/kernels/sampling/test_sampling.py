@@ -100,7 +100,7 @@ def test_slots_are_read_and_moved_on_and_the_dummy_stays() -> None:
     known = chunk_inputs(5, slots[[2, 0, 1, 2]], contexts, ends, state, limits.block_size, table)
     assert known.token_ids.tolist() == [0, 0, 7, 4, 5]
     assert known.positions.tolist() == [0, 1, 1, 1, 2]
-    assert known.slot_mapping.tolist() == [80, 81, 17, 5, 6]
+    assert known.slot_mappings[0].tolist() == [80, 81, 17, 5, 6]
     assert known.hidden is not None
     assert known.hidden.equal(torch.cat((torch.zeros_like(table[:2]), table[[7, 4, 5]])))
     assert chunk_inputs(5, slots[[2, 0, 1, 2]], contexts, ends, state, limits.block_size).hidden is None

@@ -6,7 +6,7 @@ from kernel_inputs import DEVICE
 
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission
-from worker_svc.core.device_slots import NUM_TABLES, DeviceSlots
+from worker_svc.core.device_slots import DeviceSlots
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.state.staged import conclude, enter, receive
 from worker_svc.core.slots import HostSlots
@@ -28,7 +28,7 @@ def admission(slot: int, num_tokens: int) -> Admission:
 def test_each_step_reads_its_own_words_and_what_enters_with_it() -> None:
     host = HostSlots(LIMITS)
     state, expected = DeviceSlots(host, DEVICE), DeviceSlots(host, DEVICE)
-    num_runs, num_cells = 2 * NUM_TABLES, 3000
+    num_runs, num_cells = 2 * state.num_tables, 3000
     packed = torch.zeros(NUM_COLUMNS + num_runs * 3 + num_cells // 2, dtype=torch.int64, device=DEVICE)
     columns, runs, cells = packed.split([NUM_COLUMNS, num_runs * 3, num_cells // 2])
     staging = Staging(DEVICE, len(packed) + 10)

@@ -104,6 +104,9 @@ def _prefill_attention(
     for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
         positions = start + tl.arange(0, BLOCK_T)
         is_known = positions < last
+        if WINDOW > 0:
+            # Blocks that no row sees are not this sequence's any more: another may have left NaN there.
+            is_known = is_known & (positions > first - WINDOW)
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
         k = load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])

@@ -56,19 +56,22 @@ def _chunk_inputs(
     contexts_ptr,  # i64[seqs]
     ends_ptr,  # i64[seqs]
     tokens_ptr,  # i32[slots, tokens]
-    blocks_ptr,  # i32[slots, blocks]
+    blocks_ptr,  # i32[slots, blocks] of each kind of layers
     table_ptr,  # [vocabulary, size]
     token_ids_ptr,  # i64[rows]
     positions_ptr,  # i64[rows]
-    slot_mapping_ptr,  # i64[rows]
+    slot_mappings_ptr,  # i64[KINDS, rows]
     hidden_ptr,  # [rows, size], as above
     tokens_stride,
     blocks_stride,
+    kinds_stride,
+    mappings_stride,
     block_size,
     size,
     dummy_slot,
     num_seqs,
     SEQS: tl.constexpr,  # power of two from num_seqs
+    KINDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -84,10 +87,13 @@ def _chunk_inputs(
     embedded = tl.load(table_ptr + token_id * size + columns, mask=is_known, other=0.0)
     tl.store(hidden_ptr + row * size + columns, embedded, mask=columns < size)
     if part == 0:
-        block = tl.load(blocks_ptr + slot * blocks_stride + position // block_size).to(tl.int64)
         tl.store(token_ids_ptr + row, token_id)
         tl.store(positions_ptr + row, position)
-        tl.store(slot_mapping_ptr + row, block * block_size + position % block_size)
+        entry = blocks_ptr + slot * blocks_stride + position // block_size
+        for kind in tl.static_range(KINDS):
+            block = tl.load(entry + kind * kinds_stride).to(tl.int64)
+            mapping = slot_mappings_ptr + kind * mappings_stride
+            tl.store(mapping + row, block * block_size + position % block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class ChunkInputs:
 
     token_ids: Tensor  # i64
     positions: Tensor  # i64, of each token in its sequence
-    slot_mapping: Tensor  # i64: block * block_size + offset, where its KV goes
+    slot_mappings: tuple[Tensor, ...]  # i64 by kind of layers: block * block_size + offset, where its KV goes
     hidden: Tensor | None  # as above
 
 
@@ -163,10 +169,13 @@ def chunk_inputs(
     """
     device = slots.device
     size = table.shape[1] if table is not None else 0
+    tables = state.block_tables
+    # Each begins at a multiple of 16 bytes: kernels are compiled again for pointers that do not.
+    slot_mappings = torch.empty(len(tables), num_rows + num_rows % 2, dtype=torch.int64, device=device)
     inputs = ChunkInputs(
         torch.empty(num_rows, dtype=torch.int64, device=device),
         torch.empty(num_rows, dtype=torch.int64, device=device),
-        torch.empty(num_rows, dtype=torch.int64, device=device),
+        slot_mappings[:, :num_rows].unbind(0),
         torch.empty(num_rows, size, dtype=table.dtype, device=device) if table is not None else None,
     )
     _chunk_inputs[(num_rows, max(1, triton.cdiv(size, _COLUMNS)))](
@@ -174,19 +183,22 @@ def chunk_inputs(
         contexts,
         ends,
         state.tokens,
-        state.block_tables,
+        tables[0],
         table if table is not None else state.tokens,
         inputs.token_ids,
         inputs.positions,
-        inputs.slot_mapping,
+        slot_mappings,
         inputs.hidden if inputs.hidden is not None else state.tokens,
         state.tokens.stride(0),
-        state.block_tables.stride(0),
+        tables[0].stride(0),
+        tables[1].storage_offset() - tables[0].storage_offset() if len(tables) > 1 else 0,
+        slot_mappings.stride(0),
         block_size,
         size,
         state.dummy_slot,
         len(slots),
         SEQS=triton.next_power_of_2(len(slots)),
+        KINDS=len(tables),
         BLOCK=_COLUMNS,
         **options(warps=4),
     )

@@ -23,7 +23,7 @@ class SlotTables(Protocol):
 
     tokens: Tensor  # i32[slots, tokens]: every token that is known so far
     num_computed: Tensor  # i64[slots]: tokens whose KV is written once what is launched is done
-    block_tables: Tensor  # i32[slots, blocks]
+    block_tables: tuple[Tensor, ...]  # i32[slots, blocks] of each kind of layers, one after the other in `cells`
     floats: Tensor  # f32[slots, NUM_FLOATS]
     integers: Tensor  # i64[slots, NUM_INTEGERS]
     cells: Tensor  # i32: the memory of all of these
