@@ -243,8 +243,7 @@ class Scheduler:
 
     def _window(self, worker: WorkerState) -> int:
         """Plans that may be in flight: steps that are shorter than the way to the worker and back need one more."""
-        is_short = 0 < worker.step_ns < self.config.short_step_us * 1000
-        return self.config.plans_in_flight + is_short
+        return self.config.plans_in_flight + (0 < worker.step_ns < self.config.short_step_us * 1000)
 
     def _may_begin(self, worker: WorkerState) -> bool:
         """Return whether this plan may begin prompts beside sequences that decode.

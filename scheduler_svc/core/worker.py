@@ -260,8 +260,8 @@ class WorkerState:
         return block
 
     def give_up_blocks(self, decoding: I64, chunks: Iterable[tuple[SequenceState, int]]) -> None:
-        """Let go of what no token to come sees, of those that a plan advances: the slots `decoding` i64[n], and sequences
-        by chunks of so many tokens."""
+        """Let go of what no token to come sees of those that a plan advances: the slots `decoding` i64[n], and
+        sequences by chunks of so many tokens."""
         if self.is_plain:
             return
         due = decoding[self._positions(decoding) >= self.gives_up_at[decoding]].tolist()
