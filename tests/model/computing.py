@@ -81,7 +81,8 @@ class WorkerProcess(Process):
         self.indices = indices
         self.samplers = samplers
         self.kinds = kinds
-        limits = Limits(LIMITS.num_blocks, LIMITS.block_size, LIMITS.max_num_seqs, LIMITS.max_model_len, 100, 100)
+        size, longest = LIMITS.block_size, LIMITS.max_model_len
+        limits = Limits(LIMITS.num_blocks, size, LIMITS.max_num_seqs, longest, longest, 100, kinds=LIMITS.kinds)
         self.model_digest = models[int(name[-1]) % len(models)]
         info = worker_wire.worker_info(
             limits, model="model", home_shard=SHARD, world_size=1, device="cpu", model_digest=self.model_digest

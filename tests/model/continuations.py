@@ -10,6 +10,7 @@ from clients import Asked
 from samplers import Kind
 
 from contract.domain.finish import CancelReason, FinishReason
+from contract.domain.kv_kinds import KVKind
 from contract.domain.plan import Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
@@ -24,7 +25,11 @@ from servicekit.bus.calls import (
     StoredRequest,
 )
 
-LIMITS = WorkerLimits(num_blocks=64, block_size=16, max_num_seqs=4, max_model_len=100)
+# Layers of two kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both.
+KINDS = KVKind(2), KVKind(1, window=2)
+LIMITS = WorkerLimits(
+    num_blocks=64, block_size=1, max_num_seqs=4, max_model_len=40, max_num_batched_tokens=40, kinds=KINDS
+)
 SHARD = 0
 MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade
 
@@ -139,6 +144,7 @@ class Continuations:
         tokens = np.array([] if token_id is None else [token_id], np.uint32)
         counts = np.array([len(tokens)], np.uint32)
         rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, counts, tokens), 0)
+        scheduler.check_integrity()
         ended = bool(rows.finishes[0])
         sample = Sample((*samples[sequence].token_ids, *rows.token_ids.tolist()), ended, model_digest)
         return Continued(encode_rows(rows, sid, Computed()), with_sample(samples, sequence, sample))
@@ -151,6 +157,7 @@ class Continuations:
             plan = scheduler.schedule("worker", 0)
             assert plan is not None
             rows = scheduler.apply("worker", _found(plan, tokens), 0)
+            scheduler.check_integrity()
         after = list(samples)
         words_of_rows = np.split(rows.token_ids, np.cumsum(rows.counts)[:-1])
         for row, words in zip(rows.sequences.tolist(), words_of_rows, strict=True):
