@@ -118,9 +118,9 @@ class Admission(_message.Message):
     token_ids: _builtins.bytes
     """Column: the prompt and, after a preemption, the output so far."""
     num_prompt_tokens: _builtins.int
-    """How many of token_ids are prompt."""
+    """Tokens of token_ids that are prompt."""
     num_computed_tokens: _builtins.int
-    """How many tokens have their KV in block_ids already, as far as tokens to come see it."""
+    """Tokens whose KV is in block_ids already, as far as tokens to come see it."""
     block_ids: _builtins.bytes
     """Column: the block tables so far, one kind of layers after the other, in the order of `WorkerInfo.kinds`."""
     seed: _builtins.int

@@ -52,7 +52,7 @@ class TableRules:
     """The blocks that sequences need of each kind, and those that they need no longer."""
 
     kinds: tuple[KVKind, ...]
-    longest_step: int  # tokens that a sequence's first token to be computed may be behind the last one that is planned
+    longest_step: int  # tokens from a sequence's first that is not computed to its last that is planned, at most
 
     @property
     def give_up(self) -> bool:

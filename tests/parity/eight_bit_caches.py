@@ -20,7 +20,7 @@ _SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": Tr
 
 
 class RoundingCache(DynamicCache):
-    """What comes in goes on as the 8-bit floats that are kept of it."""
+    """Hands on what comes in as the 8-bit floats that are kept of it."""
 
     def __init__(self, scales: Scales) -> None:
         super().__init__()

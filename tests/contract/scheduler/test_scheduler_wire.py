@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, PoisonMessageError
 from contract.domain.finish import FinishReason, RequestError
-from contract.domain.kv_kinds import KVKind
 from contract.domain.params import Made, Sampling, SamplingParams, Stopping
 from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from contract.domain.request import Header, Prompt, Request
@@ -332,38 +331,6 @@ def test_a_worker_offers_what_it_can_hold() -> None:
     info.num_blocks = 0
     with pytest.raises(PoisonMessageError, match="without blocks"):
         decode_worker_info(info.SerializeToString())
-
-
-def test_a_worker_tells_the_kinds_of_its_layers() -> None:
-    kinds = KVKind(12), KVKind(4, 6)
-    limits = Limits(9, 4, 3, 30, 64, 5, kinds=kinds)
-    info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
-    offer = decode_worker_info(info.SerializeToString())
-    assert offer.limits.kinds == kinds
-    assert offer.limits.capacity == 24  # 2 blocks and 6: one token more would need 3 and 7
-    for size, window in ((6, 6), (0, 6), (4, 0)):
-        info.kinds[1].block_size, info.kinds[1].window = size, window
-        with pytest.raises(PoisonMessageError, match="kinds of layers do not fit"):
-            decode_worker_info(info.SerializeToString())
-    del info.kinds[:]  # a worker of which all layers see all tokens need not say so
-    assert decode_worker_info(info.SerializeToString()).limits.kinds == (KVKind(4),)
-
-
-def test_blocks_by_kinds_are_read_by_the_worker_as_they_were_planned() -> None:
-    counts, firsts = column([2, 1]), column([0, 3])
-    admission = Admission(
-        0, column([1]), 1, 0, column([7, 8, 9]), Sampling(), 0, block_counts=counts, first_blocks=firsts
-    )
-    plan = StepPlan(
-        1,
-        admissions=(admission,),
-        append_slots=column([0, 0]),
-        append_blocks=column([5, 6]),
-        append_kinds=column([1, 0]),
-    )
-    read = decode_plan(encode_plan(plan, SESSION, INCARNATION, 0)).plan
-    same(read, plan)
-    assert [(first, blocks.tolist()) for first, blocks in read.admissions[0].tables] == [(0, [7, 8]), (3, [9])]
 
 
 def row(request_id: bytes, position: int, before: int, tokens: list[int], finish: int = 0) -> bytes:

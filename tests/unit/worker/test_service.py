@@ -11,6 +11,7 @@ from itertools import islice
 import pytest
 from memory_bus import MemoryBus
 from played_scheduler import PROMPT, TIMEOUT_S, Scheduler, column, tokens, until
+from wrapped_runners import Failing, Held
 
 from contract import __version__
 from contract.domain.errors import ErrorCode, PenstockError
@@ -28,73 +29,11 @@ from servicekit.bus.calls import (
     WorkerEntry,
 )
 from servicekit.lifecycle import Stop
-from worker_svc.core.interface import DeviceError, PendingStep, Runner
+from worker_svc.core.interface import DeviceError, PendingStep
 from worker_svc.core.pretended_model import expected_tokens
 from worker_svc.loading import LoadedWorker, load_worker
 from worker_svc.service import WorkerService
 from worker_svc.settings import WorkerSettings
-
-
-@dataclass
-class Failing:
-    """The simulated runner with an error in one launch or one result."""
-
-    inner: Runner
-    launch_error: Exception | None = None
-    result_error: Exception | None = None
-    at_step: int = 3
-
-    @property
-    def limits(self):
-        return self.inner.limits
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        if plan.step == self.at_step and self.launch_error is not None:
-            error, self.launch_error = self.launch_error, None
-            raise error
-        pending = self.inner.launch(plan)
-        return _FailingStep(self.result_error) if plan.step == self.at_step and self.result_error else pending
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass
-class _FailingStep:
-    error: Exception
-
-    def result(self):
-        raise self.error
-
-
-@dataclass
-class Held:
-    """The simulated runner whose steps end when the test says so."""
-
-    inner: Runner
-    released: threading.Event = field(default_factory=threading.Event)
-    num_launched: int = 0
-
-    @property
-    def limits(self):
-        return self.inner.limits
-
-    def launch(self, plan: StepPlan) -> PendingStep:
-        self.num_launched += 1
-        return _HeldStep(self.inner.launch(plan), self.released)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass
-class _HeldStep:
-    inner: PendingStep
-    released: threading.Event
-
-    def result(self):
-        assert self.released.wait(TIMEOUT_S)
-        return self.inner.result()
 
 
 @dataclass

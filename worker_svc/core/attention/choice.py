@@ -60,7 +60,7 @@ def choose(
 
 
 def _missing(device: torch.device, shape: KVCacheShape, *, has_eight_bits: bool) -> str | None:
-    """What the device lacks, or the dtypes do; None: nothing."""
+    """The reason why the device or the dtypes do not fit; None: they do."""
     if device.type != "cuda":
         return f"the device is {device.type}"
     if shape.dtype not in _HALF:

@@ -36,7 +36,7 @@ def require(method: str, name: str, value: Any, *wanted: Any) -> None:
 
 
 def other_kv_scheme(told: Any) -> str | None:
-    """What a scheme for keys and values has other than 8-bit floats with one scale; None: nothing."""
+    """The first thing in which a scheme for keys and values is not 8-bit floats with one scale; None: it is."""
     if isinstance(told, Mapping):
         others = [f"{name} {told[name]!r}" for name, usual in _KV_SCHEME.items() if told.get(name, usual) != usual]
         return others[0] if others else None

@@ -1,0 +1,51 @@
+"""The kinds of a worker's layers, and blocks of each, between worker and scheduler."""
+
+import numpy as np
+import pytest
+
+from contract.domain.errors import PoisonMessageError
+from contract.domain.kv_kinds import KVKind
+from contract.domain.params import Sampling
+from contract.domain.plan import U32, Admission, StepPlan
+from scheduler_svc.wire import decode_worker_info, encode_plan
+from worker_svc.core.interface import Limits
+from worker_svc.wire import decode_plan, worker_info
+
+SESSION, INCARNATION = b"s" * 16, b"i" * 16
+
+
+def column(values: list[int]) -> U32:
+    return np.array(values, np.uint32)
+
+
+def test_a_worker_tells_the_kinds_of_its_layers() -> None:
+    kinds = KVKind(12), KVKind(4, 6)
+    limits = Limits(9, 4, 3, 30, 64, 5, kinds=kinds)
+    info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
+    offer = decode_worker_info(info.SerializeToString())
+    assert offer.limits.kinds == kinds
+    assert offer.limits.capacity == 24  # 2 blocks and 6: one token more would need 3 and 7
+    for size, window in ((6, 6), (0, 6), (4, 0)):
+        info.kinds[1].block_size, info.kinds[1].window = size, window
+        with pytest.raises(PoisonMessageError, match="kinds of layers do not fit"):
+            decode_worker_info(info.SerializeToString())
+    del info.kinds[:]  # a worker of which all layers see all tokens need not say so
+    assert decode_worker_info(info.SerializeToString()).limits.kinds == (KVKind(4),)
+
+
+def test_blocks_by_kinds_are_read_by_the_worker_as_they_were_planned() -> None:
+    counts, firsts = column([2, 1]), column([0, 3])
+    admission = Admission(
+        0, column([1]), 1, 0, column([7, 8, 9]), Sampling(), 0, block_counts=counts, first_blocks=firsts
+    )
+    plan = StepPlan(
+        1,
+        admissions=(admission,),
+        append_slots=column([0, 0]),
+        append_blocks=column([5, 6]),
+        append_kinds=column([1, 0]),
+    )
+    read = decode_plan(encode_plan(plan, SESSION, INCARNATION, 0)).plan
+    appended = (each.tolist() for each in (read.append_slots, read.append_blocks, read.append_kinds))
+    assert list(appended) == [[0, 0], [5, 6], [1, 0]]
+    assert [(first, blocks.tolist()) for first, blocks in read.admissions[0].tables] == [(0, [7, 8]), (3, [9])]
