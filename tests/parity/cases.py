@@ -56,13 +56,14 @@ class Case:
 CASES = [Case(*values) for values in product(WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS)]
 
 
-def num_blocks_of(case: Case, directory: Path) -> int:
-    """The blocks of a case, of which the few hold one sequence with what it keeps of each kind of layers."""
+def num_blocks_of(case: Case, directory: Path, longest_step: int) -> int:
+    """The blocks of a case, of which the few hold one sequence with what it keeps of each kind of layers where a step
+    may take so many tokens of it."""
     if case.num_blocks != FEW_BLOCKS:
         return case.num_blocks
     attentions = read_model_config(read_checkpoint(directory)).decoder.attentions
     windows = [window_of(each, FEW_BLOCKS * BLOCK_SIZE) for each in attentions]
-    return blocks_of_sequence(plan_layout(windows, BLOCK_SIZE).kinds, FEW_BLOCKS * BLOCK_SIZE, case.budget)
+    return blocks_of_sequence(plan_layout(windows, BLOCK_SIZE).kinds, FEW_BLOCKS * BLOCK_SIZE, longest_step)
 
 
 def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> None:

@@ -31,7 +31,7 @@ def check(reference: Reference, case: Case) -> None:
         str(reference.directory),
         dtype="float32",
         block_size=BLOCK_SIZE,
-        num_blocks=num_blocks_of(case, reference.directory),
+        num_blocks=num_blocks_of(case, reference.directory, case.budget),
         max_model_len=FEW_BLOCKS * BLOCK_SIZE,
         max_num_seqs=NUM_PROMPTS,
         max_num_batched_tokens=case.budget,
