@@ -70,7 +70,7 @@ def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> No
     """Prompts were cut, sequences preempted and blocks found again where the case wants it. In few blocks, windows that
     are given up leave room for others: `test_windows_given_up` sees to those."""
     assert 16 < recorder.most_batched_tokens <= 512 if case.budget == 512 else recorder.most_batched_tokens == 16
-    if len(recorder.limits.kinds) > 1 and case.num_blocks == FEW_BLOCKS:
+    if any(kind.window is not None for kind in recorder.limits.kinds) and case.num_blocks == FEW_BLOCKS:
         return
     # A pool of few blocks holds fewer tokens than the large budget, which then cuts nothing.
     assert (recorder.num_chunks > recorder.num_admissions) == (case.budget == 16 or case.num_blocks == MANY_BLOCKS)
