@@ -256,9 +256,9 @@ class Reception:
         several = [call.served[prompt] for prompt in prompts]
         for served in several:
             served.is_taken = False
-        self._stats.num_resumes += 1
         if not self._delivery.follow(call, several):
             return
+        self._stats.num_resumes += 1
         try:
             await self._outbox.attach(several)
         except BaseException:

@@ -68,9 +68,11 @@ def num_blocks_of(case: Case, directory: Path, longest_step: int) -> int:
 
 def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> None:
     """Prompts were cut, sequences preempted and blocks found again where the case wants it. In few blocks, windows that
-    are given up leave room for others: `test_windows_given_up` sees to those."""
+    are given up leave room for others, whose preemption `test_windows_given_up` sees to."""
     assert 16 < recorder.most_batched_tokens <= 512 if case.budget == 512 else recorder.most_batched_tokens == 16
     if any(kind.window is not None for kind in recorder.limits.kinds) and case.num_blocks == FEW_BLOCKS:
+        assert recorder.num_chunks > recorder.num_admissions or case.budget == 512
+        assert counters.num_cached_tokens == 0 or case.enable_prefix_caching
         return
     # A pool of few blocks holds fewer tokens than the large budget, which then cuts nothing.
     assert (recorder.num_chunks > recorder.num_admissions) == (case.budget == 16 or case.num_blocks == MANY_BLOCKS)

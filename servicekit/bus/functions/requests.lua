@@ -465,8 +465,8 @@ local function recall(keys, args)
   return { request[2], request[3] or '', result, request[4] or '0' }
 end
 
--- An attachment may be carried out long after it was sent, and a call begin long after its client came. Gateways know the
--- server's clock but roughly. A server with another clock is another term.
+-- An attachment may be carried out long after it was sent, and a call begin long after its client came. Gateways know
+-- the server's clock but roughly. A server with another clock is another term.
 local function came_long_before(prefix, routed_ms, request)
   return request[5] == present_term(prefix) and tonumber(routed_ms) + @CAME_TOGETHER_MS@ < tonumber(request[6])
 end

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
+from random_models import random_model, unwritten_cache
 from test_chunk_graphs import Unrecorded
 from test_triton_runner import FIELDS, GPT_OSS
 
@@ -20,12 +21,10 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
-from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.chunk_graphs import Shape
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
-from worker_svc.core.kv_cache import KVCache, KVCacheShape
-from worker_svc.core.layers.placement import Placement
+from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.runner import ModelRunner
 
 BLOCK_SIZE, WINDOW = 16, 21
@@ -45,15 +44,8 @@ def make_runner(config: ModelConfig, compute: Compute, *, by_kinds: bool) -> Mod
     )
     limits = Limits(20, BLOCK_SIZE, 6, 200, 64, config.decoder.vocab_size, kinds=shape.layout.kinds)
     assert limits.kinds == (KINDS if by_kinds else (KVKind(BLOCK_SIZE),))
-    placement = Placement(DEVICE, torch.float32, operations=compute.operations)
-    model = CausalLM(config.decoder, placement, limits.max_model_len)
-    generator = torch.Generator().manual_seed(4)
-    for shard in placement.wanted:
-        mean = 1.0 if shard.name.endswith("norm.weight") else 0.0
-        shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
-    cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
-    cache.keys.fill_(torch.nan)  # what no sequence has written must not matter
-    cache.values.fill_(torch.nan)
+    model = random_model(config, compute, limits.max_model_len)
+    cache = unwritten_cache(shape, limits.num_blocks + 1)
     return compute.make_runner(model, cache, config.attention.num_heads, limits, lambda: 0, num_graphs=0)
 
 

@@ -9,16 +9,15 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
+from random_models import random_model, unwritten_cache
 
 from contract.domain.params import Sampling
 from contract.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
-from worker_svc.core.causal_lm import CausalLM
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
-from worker_svc.core.kv_cache import KVCache, KVCacheShape
+from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
-from worker_svc.core.layers.placement import Placement
 from worker_svc.core.runner import ModelRunner
 
 FIELDS: dict[str, Any] = {
@@ -123,17 +122,10 @@ def make_runner(
         max_num_batched_tokens=256,
         vocab_size=config.decoder.vocab_size,
     )
-    placement = Placement(DEVICE, torch.float32, operations=compute.operations)
-    model = CausalLM(config.decoder, placement, limits.max_model_len)
-    generator = torch.Generator().manual_seed(4)
-    for shard in placement.wanted:
-        mean = 1.0 if shard.name.endswith("norm.weight") else 0.0
-        shard.destination.copy_(torch.randn(shard.destination.shape, generator=generator) * 0.2 + mean)
+    model = random_model(config, compute, limits.max_model_len)
     heads = config.attention.num_kv_heads, config.attention.head_dim
     shape = KVCacheShape(2, *heads, limits.block_size, torch.float32, scales=scales)
-    cache = KVCache(shape, limits.num_blocks + 1, DEVICE)
-    cache.keys.fill_(torch.nan)  # what no sequence has written must not matter
-    cache.values.fill_(torch.nan)
+    cache = unwritten_cache(shape, limits.num_blocks + 1)
     return compute.make_runner(model, cache, config.attention.num_heads, limits, lambda: 0, num_graphs=0)
 
 
