@@ -84,7 +84,8 @@ def _check_tables(worker: WorkerState, slot: int, sequence: SequenceState) -> No
     """Of each kind, a sequence has all that a token to come sees, and no more than it may hold."""
     name, limits = f"slot {slot} of {worker.worker_id}", worker.limits
     position = min(int(worker.num_computed_tokens[slot]), int(worker.num_received_tokens[slot]) - 1)
-    num_tokens = int(worker.num_tokens[slot])
+    # Blocks of planned steps that gave no token stay for the tokens to come.
+    num_tokens = int(worker.num_tokens[slot]) + limits.max_plans
     for kind, table in zip(limits.kinds, sequence.tables, strict=True):
         assert table.first <= kind.first_seen(position), f"{name} has given up what its next token sees"
         most = kind.most_blocks(num_tokens, limits.longest_step)

@@ -9,7 +9,7 @@ from served import ROOT
 
 from servicekit.shape import PROTOCOL
 
-EARLIER = "a1b39db"  # the oldest revision that shares a pool with this one
+EARLIER = "9677358"  # the oldest revision that shares a pool with this one
 OTHER_PROTOCOL = "25bb9c7"
 
 ROUND = ("--seed=11", "--kills=5", "--every-s=1.2", "--clients=6", "--recipes=20", "--replicas=2")

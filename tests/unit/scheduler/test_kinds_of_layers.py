@@ -159,6 +159,19 @@ def test_a_sequence_alone_goes_to_its_end_in_the_fewest_blocks_that_hold_it() ->
     scheduling.assert_nothing_is_left()
 
 
+@pytest.mark.parametrize("kind", [KVKind(1), KVKind(1, 2)])
+def test_blocks_of_steps_that_gave_no_token_stay_for_those_to_come(kind: KVKind) -> None:
+    scheduling = Scheduling({"a": WorkerLimits(6, 1, 1, 6, 1, (kind,))}, enable_prefix_caching=False)
+    scheduling.add(make_request(1, [1], max_tokens=4))
+    assert [scheduling.schedule() is not None for _ in range(2)] == [True, True]
+    for _ in range(2):
+        scheduling.complete(silent=(0,))
+    (table,) = next(scheduling.scheduler.workers["a"].running()).tables
+    assert len(table.blocks) == 2
+    scheduling.run()
+    scheduling.assert_nothing_is_left()
+
+
 def test_a_prompt_that_no_worker_can_hold_of_all_kinds_is_refused_by_what_it_can_hold() -> None:
     scheduling = Scheduling({"a": limits(12)})
     capacity = longest_sequence((FULL, WINDOW), 12, 8, 120)
