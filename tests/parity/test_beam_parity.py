@@ -53,7 +53,7 @@ def searched(
 def engine(reference: Reference, **settings: object) -> Iterator[tuple[LLM, PreTrainedModel]]:
     model = AutoModelForCausalLM.from_pretrained(reference.directory, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
-    limits = {"block_size": 4, "num_blocks": 240, "max_model_len": 128, "max_num_seqs": 24, **settings}
+    limits = {"block_size": 4, "num_blocks": 240, "max_model_len": 64, "max_num_seqs": 24, **settings}
     llm = LLM(str(reference.directory), dtype="float32", **limits)  # type: ignore[arg-type]
     try:
         yield llm, model

@@ -28,6 +28,8 @@ CHECKPOINTS = (
     "gemma2_caps_and_windows",
     BUNDLED,
 )
+# In few blocks, windows that are given up leave room for others, and are then forgotten.
+WINDOWED = ("cohere2_some_not_rotated", "gemma2_caps_and_windows")
 POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(PoolingKind, (True, False))]
 POOLINGS += [
     Pooling(PoolingKind.MEAN, normalize=True, dimensions=5),
@@ -87,6 +89,8 @@ def test_vectors_are_those_of_transformers_beside_prompts_that_are_answered(
         assert [(each.finish_reason, each.token_ids) for each in output.outputs] == [("pooled", [])]
         if pooling_of(index).needs_whole_prompt:
             assert output.num_cached_tokens == 0
+    if num_blocks == FEW_BLOCKS and name in WINDOWED:
+        return
     counters = engine.stats().counters
     assert counters.num_cached_tokens > 0
     assert (counters.num_preemptions > 0) == (num_blocks == FEW_BLOCKS)

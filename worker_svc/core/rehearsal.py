@@ -2,20 +2,22 @@
 is preempted and recomputed while others have its blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
+from contract.domain.kv_kinds import KVKind
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
 from worker_svc.core.interface import Limits, Runner
 
-BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS = 4, 64, 4
-_BLOCKS = 14  # of a sequence
+BLOCK_SIZE, MAX_NUM_SEQS = 4, 4
+_LONGEST = 56  # tokens of a sequence
 _LONG, _SHORT, _OTHER, _OWN = 44, 9, 11, 10  # tokens of prompts; of the last one after what it shares
-_CHUNK, _SHARED = 13, 16
+_CHUNK, _SHARED = 13, 16  # tokens that are shared: at least
 _LAST_STEPS = 6
 
 Row = npt.NDArray[np.float32]
@@ -31,22 +33,25 @@ class Line:
     logprobs: dict[int, Row] = field(default_factory=dict)  # by index of a token: f32[vocab_size], what may stand there
 
 
-def limits_of(vocab_size: int, max_model_len: int) -> Limits:
+def limits_of(vocab_size: int, max_model_len: int, kinds: tuple[KVKind, ...]) -> Limits:
     """The limits that `rehearse` keeps to; contexts of at least 56 tokens."""
-    return Limits(NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, max_model_len, max_model_len, vocab_size)
+    num_blocks = MAX_NUM_SEQS * sum(kind.num_blocks(_LONGEST) for kind in kinds)
+    return Limits(num_blocks, BLOCK_SIZE, MAX_NUM_SEQS, max_model_len, max_model_len, vocab_size, kinds=kinds)
 
 
 def rehearse(runner: Runner, seed: int = 0) -> Sequence[Line]:
     """All sequences, with the log-probabilities of every token that was computed but what blocks already had."""
+    kinds = runner.limits.kinds
+    largest = max(kind.block_size for kind in kinds)
+    num_shared = -(-_SHARED // largest) * largest
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(1, runner.limits.vocab_size, size).tolist() for size in (_LONG, _SHORT, _OTHER, _OWN)]
     long, short, other = (Line(slot, prompt, len(prompt)) for slot, prompt in enumerate(prompts[:3]))
-    sharing = Line(3, long.token_ids[:_SHARED] + prompts[3], _SHARED + _OWN)
-    blocks = [*range(NUM_BLOCKS)][::-1]
-    of_long, of_short, of_sharing, others = (
-        blocks[start : start + _BLOCKS] for start in range(0, 4 * _BLOCKS, _BLOCKS)
-    )
-    num_shared = _SHARED // BLOCK_SIZE
+    sharing = Line(3, long.token_ids[:num_shared] + prompts[3], num_shared + _OWN)
+    blocks = iter(range(runner.limits.num_blocks - 1, -1, -1))
+    of_long, of_short, own, others = ([_table(kind, blocks) for kind in kinds] for _ in range(4))
+    shared = [num_shared // kind.block_size for kind in kinds]
+    of_sharing = [mine[:count] + rest[count:] for mine, rest, count in zip(of_long, own, shared, strict=True)]
     stage = _Stage(runner)
     stage.enter(long, of_long)
     stage.step({long: _CHUNK})
@@ -55,7 +60,7 @@ def rehearse(runner: Runner, seed: int = 0) -> Sequence[Line]:
     stage.step({long: _CHUNK, short: 1})
     stage.leave(short)
     stage.enter(other, of_short)
-    stage.enter(sharing, of_long[:num_shared] + of_sharing[num_shared:], num_computed=_SHARED)
+    stage.enter(sharing, of_sharing, num_computed=num_shared)
     stage.step({long: _LONG - 3 * _CHUNK, other: _OTHER, sharing: _OWN})
     stage.step({other: 1, long: 1, sharing: 1})
     stage.enter(short, others)
@@ -64,6 +69,11 @@ def rehearse(runner: Runner, seed: int = 0) -> Sequence[Line]:
     for _ in range(_LAST_STEPS):
         stage.step({long: 1, other: 1, sharing: 1, short: 1})
     return long, short, other, sharing
+
+
+def _table(kind: KVKind, blocks: Iterator[int]) -> list[int]:
+    """The next of `blocks`, for a whole sequence."""
+    return list(islice(blocks, kind.num_blocks(_LONGEST)))
 
 
 class _Stage:
@@ -77,8 +87,8 @@ class _Stage:
         self._admissions: list[Admission] = []
         self._released: list[int] = []
 
-    def enter(self, line: Line, blocks: Sequence[int], num_computed: int = 0) -> None:
-        """With the next step; the blocks are all that it will need."""
+    def enter(self, line: Line, tables: Sequence[Sequence[int]], num_computed: int = 0) -> None:
+        """With the next step; the blocks of each kind of layers are all that it will need."""
         is_new = line.num_prompt == len(line.token_ids) and not num_computed
         sampling = Sampling(temperature=0.0, num_logprobs=self._num_top, num_prompt_logprobs=self._num_top)
         self._admissions.append(
@@ -87,7 +97,8 @@ class _Stage:
                 token_ids=np.array(line.token_ids, np.uint32),
                 num_prompt_tokens=line.num_prompt,
                 num_computed_tokens=num_computed,
-                block_ids=np.array(blocks, np.uint32),
+                block_ids=np.concatenate(tables).astype(np.uint32),
+                block_counts=np.array([len(table) for table in tables], np.uint32),
                 sampling=sampling,
                 seed=0,
                 request_id=line.slot.to_bytes(16, "big"),

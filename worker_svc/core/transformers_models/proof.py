@@ -3,14 +3,14 @@ random weights, through a rehearsal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from worker_svc.core.attention.torch_backend import TorchAttention
 from worker_svc.core.kv_cache import KVCache
-from worker_svc.core.rehearsal import BLOCK_SIZE, NUM_BLOCKS, Line, limits_of, rehearse
+from worker_svc.core.rehearsal import BLOCK_SIZE, Line, limits_of, rehearse
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.transformers_models.attention import NAME
 from worker_svc.core.transformers_models.mixing import refuse_mixing
@@ -89,8 +89,8 @@ def _over(attention: str, eager: PreTrainedModel) -> PreTrainedModel:
 
 
 def _runner(model: TransformersLM) -> ModelRunner:
-    # The rehearsal's plans know one kind of layers.
-    shape = replace(model.cache_shape(BLOCK_SIZE, torch.float32), windows=())
-    cache = KVCache(shape, NUM_BLOCKS + 1, torch.device("cpu"))
+    shape = model.cache_shape(BLOCK_SIZE, torch.float32)
+    limits = limits_of(model.vocab_size, LONGEST, shape.layout.kinds)
+    cache = KVCache(shape, limits.num_blocks + 1, torch.device("cpu"))
     attention = TorchAttention(cache, model.num_heads, model.attentions)
-    return ModelRunner(model, cache, attention, limits_of(model.vocab_size, LONGEST), lambda: 0)
+    return ModelRunner(model, cache, attention, limits, lambda: 0)
