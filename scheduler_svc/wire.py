@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import CancelReason, RequestError
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.logprob_records import unpack_records
 from contract.domain.params import MAX_N, Sampling
 from contract.domain.plan import U32, Admission, Logprobs, StepPlan, StepResult
@@ -126,12 +126,18 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
 
 
 def _kinds(info: results_pb2.WorkerInfo) -> tuple[KVKind, ...]:
-    kinds = tuple(KVKind(each.block_size, each.window if each.HasField("window") else None) for each in info.kinds)
+    kinds = tuple(KVKind(each.block_size, _reach(each)) for each in info.kinds)
     sizes = sorted(each.block_size for each in kinds)
     are_multiples = all(smaller and not larger % smaller for smaller, larger in pairwise(sizes))
-    if kinds and not (sizes[0] == info.block_size and are_multiples and all(each.window != 0 for each in kinds)):
+    are_seen = all(each.reach.longest != 0 for each in kinds)
+    if kinds and not (sizes[0] == info.block_size and are_multiples and are_seen):
         raise PoisonMessageError(f"a worker whose kinds of layers do not fit together: {info}".replace("\n", " "))
     return kinds
+
+
+def _reach(kind: results_pb2.KVKind) -> Reach:
+    window = kind.window if kind.HasField("window") else None
+    return Reach(window, kind.chunk if kind.HasField("chunk") else None)
 
 
 def model_digest_of(worker: WorkerEntry) -> bytes | None:

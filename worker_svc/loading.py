@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.domain.kv_kinds import KVKind, blocks_of_sequence
+from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence
 from servicekit.checkpoint.facts import ModelFacts, model_facts
 from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.model import read_checkpoint
@@ -94,7 +94,7 @@ def _simulated_kinds(settings: WorkerSettings, context_length: int) -> tuple[KVK
     size, window = settings.block_size, settings.simulated_window
     if window is None or window >= context_length:
         return (KVKind(size),)
-    return KVKind(3 * size), KVKind(size, window)
+    return KVKind(3 * size), KVKind(size, Reach(window))
 
 
 def _simulated_facts(settings: WorkerSettings) -> ModelFacts:

@@ -9,7 +9,7 @@ import torch
 from contract.domain.errors import invalid, unimplemented
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import choose_compute
-from worker_svc.core.causal_lm import CausalLM, window_of
+from worker_svc.core.causal_lm import CausalLM, reach_of
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.kv_cache import KVCacheShape
@@ -75,7 +75,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
         dtype,
         shares_values=attention.shares_values,
         scales=_kv_scales(source, config),
-        windows=tuple(window_of(each, source.max_model_len) for each in config.decoder.attentions),
+        reaches=tuple(reach_of(each, source.max_model_len) for each in config.decoder.attentions),
     )
     num_heads = heads.stop - heads.start
     compute = choose_compute(

@@ -110,7 +110,10 @@ def worker_info(
         world_size=world_size,
         device=device,
         model_digest=model_digest,
-        kinds=[results_pb2.KVKind(block_size=each.block_size, window=each.window) for each in limits.kinds],
+        kinds=[
+            results_pb2.KVKind(block_size=each.block_size, window=each.reach.window, chunk=each.reach.chunk)
+            for each in limits.kinds
+        ],
     )
 
 

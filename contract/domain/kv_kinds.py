@@ -8,6 +8,34 @@ each other.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Reach(NamedTuple):
+    """The tokens that a layer's token sees, of itself and those before it."""
+
+    window: int | None = None  # the last so many; None: all
+    chunk: int | None = None  # contexts are cut into so many, of which it sees those of its own; None: all
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that one sees; None: all."""
+        return min((bound for bound in self if bound is not None), default=None)
+
+    def first_seen(self, position: int) -> int:
+        """The position of the first token that the one at `position`, or any after it, sees."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
+
+    def unseen_from(self, position: int) -> int | None:
+        """The position from which on no token sees the one at `position`; None: all after it do."""
+        ends = [] if self.window is None else [position + self.window]
+        if self.chunk is not None:
+            ends.append((position // self.chunk + 1) * self.chunk)
+        return min(ends, default=None)
+
+
+SEES_ALL = Reach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +43,12 @@ class KVKind:
     """Layers whose tokens see as much as each other's."""
 
     block_size: int  # tokens of a block
-    window: int | None = None  # tokens that a token sees, itself included; None: all before it
+    reach: Reach = SEES_ALL
+
+    @property
+    def sees_all(self) -> bool:
+        """Return whether a token sees all before it, so that no block is given up."""
+        return self.reach == SEES_ALL
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks of the first `num_tokens` tokens, those that are given up included."""
@@ -23,20 +56,20 @@ class KVKind:
 
     def first_seen(self, position: int) -> int:
         """Index of the first block that the token at `position`, or any after it, sees."""
-        return 0 if self.window is None else max(0, position - self.window + 1) // self.block_size
+        return self.reach.first_seen(position) // self.block_size
 
     def unseen_from(self, index: int) -> int | None:
         """The position from which on no token sees the block of this index; None: all tokens after it do."""
-        return None if self.window is None else (index + 1) * self.block_size + self.window - 1
+        return self.reach.unseen_from((index + 1) * self.block_size - 1)
 
     def most_blocks(self, num_tokens: int, longest_step: int) -> int:
         """Blocks that a sequence of up to `num_tokens` tokens holds at once, if no step takes more than `longest_step`
         tokens of it."""
         needed = self.num_blocks(num_tokens)
-        if self.window is None:
+        if (longest := self.reach.longest) is None:
             return needed
-        # A step's first token sees `window` - 1 tokens before it; all of them may begin within a block.
-        return min(needed, self.num_blocks(self.window + longest_step - 2) + 1)
+        # A step's first token sees up to `longest` - 1 tokens before it; all of them may begin within a block.
+        return min(needed, self.num_blocks(longest + longest_step - 2) + 1)
 
 
 def blocks_of_sequence(kinds: Sequence[KVKind], num_tokens: int, longest_step: int) -> int:

@@ -197,22 +197,33 @@ class KVKind(_message.Message):
 
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens a block holds, a multiple of the smallest of any kind."""
     window: _builtins.int
     """Tokens that a token sees, itself included; absent: all before it."""
+    chunk: _builtins.int
+    """Tokens that contexts are cut into, of which a token sees those of its own; absent: contexts are not cut. A scheduler
+    that does not know this field keeps blocks that no token sees.
+    """
     def __init__(
         self,
         *,
         block_size: _builtins.int = ...,
         window: _builtins.int | None = ...,
+        chunk: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_window", b"_window", "chunk", b"chunk", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "block_size", b"block_size", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chunk", b"_chunk", "_window", b"_window", "block_size", b"block_size", "chunk", b"chunk", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chunk: _TypeAlias = _typing.Literal["chunk"]  # noqa: Y015
+    _WhichOneofArgType__chunk: _TypeAlias = _typing.Literal["_chunk", b"_chunk"]  # noqa: Y015
     _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
     _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk) -> _WhichOneofReturnType__chunk | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
 
 Global___KVKind: _TypeAlias = KVKind  # noqa: Y015

@@ -57,7 +57,7 @@ class TableRules:
     @property
     def give_up(self) -> bool:
         """Return whether blocks are given up before their sequence ends."""
-        return any(kind.window is not None for kind in self.kinds)
+        return any(not kind.sees_all for kind in self.kinds)
 
     def nothing_reused(self) -> Reused:
         """Of a sequence all of which is to be computed."""
@@ -135,7 +135,7 @@ class TableRules:
         prefixes = [hashes_of_kind(hashes, *each) for each in enumerate(self.factors(block_size))]
         num_tokens = len(hashes) * block_size
         for kind, prefix in zip(self.kinds, prefixes, strict=True):
-            if kind.window is None:
+            if kind.sees_all:
                 num_tokens = min(num_tokens, len(blocks.find(prefix)) * kind.block_size)
         num_tokens = self._agreed(blocks, prefixes, num_tokens)
         tables = []
@@ -145,9 +145,9 @@ class TableRules:
         return Reused(num_tokens, tuple(tables), (None,) * len(tables))
 
     def _agreed(self, blocks: BlockManager, prefixes: Sequence[Sequence[bytes]], num_tokens: int) -> int:
-        """The most tokens, up to `num_tokens` that kinds without a window have, after which no window lacks a block."""
+        """The most tokens, up to `num_tokens` that kinds which see all have, after which no other lacks a block."""
         step = max(kind.block_size for kind in self.kinds)
-        pairs = [pair for pair in zip(self.kinds, prefixes, strict=True) if pair[0].window is not None]
+        pairs = [pair for pair in zip(self.kinds, prefixes, strict=True) if not pair[0].sees_all]
         checked = -1
         while checked != (num_tokens := num_tokens // step * step):
             checked = num_tokens

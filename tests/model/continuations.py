@@ -10,7 +10,7 @@ from clients import Asked
 from samplers import Kind
 
 from contract.domain.finish import CancelReason, FinishReason
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.plan import Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
@@ -26,7 +26,7 @@ from servicekit.bus.calls import (
 )
 
 # Layers of two kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both.
-KINDS = KVKind(2), KVKind(1, window=2)
+KINDS = KVKind(2), KVKind(1, Reach(2))
 LIMITS = WorkerLimits(
     num_blocks=64, block_size=1, max_num_seqs=4, max_model_len=40, max_num_batched_tokens=40, kinds=KINDS
 )

@@ -11,7 +11,7 @@ from reference import BUNDLED
 from contract.domain.kv_kinds import blocks_of_sequence
 from scheduler_svc.core.stats import Counters
 from servicekit.checkpoint.model import read_checkpoint
-from worker_svc.core.causal_lm import window_of
+from worker_svc.core.causal_lm import reach_of
 from worker_svc.core.kv_layout import plan_layout
 from worker_svc.model_config import read_model_config
 
@@ -62,15 +62,15 @@ def num_blocks_of(case: Case, directory: Path, longest_step: int) -> int:
     if case.num_blocks != FEW_BLOCKS:
         return case.num_blocks
     attentions = read_model_config(read_checkpoint(directory)).decoder.attentions
-    windows = [window_of(each, FEW_BLOCKS * BLOCK_SIZE) for each in attentions]
-    return blocks_of_sequence(plan_layout(windows, BLOCK_SIZE).kinds, FEW_BLOCKS * BLOCK_SIZE, longest_step)
+    reaches = [reach_of(each, FEW_BLOCKS * BLOCK_SIZE) for each in attentions]
+    return blocks_of_sequence(plan_layout(reaches, BLOCK_SIZE).kinds, FEW_BLOCKS * BLOCK_SIZE, longest_step)
 
 
 def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> None:
     """Prompts were cut, sequences preempted and blocks found again where the case wants it. In few blocks, windows that
     are given up leave room for others, whose preemption `test_windows_given_up` sees to."""
     assert 16 < recorder.most_batched_tokens <= 512 if case.budget == 512 else recorder.most_batched_tokens == 16
-    if any(kind.window is not None for kind in recorder.limits.kinds) and case.num_blocks == FEW_BLOCKS:
+    if any(not kind.sees_all for kind in recorder.limits.kinds) and case.num_blocks == FEW_BLOCKS:
         assert recorder.num_chunks > recorder.num_admissions or case.budget == 512
         assert counters.num_cached_tokens == 0 or case.enable_prefix_caching
         return

@@ -162,8 +162,7 @@ def assert_two_ranks_like_one(
 def layers_of_a_block(directory: Path) -> int:
     """Layers that have 16 tokens in a block: those of the kind of which there are the most."""
     config = AutoConfig.from_pretrained(directory)
-    windows = [kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or [None] * 3]
-    return max(Counter(windows).values())
+    return max(Counter(getattr(config, "layer_types", None) or [None] * 3).values())
 
 
 def numbers_of_a_token(options: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Blocks that windows give up: nobody reads them, whatever is left there, and outputs stay those of transformers."""
+"""Blocks that windows and chunks give up: nobody reads them, whatever is left there, and outputs stay transformers'."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from byte_tokenizer import write_tokenizer
-from checkpoints import GEMMA3, GPT_OSS, Variant, save_checkpoint
+from checkpoints import GEMMA3, GPT_OSS, LLAMA4, Variant, save_checkpoint
 from reference import Reference, answers_of, assert_equal, assert_prompt_equal, params_of
 
-from contract.domain.kv_kinds import KVKind, blocks_of_sequence
+from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence
 from contract.domain.plan import StepPlan
 from penstock import LLM
 from scheduler_svc.core.worker import WorkerState
@@ -23,9 +23,10 @@ MAX_MODEL_LEN = 320
 # Shorter than a chunk of 16 and as long, and one more; shorter than a block, as long, and one more.
 WINDOWS = (3, 4, 5, 16, 17)
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
-FAMILIES = {  # and how many layers with a window there are for one without
+FAMILIES = {  # and how many layers with a window, or chunks, there are for one without
     "gemma3": ({**GEMMA3, "num_hidden_layers": len(LAYERS), "layer_types": LAYERS}, 3),
     "gpt_oss": (GPT_OSS, 2),
+    "llama4": (LLAMA4, 2),
 }
 
 
@@ -54,7 +55,8 @@ class SpoilingRunner:
 
 
 def make_reference(family: str, window: int, directory: Path) -> Reference:
-    changes = {**FAMILIES[family][0], "sliding_window": window}
+    bound = "attention_chunk_size" if family == "llama4" else "sliding_window"
+    changes = {**FAMILIES[family][0], bound: window}
     model = save_checkpoint(directory, Variant(f"{family}_{window}", family, changes))
     write_tokenizer(directory)
     return Reference(directory, answers_of(model))
@@ -68,11 +70,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("caching", [False, True], ids=["uncached", "cached"])
-def test_whatever_is_left_in_blocks_that_windows_gave_up_changes_nothing(
+def test_whatever_is_left_in_blocks_that_were_given_up_changes_nothing(
     checkpoint: Callable[[str, int], Reference], family: str, window: int, caching: bool
 ) -> None:
     reference = checkpoint(family, window)
-    kinds = KVKind(FAMILIES[family][1] * BLOCK_SIZE), KVKind(BLOCK_SIZE, window)
+    reach = Reach(chunk=window) if family == "llama4" else Reach(window)
+    kinds = KVKind(FAMILIES[family][1] * BLOCK_SIZE), KVKind(BLOCK_SIZE, reach)
     few = blocks_of_sequence(kinds, MAX_MODEL_LEN, 16) + 8
     llm = LLM(
         str(reference.directory),

@@ -6,6 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from contract.domain.kv_kinds import Reach
 from worker_svc.core.attention.interface import AttentionKind, StepAttention
 from worker_svc.core.layers.embedding import VocabParallelEmbedding
 from worker_svc.core.layers.fusion import operand
@@ -108,19 +109,20 @@ def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
     return tuple(type(mixer) for sublayer in layer for mixer in sublayer.mixers)
 
 
-def window_of(attention: AnyAttentionSpec, max_model_len: int) -> int | None:
-    """Tokens that a query sees, itself included; None: all before it, as within a window that no context exceeds."""
-    return _bound(attention.window, max_model_len)
+def reach_of(attention: AnyAttentionSpec, max_model_len: int) -> Reach:
+    """The tokens that a query sees."""
+    return Reach(_bound(attention.window, max_model_len), _bound(attention.chunk, max_model_len))
 
 
 def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len: int) -> AttentionKind:
+    reach = reach_of(attention, max_model_len)
     return AttentionKind(
         rotary,
         attention.score_scale,
-        window=window_of(attention, max_model_len),
+        window=reach.window,
         softcap=attention.softcap,
         has_sinks=attention.sinks is not None,
-        chunk=_bound(attention.chunk, max_model_len),
+        chunk=reach.chunk,
         temperature=attention.temperature,
     )
 

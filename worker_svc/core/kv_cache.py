@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from contract.domain.kv_kinds import SEES_ALL, Reach
 from worker_svc.core.kv_layout import KVLayout, plan_layout
 from worker_svc.core.kv_scales import KEPT_DTYPE, KVScales
 
@@ -20,7 +21,7 @@ class KVCacheShape:
     dtype: torch.dtype  # in which keys and values are computed
     shares_values: bool = False  # values are read out of the keys: nothing else is kept
     scales: KVScales | None = None  # of what is kept as 8-bit floats; None: it is kept as it is computed
-    windows: tuple[int | None, ...] = ()  # by layer, the tokens that one sees, or None: all; empty: all are kept
+    reaches: tuple[Reach, ...] = ()  # by layer, the tokens that one sees; empty: all see all
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -30,7 +31,7 @@ class KVCacheShape:
     @property
     def layout(self) -> KVLayout:
         """The places of all layers."""
-        return plan_layout(self.windows or (None,) * self.num_layers, self.block_size)
+        return plan_layout(self.reaches or (SEES_ALL,) * self.num_layers, self.block_size)
 
     @property
     def block_bytes(self) -> int:

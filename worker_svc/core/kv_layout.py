@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +32,26 @@ class KVLayout:
     layers: tuple[LayerPlace, ...]
 
 
-def plan_layout(windows: Sequence[int | None], block_size: int) -> KVLayout:
-    """The layout for layers of which each sees so many tokens, itself included, or all (None).
+def plan_layout(reaches: Sequence[Reach], block_size: int) -> KVLayout:
+    """The layout for layers that see so much.
 
     `block_size`: tokens of a block of the kind with the most layers.
     """
-    counts = Counter(windows)
-    order = sorted(counts, key=lambda window: (window is not None, window or 0))
+    counts = Counter(reaches)
+    order = sorted(counts, key=lambda reach: (reach.chunk or 0, reach.window or 0))
     num_rows = min(
         (rows for rows in range(min(counts.values()), max(counts.values()) + 1) if _nests(counts, rows)),
         key=lambda rows: _most_wasted(counts, rows),
     )
-    shares = {window: _share(counts[window], num_rows) for window in order}
+    shares = {reach: _share(counts[reach], num_rows) for reach in order}
     num_pages = max(shares.values())
-    kinds = tuple(KVKind(block_size * num_pages // shares[window], window) for window in order)
-    seen = Counter[int | None]()
+    kinds = tuple(KVKind(block_size * num_pages // shares[reach], reach) for reach in order)
+    seen = Counter[Reach]()
     layers = []
-    for window in windows:
-        row, share = divmod(seen[window], shares[window])
-        layers.append(LayerPlace(order.index(window), row, share * num_pages // shares[window]))
-        seen[window] += 1
+    for reach in reaches:
+        row, share = divmod(seen[reach], shares[reach])
+        layers.append(LayerPlace(order.index(reach), row, share * num_pages // shares[reach]))
+        seen[reach] += 1
     return KVLayout(kinds, num_rows, num_pages, tuple(layers))
 
 
@@ -60,12 +60,12 @@ def _share(num_layers: int, num_rows: int) -> int:
     return -(-num_layers // num_rows)
 
 
-def _nests(counts: Counter[int | None], num_rows: int) -> bool:
+def _nests(counts: Counter[Reach], num_rows: int) -> bool:
     """Return whether blocks of any two kinds are such that one holds a multiple of the other's tokens."""
     shares = sorted({_share(count, num_rows) for count in counts.values()})
     return all(not larger % smaller for smaller, larger in pairwise(shares))
 
 
-def _most_wasted(counts: Counter[int | None], num_rows: int) -> float:
+def _most_wasted(counts: Counter[Reach], num_rows: int) -> float:
     """The largest ratio of what a kind's blocks could hold to what they do."""
     return max(_share(count, num_rows) * num_rows / count for count in counts.values())

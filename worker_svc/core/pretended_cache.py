@@ -92,12 +92,12 @@ class PretendedCache:
         hashes: U64 = sums.sum(axis=1) + terms.sum(axis=1) * self._block_weights[num_full]
         return hashes
 
-    def are_foreign(self, block_tables: I64, token_ids: U32, num_tokens: I64, window: int) -> npt.NDArray[np.bool_]:
-        """The rows of `block_tables` that do not lead to the last `window` of the first `num_tokens[i]` tokens of
-        `token_ids[i]`: bool[rows]."""
-        positions = num_tokens[:, None] - np.arange(1, window + 1)
-        is_there = positions >= 0
-        positions = np.maximum(positions, 0)
+    def are_foreign(self, block_tables: I64, token_ids: U32, firsts: I64, num_tokens: I64) -> npt.NDArray[np.bool_]:
+        """The rows of `block_tables` that do not lead to the tokens of `token_ids[i]` from `firsts[i]` on, before
+        `num_tokens[i]`: bool[rows]."""
+        positions = firsts[:, None] + np.arange(int((num_tokens - firsts).max(initial=0)))
+        is_there = positions < num_tokens[:, None]
+        positions = np.where(is_there, positions, 0)
         rows = np.arange(len(num_tokens))[:, None]
         pages = block_tables[rows, positions // self._block_size]
         terms = self._cells[pages, positions % self._block_size]

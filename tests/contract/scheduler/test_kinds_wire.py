@@ -1,10 +1,12 @@
 """The kinds of a worker's layers, and blocks of each, between worker and scheduler."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from contract.domain.errors import PoisonMessageError
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling
 from contract.domain.plan import U32, Admission, StepPlan
 from scheduler_svc.wire import decode_worker_info, encode_plan
@@ -19,7 +21,7 @@ def column(values: list[int]) -> U32:
 
 
 def test_a_worker_tells_the_kinds_of_its_layers() -> None:
-    kinds = KVKind(12), KVKind(4, 6)
+    kinds = KVKind(12), KVKind(4, Reach(6))
     limits = Limits(9, 4, 3, 30, 64, 5, kinds=kinds)
     info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
     offer = decode_worker_info(info.SerializeToString())
@@ -29,6 +31,11 @@ def test_a_worker_tells_the_kinds_of_its_layers() -> None:
         info.kinds[1].block_size, info.kinds[1].window = size, window
         with pytest.raises(PoisonMessageError, match="kinds of layers do not fit"):
             decode_worker_info(info.SerializeToString())
+    cut = KVKind(12), KVKind(4, Reach(chunk=6))
+    info = worker_info(
+        replace(limits, kinds=cut), model="m", home_shard=0, world_size=1, device="cpu", model_digest=b""
+    )
+    assert decode_worker_info(info.SerializeToString()).limits.kinds == cut
     del info.kinds[:]  # a worker of which all layers see all tokens need not say so
     assert decode_worker_info(info.SerializeToString()).limits.kinds == (KVKind(4),)
 

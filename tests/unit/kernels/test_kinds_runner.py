@@ -1,5 +1,5 @@
-"""A runner on Triton's kernels whose layers are of two kinds, with a scheduler that gives up what windows have
-left: its tokens are those of plain torch over all tokens, whatever is left in such blocks.
+"""A runner on Triton's kernels whose layers are of two kinds, with a scheduler that gives up what windows and
+chunks have left: its tokens are those of plain torch over all tokens, whatever is left in such blocks.
 """
 
 from collections import defaultdict
@@ -11,9 +11,9 @@ import torch
 from kernel_inputs import DEVICE, LINES
 from random_models import random_model, unwritten_cache
 from test_chunk_graphs import Unrecorded
-from test_triton_runner import FIELDS, GPT_OSS
+from test_triton_runner import FIELDS, GPT_OSS, LLAMA4
 
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling, Stopping
 from contract.domain.plan import StepPlan
 from scheduler_svc.core.config import SchedulerConfig
@@ -29,21 +29,26 @@ from worker_svc.core.runner import ModelRunner
 
 BLOCK_SIZE, WINDOW = 16, 21
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-KINDS = KVKind(2 * BLOCK_SIZE), KVKind(BLOCK_SIZE, WINDOW)
 CHANGES: dict[str, dict[str, Any]] = {
     "gpt_oss": GPT_OSS,
     "olmo3": {"architectures": ["Olmo3ForCausalLM"], "sliding_window": WINDOW},
+    "llama4": {
+        **LLAMA4,
+        "no_rope_layers": [1, 0, 1],
+        "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+    },
 }
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="exact in the interpreter only")
 
 
 def make_runner(config: ModelConfig, compute: Compute, *, by_kinds: bool) -> ModelRunner:
-    windows = tuple(each.window for each in config.decoder.attentions) if by_kinds else ()
+    reaches = tuple(Reach(each.window, each.chunk) for each in config.decoder.attentions) if by_kinds else ()
     shape = KVCacheShape(
-        3, config.attention.num_kv_heads, config.attention.head_dim, BLOCK_SIZE, torch.float32, windows=windows
+        3, config.attention.num_kv_heads, config.attention.head_dim, BLOCK_SIZE, torch.float32, reaches=reaches
     )
     limits = Limits(20, BLOCK_SIZE, 6, 200, 64, config.decoder.vocab_size, kinds=shape.layout.kinds)
-    assert limits.kinds == (KINDS if by_kinds else (KVKind(BLOCK_SIZE),))
+    size = BLOCK_SIZE
+    assert limits.kinds == ((KVKind(2 * size), KVKind(size, reaches[0])) if by_kinds else (KVKind(size),))
     model = random_model(config, compute, limits.max_model_len)
     cache = unwritten_cache(shape, limits.num_blocks + 1)
     return compute.make_runner(model, cache, config.attention.num_heads, limits, lambda: 0, num_graphs=0)

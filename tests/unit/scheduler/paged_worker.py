@@ -144,7 +144,7 @@ class PagedWorker:
         for position in range(num_tokens):
             kv = chain.mix(kv ^ slot.tokens[position])
             for index, kind in enumerate(self.limits.kinds):
-                if kind.window is None or position > num_tokens - kind.window:
+                if position >= kind.reach.first_seen(num_tokens):
                     place = self._place(slot, position, index)
                     found = self.kv.get(place) if self.owners.get(place[0]) == index else None
                     assert found == kv, f"position {position} reads foreign or missing KV in block {place[0]}"

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from scheduling import Scheduling, make_request
 
-from contract.domain.kv_kinds import KVKind, blocks_of_sequence, longest_sequence
+from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence, longest_sequence
 from scheduler_svc.core.blocks import BlockManager, extend_hashes
 from scheduler_svc.core.tables import TableRules, held_blocks
 from scheduler_svc.core.worker import WorkerLimits
 
-FULL, WINDOW = KVKind(6), KVKind(2, 5)
+FULL, WINDOW = KVKind(6), KVKind(2, Reach(5))
 
 
 def limits(num_blocks: int = 60, *kinds: KVKind, max_num_seqs: int = 4, budget: int = 8) -> WorkerLimits:
@@ -22,7 +22,7 @@ def limits(num_blocks: int = 60, *kinds: KVKind, max_num_seqs: int = 4, budget: 
 def test_a_window_has_blocks_of_all_that_a_token_to_come_sees_and_no_block_that_none_does(
     size: int, window: int
 ) -> None:
-    kind = KVKind(size, window)
+    kind = KVKind(size, Reach(window))
     for position in range(70):
         first = kind.first_seen(position)
         oldest = max(0, position - window + 1)
@@ -31,8 +31,26 @@ def test_a_window_has_blocks_of_all_that_a_token_to_come_sees_and_no_block_that_
             assert kind.unseen_from(first - 1) <= position
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 16])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 6, 16, 17])
+def test_of_a_chunk_there_are_the_blocks_from_its_first_token_on_until_the_next_begins(size: int, chunk: int) -> None:
+    kind = KVKind(size, Reach(chunk=chunk))
+    held = []
+    for position in range(100):
+        first, begins = kind.first_seen(position), position // chunk * chunk
+        assert first * size <= begins < (first + 1) * size
+        if first:
+            assert kind.unseen_from(first - 1) <= position
+        after = kind.unseen_from(position // size)
+        assert kind.first_seen(after) > position // size >= kind.first_seen(after - 1)
+        held.append(position // size + 1 - first)
+    assert max(held) <= kind.most_blocks(100, 1) <= max(held) + 1
+
+
 @pytest.mark.parametrize("step", [1, 2, 7])
-@pytest.mark.parametrize("kind", [KVKind(1, 1), KVKind(2, 5), KVKind(4, 4), KVKind(4, 5), KVKind(3, 2)])
+@pytest.mark.parametrize(
+    "kind", [KVKind(1, Reach(1)), KVKind(2, Reach(5)), KVKind(4, Reach(4)), KVKind(4, Reach(5)), KVKind(3, Reach(2))]
+)
 def test_the_most_blocks_are_those_of_the_worst_place_of_a_step_and_no_more(kind: KVKind, step: int) -> None:
     held = [(p + step - 1) // kind.block_size + 1 - kind.first_seen(p) for p in range(100)]
     assert kind.most_blocks(200, step) == max(held)
@@ -113,7 +131,7 @@ def test_blocks_that_no_token_sees_any_more_are_free_and_a_prompt_wants_no_more_
 
 def test_more_sequences_run_where_windows_are_given_up() -> None:
     running = []
-    for kinds in ((KVKind(2), KVKind(2)), (KVKind(2), KVKind(2, 5))):
+    for kinds in ((KVKind(2), KVKind(2)), (KVKind(2), KVKind(2, Reach(5)))):
         scheduling = Scheduling({"a": limits(60, *kinds)}, enable_prefix_caching=False)
         for number in range(4):
             scheduling.add(make_request(number + 1, [number] * 40, max_tokens=2))
@@ -159,7 +177,7 @@ def test_a_sequence_alone_goes_to_its_end_in_the_fewest_blocks_that_hold_it() ->
     scheduling.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("kind", [KVKind(1), KVKind(1, 2)])
+@pytest.mark.parametrize("kind", [KVKind(1), KVKind(1, Reach(2)), KVKind(1, Reach(chunk=2))])
 def test_blocks_of_steps_that_gave_no_token_stay_for_those_to_come(kind: KVKind) -> None:
     scheduling = Scheduling({"a": WorkerLimits(6, 1, 1, 6, 1, (kind,))}, enable_prefix_caching=False)
     scheduling.add(make_request(1, [1], max_tokens=4))

@@ -12,21 +12,23 @@ from paged_worker import VOCAB
 from scheduling import EOS, Scheduling, make_request
 
 from contract.domain.finish import CancelReason
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import SEES_ALL, KVKind, Reach
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
 WORKERS = ("a", "b")
-# Of the layers of a worker's model: how much larger than the smallest their blocks are, and their windows.
+# Of the layers of a worker's model: how much larger than the smallest their blocks are, and how much they see.
 KINDS = st.sampled_from(
     [
-        ((1, None),),
-        ((1, None),),
-        ((1, 5),),
-        ((2, None), (1, 3)),
-        ((1, None), (1, 1)),
-        ((3, None), (1, 4)),
-        ((1, 2), (2, 7)),
+        ((1, SEES_ALL),),
+        ((1, SEES_ALL),),
+        ((1, Reach(5)),),
+        ((1, Reach(chunk=4)),),
+        ((2, SEES_ALL), (1, Reach(3))),
+        ((1, SEES_ALL), (1, Reach(1))),
+        ((3, SEES_ALL), (1, Reach(4))),
+        ((2, SEES_ALL), (1, Reach(chunk=5))),
+        ((1, Reach(2)), (2, Reach(7))),
     ]
 )
 MODELS = (b"", b"new")  # while one replaces the other
@@ -55,7 +57,7 @@ class Machine(RuleBasedStateMachine):
                 max_num_seqs[i],
                 max_model_len=30,
                 max_num_batched_tokens=budget,
-                kinds=tuple(KVKind(block_size[i] * factor, window) for factor, window in kinds[i]),
+                kinds=tuple(KVKind(block_size[i] * factor, reach) for factor, reach in kinds[i]),
                 max_plans=window + 1,
             )
             for i, worker_id in enumerate(WORKERS)
@@ -169,8 +171,8 @@ TestAnyOrder.settings = settings(
 
 PLAIN = {"a": WorkerLimits(24, 4, 6, 60), "b": WorkerLimits(40, 2, 4, 60)}
 WINDOWED = {
-    "a": WorkerLimits(26, 2, 6, 60, 16, kinds=(KVKind(6), KVKind(2, 7))),
-    "b": WorkerLimits(24, 4, 4, 60, 16, kinds=(KVKind(4, 9),)),
+    "a": WorkerLimits(26, 2, 6, 60, 16, kinds=(KVKind(6), KVKind(2, Reach(7)))),
+    "b": WorkerLimits(24, 4, 4, 60, 16, kinds=(KVKind(4, Reach(9)),)),
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.domain.errors import PenstockError
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import SEES_ALL, KVKind, Reach
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from worker_svc.core.batch import build_batch, tokens_of
@@ -20,8 +20,8 @@ from worker_svc.core.kv_layout import plan_layout
 from worker_svc.core.slots import HostSlots
 
 
-def shape(windows: tuple[int | None, ...], block_size: int = 4) -> KVCacheShape:
-    return KVCacheShape(len(windows), 1, 2, block_size, torch.float32, windows=windows)
+def shape(reaches: tuple[Reach, ...], block_size: int = 4) -> KVCacheShape:
+    return KVCacheShape(len(reaches), 1, 2, block_size, torch.float32, reaches=reaches)
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,22 @@ def shape(windows: tuple[int | None, ...], block_size: int = 4) -> KVCacheShape:
 def test_a_block_wastes_little_in_the_models_that_there_are(
     num_full: int, num_windows: int, expected: tuple[int, int]
 ) -> None:
-    layout = plan_layout([None] * num_full + [512] * num_windows, 16)
+    layout = plan_layout([Reach()] * num_full + [Reach(512)] * num_windows, 16)
     assert (layout.num_rows, layout.num_pages) == expected
     sizes = [kind.block_size for kind in layout.kinds]
     assert sizes == [16 * expected[1], 16][: len(sizes)]
     assert layout.num_rows * layout.num_pages <= 1.1 * max(num_full, num_windows)
 
 
-@given(windows=st.lists(st.sampled_from([None, None, 5, 5, 5, 9]), min_size=1, max_size=14))
+REACHES = [SEES_ALL, SEES_ALL, Reach(5), Reach(5), Reach(5), Reach(9), Reach(chunk=5)]
+
+
+@given(reaches=st.lists(st.sampled_from(REACHES), min_size=1, max_size=14))
 @settings(deadline=None, max_examples=60)
-def test_layers_of_a_kind_have_cells_of_their_own_in_every_block(windows: list[int | None]) -> None:
-    made = shape(tuple(windows))
+def test_layers_of_a_kind_have_cells_of_their_own_in_every_block(reaches: list[Reach]) -> None:
+    made = shape(tuple(reaches))
     layout = made.layout
-    assert [layout.kinds[place.kind].window for place in layout.layers] == windows
+    assert [layout.kinds[place.kind].reach for place in layout.layers] == reaches
     for index, kind in enumerate(layout.kinds):  # a block is of one kind at a time
         cache, num_pages = KVCache(made, 3, torch.device("cpu")), kind.block_size // 4
         layers = [number for number, place in enumerate(layout.layers) if place.kind == index]
@@ -67,7 +70,7 @@ def test_layers_of_a_kind_have_cells_of_their_own_in_every_block(windows: list[i
         assert all((cache.layer(layer)[0][:num_pages] == 100 * layer + 3).all() for layer in layers)
 
 
-LIMITS = Limits(40, 4, 3, 60, 64, 100, kinds=(KVKind(12), KVKind(4, 6)))
+LIMITS = Limits(40, 4, 3, 60, 64, 100, kinds=(KVKind(12), KVKind(4, Reach(6))))
 
 
 def admission(num_tokens: int, computed: int, *tables: tuple[int, list[int]]) -> Admission:

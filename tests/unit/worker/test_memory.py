@@ -3,7 +3,7 @@
 import pytest
 
 from contract.domain.errors import PenstockError
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from worker_svc.core.memory import Budget, MemoryProfile, fit_model_len, num_blocks_in
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,7 +34,7 @@ def test_a_context_that_was_asked_for_must_fit_and_the_error_says_what_is_missin
 
 
 def test_of_a_window_no_more_is_wanted_than_a_sequence_has_at_once() -> None:
-    kinds = KVKind(64), KVKind(16, 32)
+    kinds = KVKind(64), KVKind(16, Reach(32))
     assert fit_model_len(640, profile(10 + 5, 100), kinds, 32, None, explicit=True) == 640
     assert fit_model_len(4096, profile(10 + 5, 100), kinds, 32, None, explicit=False) == 640
     with pytest.raises(PenstockError, match=r"needs 15\.0 MiB of KV cache, 1\.0 MiB more"):

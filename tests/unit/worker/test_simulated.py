@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import Drive, drive
 
-from contract.domain.kv_kinds import KVKind
+from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.core.interface import Limits
@@ -261,7 +261,7 @@ def test_chosen_tokens_have_their_logprobs_beside_the_likeliest_of_others() -> N
     assert [next(iter(top)) for top in drives[1].tops] == drives[1].output
 
 
-WINDOWED = replace(LIMITS, kinds=(KVKind(8), KVKind(4, 6)))
+WINDOWED = replace(LIMITS, kinds=(KVKind(8), KVKind(4, Reach(6))))
 
 
 def windowed(
@@ -284,7 +284,15 @@ def test_blocks_that_no_token_sees_may_be_anybodys_and_those_that_one_sees_may_n
     assert runner.launch(StepPlan(3, admissions=(wrong,), **rest)).result().token_ids.tolist() != expect(2)[1:]
 
 
-@pytest.mark.parametrize("kinds", [(KVKind(4, 6),), (KVKind(12), KVKind(4, 1)), (KVKind(4, 9), KVKind(8, 3))])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (KVKind(4, Reach(6)),),
+        (KVKind(12), KVKind(4, Reach(1))),
+        (KVKind(4, Reach(9)), KVKind(8, Reach(3))),
+        (KVKind(8), KVKind(4, Reach(chunk=6))),
+    ],
+)
 def test_tokens_do_not_hang_on_the_kinds_of_layers(kinds: tuple[KVKind, ...]) -> None:
     clock = Clock()
     runner = SimulatedRunner(replace(LIMITS, kinds=kinds), SimulatedConfig(0.0), clock.read, clock.sleep)

@@ -101,6 +101,8 @@ class TorchAttention:
         """`contexts` i64[num_seqs], and on the device `slots` and `first`, the positions of their first queries."""
         block_size, device, window = self._cache.shape.block_size, table.device, reach.window
         oldest = np.zeros_like(contexts) if window is None else np.maximum(0, contexts - query_len - window + 1)
+        if reach.chunk is not None:
+            oldest = np.maximum(oldest, (contexts - query_len) // reach.chunk * reach.chunk)
         begins = oldest // block_size  # blocks that no query sees
         num_blocks = int((-(-contexts // block_size) - begins).max())
         keys = (begins * block_size)[:, None] + np.arange(num_blocks * block_size)

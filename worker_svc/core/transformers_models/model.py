@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
+from contract.domain.kv_kinds import Reach
 from worker_svc.core.attention.interface import AttentionKind, StepAttention
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.layers.rotary import RotaryEmbedding
@@ -47,8 +48,8 @@ class TransformersLM:
 
     def cache_shape(self, block_size: int, dtype: torch.dtype) -> KVCacheShape:
         """The shape of its keys and values."""
-        windows = tuple(kind.window for kind in self.attentions)
-        return KVCacheShape(len(windows), self.num_kv_heads, self.head_dim, block_size, dtype, windows=windows)
+        reaches = tuple(Reach(kind.window) for kind in self.attentions)
+        return KVCacheShape(len(reaches), self.num_kv_heads, self.head_dim, block_size, dtype, reaches=reaches)
 
     @property
     def num_layer_weights(self) -> int:

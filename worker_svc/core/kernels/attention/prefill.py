@@ -107,6 +107,8 @@ def _prefill_attention(
         if WINDOW > 0:
             # Blocks that no row sees are not this sequence's any more: another may have left NaN there.
             is_known = is_known & (positions > first - WINDOW)
+        if CHUNK > 0:
+            is_known = is_known & (positions >= own)
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
         k = load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])
