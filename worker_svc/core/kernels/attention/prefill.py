@@ -16,6 +16,14 @@ _LOG2E = 1.4426950408889634
 
 
 @triton.jit
+def _oldest_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that the token at `position` sees."""
+    if CHUNK > 0:
+        return position // CHUNK * CHUNK
+    return tl.maximum(0, position + 1 - WINDOW) if WINDOW > 0 else 0
+
+
+@triton.jit
 def _prefill_attention(
     qkv_ptr,  # [tokens, ...]: rotated query heads stand first in a row
     keys_ptr,
@@ -77,16 +85,12 @@ def _prefill_attention(
         most = load_sinks(sinks_ptr + head + tl.zeros((BLOCK_M,), tl.int32), m < BLOCK_M)
         total += 1.0
     last = first + length
-    begin = 0
-    seen_by_all = (first + 1) // BLOCK_T * BLOCK_T
-    if WINDOW > 0:
-        begin = tl.maximum(0, first + 1 - WINDOW) // BLOCK_T * BLOCK_T
-        seen_by_all = begin
+    oldest = _oldest_seen(first, WINDOW, CHUNK)
+    begin = oldest // BLOCK_T * BLOCK_T
+    seen_by_all = begin if WINDOW > 0 else (first + 1) // BLOCK_T * BLOCK_T
     if CHUNK > 0:
-        own = first // CHUNK * CHUNK
-        begin = own // BLOCK_T * BLOCK_T
         # Rows of two chunks, or of one that begins within a tile, do not all see the same.
-        is_alike = (begin == own) & ((last - 1) // CHUNK * CHUNK == own)
+        is_alike = (begin == oldest) & ((last - 1) // CHUNK * CHUNK == oldest)
         seen_by_all = tl.where(is_alike, seen_by_all, begin)
     for start in tl.range(begin, seen_by_all, BLOCK_T, num_stages=STAGES):
         positions = start + tl.arange(0, BLOCK_T)
@@ -104,11 +108,9 @@ def _prefill_attention(
     for start in tl.range(seen_by_all, last, BLOCK_T, num_stages=1):
         positions = start + tl.arange(0, BLOCK_T)
         is_known = positions < last
-        if WINDOW > 0:
+        if WINDOW > 0 or CHUNK > 0:
             # Blocks that no row sees are not this sequence's any more: another may have left NaN there.
-            is_known = is_known & (positions > first - WINDOW)
-        if CHUNK > 0:
-            is_known = is_known & (positions >= own)
+            is_known = is_known & (positions >= oldest)
         blocks = tl.load(table + positions // BLOCK_SIZE, mask=is_known, other=0).to(tl.int64)
         offsets = blocks * block_stride + (positions % BLOCK_SIZE) * token_stride
         k = load(keys + offsets[None, :], dims[:, None], D, is_known[None, :])
