@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from kube import NAMESPACE, ROOT, Object, Pod, of_kind, pods
 from rollouts import Act, Rollout, Turn, workload
+from valkeys import needs_client
 
 from penstock.launcher.layout import free_ports
 from servicekit.bus.embedded import find_server
@@ -133,7 +134,7 @@ class LocalPod:
         environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "VALKEY_SERVER": str(find_server()),
-            "VALKEY_CLI": shutil.which("valkey-cli") or shutil.which("redis-cli") or "valkey-cli",
+            "VALKEY_CLI": needs_client(),
             "POD_NAME": self.name,
         }
         for each in self.pod.container.get("env", ()):

@@ -19,6 +19,7 @@ from local_pods import LocalRelease, needs_strace, wait_until
 from rollouts import VALUES, read_record
 from served import write_checkpoint
 from test_network_policies import arrows
+from valkeys import needs_client
 
 NUM_TOKENS = 200
 NUM_PROMPTS = 4
@@ -38,6 +39,7 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Iterator["Installed"]:
     needs_strace()
+    needs_client()
     folder = tmp_path_factory.mktemp("release")
     models = folder / "models"
     (models / "Qwen3-8B").mkdir(parents=True)

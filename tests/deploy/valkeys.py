@@ -163,6 +163,14 @@ class Tls:
     clients_show_theirs: bool
 
 
+def needs_client() -> str:
+    """The path of a client that the chart's scripts ask servers with; skips the test without one."""
+    found = shutil.which("valkey-cli") or shutil.which("redis-cli")
+    if found is None:
+        pytest.skip("no valkey-cli or redis-cli on PATH, by which the chart's scripts ask servers: install redis-tools")
+    return found
+
+
 class Valkeys:
     """A primary, its replicas and three Sentinels, as the chart has them."""
 
@@ -184,9 +192,7 @@ class Valkeys:
             program: the server; None: that which comes with Penstock.
             tls: certificates of all of them; None: no TLS.
         """
-        cli = shutil.which("valkey-cli") or shutil.which("redis-cli")
-        if cli is None:
-            pytest.skip("no valkey-cli or redis-cli on PATH, which the chart's scripts ask servers with")
+        cli = needs_client()
         ports = free_ports(servers + 3)
         addresses = [f"127.0.0.1:{port}" for port in ports]
         passwords = folder / "passwords"
