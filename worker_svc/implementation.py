@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from contract.domain.errors import ErrorCode, PenstockError, invalid
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.core.models import FAMILIES
+from worker_svc.core.models.media import TEXTS
 from worker_svc.loaded_model import Loader
 from worker_svc.native import NativeLoader
 from worker_svc.runner_options import RunnerOptions
@@ -22,7 +23,7 @@ def uses_transformers(model_impl: str, checkpoint: Checkpoint) -> bool:
     if model_impl not in _IMPLEMENTATIONS:
         raise invalid(f"model_impl must be {', '.join(_IMPLEMENTATIONS)}, got {model_impl!r}", "model_impl")
     name = architecture(checkpoint)
-    if model_impl == "penstock" or (model_impl == "auto" and (name is None or name in FAMILIES)):
+    if model_impl == "penstock" or (model_impl == "auto" and (name is None or name in FAMILIES or name in TEXTS)):
         return False
     if find_spec("transformers") is None:
         raise _missing(name, "which is not installed")
@@ -51,6 +52,6 @@ def find_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loader:
 
 
 def _missing(name: str | None, why: str) -> PenstockError:
-    others = "" if name in FAMILIES else ", or take one of those that `penstock models` lists"
+    others = "" if name in FAMILIES or name in TEXTS else ", or take one of those that `penstock models` lists"
     message = f"model architecture {name} is run by transformers, {why}: install penstock[transformers]{others}"
     return PenstockError(ErrorCode.UNIMPLEMENTED, message, param="model_impl")

@@ -8,8 +8,8 @@ import torch
 from contract.domain.errors import broken, unimplemented
 from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.models.spec import AttentionSpec
-from worker_svc.stored import DTYPES, StoredTensor, read_header
-from worker_svc.weights import weight_files
+from worker_svc.stored import DTYPES, StoredTensor
+from worker_svc.weights import read_headers
 
 _Found = Mapping[str, tuple[Path, StoredTensor]]
 _BASE = "model."  # some checkpoints leave it out
@@ -26,14 +26,17 @@ _NAMES = (
 )
 
 
-def read_kv_scales(directory: Path, attentions: Sequence[AttentionSpec]) -> KVScales:
+def read_kv_scales(directory: Path, attentions: Sequence[AttentionSpec], *, is_text_alone: bool = False) -> KVScales:
     """Those of all layers, in order; 1 of a layer for which none are stored.
+
+    is_text_alone: see `read_headers`.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault), naming the file and the tensor: it is no positive number, or the
             other of the two is missing; UNIMPLEMENTED: there are several, as for each head.
     """
-    found = {name: (path, each) for path in weight_files(directory) for name, each in read_header(path).items()}
+    headers = read_headers(directory, is_text_alone=is_text_alone)
+    found = {name: (path, each) for path, header in headers.items() for name, each in header.items()}
     pairs = [_pair(found, attention.key.name.rpartition(".")[0]) for attention in attentions]
     return KVScales(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 

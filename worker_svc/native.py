@@ -52,7 +52,9 @@ class NativeLoader:
         plain = Placement(torch.device("meta"), dtype, group, quantization=config.quantization)
         method = config.quantization.method if config.quantization is not None else None
         num_bytes = num_weights_bytes(config, plain)
-        return ModelDescription(config.architecture, "penstock", len(config.decoder.layers), method, num_bytes)
+        return ModelDescription(
+            config.is_text_of or config.architecture, "penstock", len(config.decoder.layers), method, num_bytes
+        )
 
     def load(self, source: ModelSource) -> LoadedModel:
         """Implement `Loader.load`."""
@@ -94,6 +96,8 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     model = CausalLM(config.decoder, placement, source.max_model_len)
     _fill(source, config, placement)
     model.prepare()
+    if config.is_text_of is not None:
+        _log.warning("the text alone is served", extra={"reason": f"{config.is_text_of} has other media, too"})
     weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
     precision = _precision(config, shape)
     return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, "penstock", precision)
@@ -120,7 +124,7 @@ def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
     attentions = [each for each in config.decoder.attentions if isinstance(each, AttentionSpec)]
     if source.is_random:
         return KVScales.of_one(len(attentions))
-    scales = read_kv_scales(source.directory, attentions)
+    scales = read_kv_scales(source.directory, attentions, is_text_alone=config.is_text_of is not None)
     extra = {"keys": max(scales.keys), "values": max(scales.values)}
     _log.info("keys and values are kept as 8-bit floats, times scales of at most", extra=extra)
     return scales
@@ -136,8 +140,9 @@ def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
 def _read_config(options: RunnerOptions, checkpoint: Checkpoint) -> ModelConfig:
     config = read_model_config(checkpoint)
     config = replace(config, quantization=choose_quantization(config.quantization, options.quantization))
-    decoder, is_read = config.decoder, options.load_format != "dummy"
-    if decoder.is_tied and is_read and has_own_head(checkpoint.directory, decoder.embedding, decoder.head):
+    decoder, is_text_alone = config.decoder, config.is_text_of is not None
+    may_differ = decoder.is_tied and options.load_format != "dummy"
+    if may_differ and has_own_head(checkpoint.directory, decoder.embedding, decoder.head, is_text_alone=is_text_alone):
         _log.warning("the head is not tied", extra={"reason": "the checkpoint has another lm_head than embed_tokens"})
         config = replace(config, decoder=replace(decoder, is_tied=False))
     return config
@@ -151,6 +156,7 @@ def _fill(source: ModelSource, config: ModelConfig, placement: Placement) -> Non
         source.directory,
         placement.wanted,
         placement.conversions,
+        is_text_alone=config.is_text_of is not None,
         unused=config.decoder.unused_tensors,
         unused_prefixes=config.decoder.unused_prefixes,
         unused_suffixes=config.quantization.unused if config.quantization is not None else (),

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from contract.domain.errors import broken
 from servicekit.checkpoint.model import read_json
 from worker_svc.core.layers.placement import Conversion, WantedTensor
+from worker_svc.core.models.media import text_tensor
 from worker_svc.stored import DTYPES, FLOATS, StoredTensor, read_header
 from worker_svc.weight_reading import TensorLoad, carry, progress
 
@@ -31,6 +32,7 @@ def load_weights(
     wanted: Sequence[WantedTensor],
     conversions: Sequence[Conversion] = (),
     *,
+    is_text_alone: bool = False,
     unused: Collection[str] = (),
     unused_prefixes: tuple[str, ...] = (),
     unused_suffixes: tuple[str, ...] = (),
@@ -39,6 +41,7 @@ def load_weights(
     that were read. Nothing is copied before all tensors are known to be there and to fit.
 
     conversions: what is made of stored tensors; of these only some are in memory at a time.
+    is_text_alone: see `read_headers`.
     unused: tensors that are left out if they are there, as a head that shares the embedding's weight (`has_own_head`);
         with `unused_prefixes` all whose names begin so, with `unused_suffixes` those that are not wanted and end so.
 
@@ -51,7 +54,7 @@ def load_weights(
         by_name[tensor.name].append(tensor)
     remaining = dict(by_name)
     loads: dict[int, TensorLoad] = {}  # by the identity of what is wanted
-    headers = {path: read_header(path) for path in weight_files(directory)}
+    headers = read_headers(directory, is_text_alone=is_text_alone)
     prefix = _left_out({name for header in headers.values() for name in header}, by_name)
     for path, header in headers.items():
         for stored_name, stored in header.items():
@@ -118,16 +121,35 @@ def _left_out(stored: Collection[str], wanted: Collection[str]) -> str:
     return _BASE if has_base_alone else ""
 
 
-def has_own_head(directory: Path, embedding: str, head: str) -> bool:
+def read_headers(directory: Path, *, is_text_alone: bool = False) -> dict[Path, dict[str, StoredTensor]]:
+    """The tensors of a checkpoint, by file and name.
+
+    is_text_alone: of a model of several media those of its text, as a text model calls them.
+
+    Raises:
+        PenstockError: INTERNAL (the operator's fault): a file is missing or corrupt.
+    """
+    headers = {path: read_header(path) for path in weight_files(directory)}
+    if not is_text_alone:
+        return headers
+    return {
+        path: {text: stored for name, stored in header.items() if (text := text_tensor(name)) is not None}
+        for path, header in headers.items()
+    }
+
+
+def has_own_head(directory: Path, embedding: str, head: str, *, is_text_alone: bool = False) -> bool:
     """Return whether a head is stored that is not the embedding: then it is used, whatever the configuration says.
+
+    is_text_alone: see `read_headers`.
 
     Raises:
         PenstockError: INTERNAL (the operator's fault): a file is missing or corrupt.
     """
     names = f"{embedding}.weight", f"{head}.weight"
     found: dict[str, tuple[Path, StoredTensor]] = {}
-    for path in weight_files(directory):
-        found |= {name: (path, stored) for name, stored in read_header(path).items() if name in names}
+    for path, header in read_headers(directory, is_text_alone=is_text_alone).items():
+        found |= {name: (path, stored) for name, stored in header.items() if name in names}
     if len(found) < 2:
         return False
     (embedding_path, one), (head_path, other) = (found[name] for name in names)

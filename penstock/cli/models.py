@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from worker_svc.core.models import FAMILIES
+from worker_svc.core.models.media import TEXTS
 
 _MODULES = (
     "Any other decoder that transformers has is run by transformers' own module over paged attention, if penstock"
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     )
     asked = parser.parse_args(argv)
     if asked.names:
-        print("\n".join(sorted(FAMILIES)))
+        print("\n".join(sorted((*FAMILIES, *TEXTS))))
         return 0
     console = Console()
     if asked.transformers:
@@ -88,6 +89,8 @@ def _families() -> Iterator[tuple[str, str]]:
         module = inspect.getmodule(family)
         told = inspect.getdoc(module) if module is not None else None
         yield architecture, " ".join((told or "").split())
+    for architecture, (text, _) in sorted(TEXTS.items()):
+        yield architecture, f"Of several media: its text is served, by {text}; images and the like are refused."
 
 
 def _table(title: str, rows: Iterator[tuple[str, str]]) -> Table:

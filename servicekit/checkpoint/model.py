@@ -18,6 +18,16 @@ _POSITIONS = (
     "n_ctx",
     "model_max_length",
 )  # as families call them
+# By model type of a `text_config`: what published ones leave out, as transformers' class has it by default.
+_LEFT_OUT = {
+    "gemma3_text": {
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262_208,
+    },
+}
 _STRETCHING_ROPES = ("linear", "dynamic", "yarn")  # their factor lengthens max_position_embeddings
 
 
@@ -96,4 +106,12 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     Raises:
         PenstockError: INTERNAL (operator): a file is broken.
     """
-    return Checkpoint(directory, read_json(directory / CONFIG), read_json(directory / GENERATION_CONFIG))
+    return Checkpoint(directory, _completed(read_json(directory / CONFIG)), read_json(directory / GENERATION_CONFIG))
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """With what its `text_config` leaves out."""
+    text = config.get("text_config")
+    if not isinstance(text, dict) or text.get("model_type") not in _LEFT_OUT:
+        return config
+    return {**config, "text_config": {**_LEFT_OUT[text["model_type"]], **text}}

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 from contract.domain.errors import PenstockError, unimplemented
 from worker_svc.core.models.spec import RopeSpec
 
-_OTHER_NAMES = {"su": "longrope"}
+_OTHER_NAMES = {"su": "longrope", "mrope": "default"}  # the last rotates by several positions, which a text has in one
 # Of all kinds; some checkpoints carry those of another kind than theirs.
 _KNOWN = frozenset(
     [
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
         *("low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "max_position_embeddings"),
         *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor"),
+        *("mrope_section", "mrope_interleaved"),  # of positions in images: a text's are one number
     ]
 )
 

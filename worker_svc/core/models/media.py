@@ -1,0 +1,74 @@
+"""Models of several media, of which the text is served: the fields and the tensors of their text model.
+
+A text alone is computed as by the text model; images would add embeddings, and positions in two dimensions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from contract.domain.errors import unimplemented
+
+# By architecture of the whole: that of its text, and the model types that its `text_config` may have.
+TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Cohere2VisionForConditionalGeneration": ("Cohere2ForCausalLM", ("cohere2",)),
+    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", ("gemma3_text",)),
+    "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", ("llama4_text",)),
+    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", ("mistral",)),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", ("qwen2_5_vl", "qwen2_5_vl_text")),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", ("qwen3_vl_text",)),
+}
+# Fields of the whole that say how other media are read.
+_OF_OTHERS = (
+    *("vision_", "image_", "video_", "audio_", "mm_", "multimodal_", "projector_", "boi_", "eoi_"),
+    *("spatial_merge_size", "alignment_intermediate_size", "downsample_factor"),
+)
+# Fields that the whole says for its text, too.
+_OF_BOTH = ("tie_word_embeddings", "quantization_config")
+_LISTS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")  # of names, in `quantization_config`
+_BASE = "model."
+_TEXT = "language_model."
+_OTHERS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.")
+
+
+def text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The fields of the text model, as if its checkpoint were alone; None: it is alone.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED, naming the text's model type: it is another than such a model usually has.
+    """
+    names = fields.get("architectures")
+    whole = names[0] if isinstance(names, list) and names else None
+    if not isinstance(whole, str) or whole not in TEXTS:
+        return None
+    architecture, model_types = TEXTS[whole]
+    text = fields.get("text_config", {})  # older files have the text's fields beside the others
+    model_type = text.get("model_type", fields.get("model_type"))
+    if "text_config" in fields and model_type not in model_types:
+        raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(model_types)}")
+    own = {name: value for name, value in fields.items() if name != "text_config" and not name.startswith(_OF_OTHERS)}
+    both = {name: own[name] for name in _OF_BOTH if name in own}
+    merged = {**own, **text, **both, "architectures": [architecture]}
+    if isinstance(stored := merged.get("quantization_config"), Mapping):
+        merged["quantization_config"] = {
+            **stored,
+            **{name: _of_text(stored[name]) for name in _LISTS if name in stored},
+        }
+    return merged
+
+
+def text_tensor(name: str) -> str | None:
+    """The name that a tensor has in the text model's own checkpoint; None: it belongs to another medium."""
+    inner = name.removeprefix(_BASE)
+    if inner.startswith(_OTHERS):
+        return None
+    if name.startswith(_TEXT):
+        return name.removeprefix(_TEXT)
+    return _BASE + inner.removeprefix(_TEXT) if inner.startswith(_TEXT) else name
+
+
+def _of_text(names: Any) -> Any:
+    """Names of layers as the text model has them; patterns stay as they are."""
+    if not isinstance(names, list):
+        return names
+    found = [text_tensor(f"{name}.") if isinstance(name, str) else name for name in names]
+    return [name.removesuffix(".") if isinstance(name, str) else name for name in found if name is not None]
