@@ -43,6 +43,8 @@ def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
         dtype=reader.get("dtype") or reader.get("torch_dtype"),
     )
     reader.refuse_unread()
+    if not config.decoder.attentions:
+        raise unimplemented("a model none of whose layers attends (layer_types)")
     if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in config.decoder.attentions}) > 1:
         raise unimplemented("layers that differ in heads")
     return config

@@ -14,6 +14,7 @@ _KNOWN = frozenset(
         *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "attention_factor"),
         *("low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "max_position_embeddings"),
         *("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor"),
+        *("mrope_section", "mrope_interleaved"),  # of positions in images: a text's are one number
     ]
 )
 
