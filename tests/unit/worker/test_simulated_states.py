@@ -11,6 +11,8 @@ from test_simulated import LIMITS, PROMPT, Clock, admission, expect, u32
 from contract.domain.errors import PenstockError
 from contract.domain.plan import StepPlan
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.loading import load_worker
+from worker_svc.settings import WorkerSettings
 
 WITH_STATE = replace(LIMITS, has_state=True)
 
@@ -37,6 +39,20 @@ def go_on(runner: SimulatedRunner, **changes: object) -> list[int]:
     fields = {"slot": 1, "tokens": tokens, "computed": 10, "block_ids": u32(0, 1, 2, 3), "state_slot": 0, **changes}
     plan = StepPlan(2, u32(0), (admission(**fields),), slots=u32(fields["slot"]), num_tokens=u32(1))
     return runner.launch(plan).result().token_ids.tolist()
+
+
+def test_what_a_sequence_before_has_left_in_a_slot_does_not_matter() -> None:
+    runner = make_runner()
+    begin(runner)
+    again = admission(tokens=PROMPT[::-1], block_ids=u32(4, 5, 6))
+    plan = StepPlan(2, u32(0), (again,), slots=u32(0), num_tokens=u32(10))
+    assert runner.launch(plan).result().token_ids.tolist() == expect(1, PROMPT[::-1])
+
+
+def test_the_settings_of_a_simulated_worker_say_it() -> None:
+    for has_state in (False, True):
+        settings = WorkerSettings(model="model", runner="simulated", simulated_state=has_state)
+        assert load_worker(settings).runner.limits.has_state is has_state
 
 
 @pytest.mark.parametrize("slot", [0, 1])

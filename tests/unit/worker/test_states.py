@@ -49,7 +49,8 @@ def parse(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
 
-def make_runner(**changes: int) -> ModelRunner:
+def make_runner(*, left: float = torch.nan, **changes: int) -> ModelRunner:
+    """`left`: what is in slots before anything is written there."""
     sizes = {"num_blocks": 40, "block_size": 4, "max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 128}
     limits = Limits(**{**sizes, **changes}, vocab_size=97, has_state=True)
     config, placement = parse(), Placement(torch.device("cpu"), torch.float32)
@@ -62,8 +63,8 @@ def make_runner(**changes: int) -> ModelRunner:
     shape = delta_rule_state(placement, config.decoder.delta_rules)
     assert shape is not None
     states = SlotStates(shape, limits.max_num_seqs + 1, placement.device)
-    for tensor in (states.seen, states.matrices):  # what no sequence has written must not matter
-        tensor.fill_(torch.nan)
+    states.seen.fill_(left)
+    states.matrices.fill_(left)
     return TorchCompute("").make_runner(model, cache, 4, limits, lambda: 0, num_graphs=0, states=states)
 
 
@@ -80,7 +81,7 @@ def launch(runner: ModelRunner, step: int, rows: dict[int, int], **changes: Any)
 
 def output(prompt: list[int], num: int) -> list[int]:
     sequence = Drive(prompt, num, GREEDY)
-    drive(make_runner(), [sequence])
+    drive(make_runner(left=0.0), [sequence])
     return sequence.output
 
 
