@@ -72,6 +72,7 @@ class LLMEngine:
             limits.max_model_len,
             limits.max_num_batched_tokens,
             limits.kinds,
+            limits.has_state,
         )
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(_WORKER, offered)

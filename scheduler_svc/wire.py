@@ -119,7 +119,14 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
     if not (info.num_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
         raise PoisonMessageError(f"a worker without blocks, slots or context: {info}".replace("\n", " "))
-    limits = WorkerLimits(info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, kinds=_kinds(info))
+    limits = WorkerLimits(
+        info.num_blocks,
+        info.block_size,
+        info.max_num_seqs,
+        info.max_model_len,
+        kinds=_kinds(info),
+        has_state=info.has_state,
+    )
     if info.max_num_batched_tokens:
         limits = dataclasses.replace(limits, max_num_batched_tokens=info.max_num_batched_tokens)
     return WorkerOffer(info.model, limits, info.home_shard, info.model_digest)
@@ -193,6 +200,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         pooling=encode_pooling(admission.pooling),
         block_counts=_packed(admission.block_counts),
         first_blocks=_packed(admission.first_blocks),
+        state_slot=admission.state_slot,
     )
 
 

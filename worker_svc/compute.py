@@ -26,6 +26,7 @@ from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.states.slot_states import SlotStates
 from worker_svc.tuning import find_lines
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class Compute(Protocol):
         *,
         num_graphs: int,
         observe: Callable[[int, int], None] = _nobody,
+        states: SlotStates | None = None,
     ) -> ModelRunner:
-        """A runner over `model` and a `cache` of one block more than `limits` says.
+        """A runner over `model` and a `cache` of one block more than `limits` says, and `states` of one slot more.
 
         num_heads are this rank's query heads; num_graphs: of the decode steps that can be recorded on CUDA, so many are
         before it returns, the largest first. `observe` is told how many are, and of how many that can be, before the
@@ -98,15 +100,11 @@ class TorchCompute:
         *,
         num_graphs: int,  # noqa: ARG002  (its steps allocate as they go and cannot be recorded)
         observe: Callable[[int, int], None] = _nobody,  # noqa: ARG002
+        states: SlotStates | None = None,
     ) -> ModelRunner:
         """Implement `Compute.make_runner`."""
-        return ModelRunner(
-            model,
-            cache,
-            TorchAttention(cache, num_heads, model.attentions),
-            limits,
-            clock_ns,
-        )
+        attention = TorchAttention(cache, num_heads, model.attentions, states)
+        return ModelRunner(model, cache, attention, limits, clock_ns, states=states)
 
 
 class TritonCompute:
@@ -159,6 +157,7 @@ class TritonCompute:
         *,
         num_graphs: int,
         observe: Callable[[int, int], None] = _nobody,
+        states: SlotStates | None = None,
     ) -> ModelRunner:
         """Implement `Compute.make_runner`."""
         from worker_svc.core.attention.triton_backend import TritonAttention  # noqa: PLC0415  (these import triton)
@@ -166,7 +165,7 @@ class TritonCompute:
         from worker_svc.core.decode_step import DecodeStep, StepDecoder  # noqa: PLC0415
         from worker_svc.core.graphs import DecodeGraphs  # noqa: PLC0415
 
-        attention = TritonAttention(cache, num_heads, model.attentions, limits.max_num_seqs)
+        attention = TritonAttention(cache, num_heads, model.attentions, limits.max_num_seqs, states)
         if not isinstance(model, CausalLM):
             _log.info("steps are not recorded", extra={"reason": "only models of Penstock's own families are"})
             self._use_flash(attention)
@@ -204,7 +203,7 @@ class TritonCompute:
             _log.info("decode graphs captured", extra={"seconds": round((clock_ns() - started_ns) / 1e9, 2)})
             return graphs
 
-        return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder)
+        return ModelRunner(model, cache, attention, limits, clock_ns, make_decoder=make_decoder, states=states)
 
     def _use_flash(self, attention: "TritonAttention") -> FlashAttention | None:
         """Have the package that was found attend, if any was: its first call shows whether it can on this machine."""

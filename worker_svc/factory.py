@@ -14,18 +14,19 @@ from servicekit.checkpoint.model import Checkpoint, read_checkpoint
 from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer
 from worker_svc.compute import Compute
 from worker_svc.core.distributed import Group, connect
-from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.device import choose_device, measure_budget
 from worker_svc.implementation import find_loader
-from worker_svc.loaded_model import ModelSource
+from worker_svc.loaded_model import LoadedModel, ModelSource
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 
 # Of the standard library: `LLM` runs in processes that are not ours to configure.
 _log = logging.getLogger(__name__)
+
+_STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless `max_num_seqs` says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - loaded.weights_bytes
-    sizes = _step_sizes(options, loaded.model.num_layer_weights, shape, device, usable_bytes)
-    maker = RunnerMaker(options, sizes, loaded.model, shape, loaded.num_heads, device, compute, clock_ns)
+    sizes = _step_sizes(options, loaded, device, usable_bytes)
+    maker = RunnerMaker(options, sizes, loaded.model, shape, loaded.state, loaded.num_heads, device, compute, clock_ns)
     profiler = Profiler(maker, budget, max_model_len)
     started_ns = clock_ns()
     profile = profiler.profile(loaded.weights_bytes, group)
@@ -101,22 +102,32 @@ def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: 
     return tokens
 
 
-def _step_sizes(
-    options: RunnerOptions, num_layer_weights: int, shape: KVCacheShape, device: torch.device, usable_bytes: int
-) -> StepSizes:
+def _step_sizes(options: RunnerOptions, loaded: LoadedModel, device: torch.device, usable_bytes: int) -> StepSizes:
     """As suits model and device, on which there are `usable_bytes` beside the weights; all ranks are alike."""
+    shape, state = loaded.shape, loaded.state
     flops_per_s = None
     if device.type == "cuda" and shape.dtype != torch.float32:
         properties = torch.cuda.get_device_properties(device)
         capability = properties.major, properties.minor
         flops_per_s = peak_flops_per_s(capability, properties.multi_processor_count)
     kv_bytes = options.kv_cache_memory_bytes or max(0, usable_bytes)
-    return choose_step_sizes(
-        num_layer_weights // options.world_size,
+    wanted = (
+        loaded.model.num_layer_weights // options.world_size,
         flops_per_s,
         kv_bytes if options.num_blocks is None else None,
         shape.token_bytes,
     )
+    if state is None:
+        return choose_step_sizes(*wanted)
+    sizes = choose_step_sizes(*wanted, most_states=int(kv_bytes * _STATES_SHARE) // state.slot_bytes)
+    without = choose_step_sizes(*wanted).max_num_seqs
+    if sizes.max_num_seqs < without and options.max_num_seqs is None:
+        size = f"{state.slot_bytes / 2**20:.1f} MiB"
+        reason = (
+            f"each has {size} of states, which take {_STATES_SHARE:g} of what weights leave unless max_num_seqs says"
+        )
+        _log.warning("fewer sequences at once", extra={"max_num_seqs": sizes.max_num_seqs, "reason": reason})
+    return sizes
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -12,6 +12,7 @@ from worker_svc.core.distributed import Group
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.memory import Budget
+from worker_svc.core.states.slot_states import StateShape
 from worker_svc.runner_options import RunnerOptions
 
 
@@ -44,6 +45,7 @@ class LoadedModel:
     model: LanguageModel
     compute: Compute
     shape: KVCacheShape
+    state: StateShape | None  # of a sequence, in layers that keep one; None: none does
     num_heads: int  # query heads of this rank
     weights_bytes: int
     dtype: torch.dtype

@@ -72,6 +72,7 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
         vocab_size=facts.vocab_size,
         eos_token_ids=eos_token_ids,
         kinds=kinds,
+        has_state=settings.simulated_state,
     )
     _wake_promptly()
     script = _script(settings, eos_token_ids[0])

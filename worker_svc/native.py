@@ -14,6 +14,7 @@ from worker_svc.core.config import ModelConfig
 from worker_svc.core.distributed import Group
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.kv_scales import KVScales
+from worker_svc.core.layers.delta_rule import delta_rule_state
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import AttentionSpec
 from worker_svc.core.quantization.choice import choose_quantization
@@ -100,7 +101,8 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
         _log.warning("the text alone is served", extra={"reason": f"{config.is_text_of} has other media, too"})
     weights_bytes = sum(tensor.destination.nbytes for tensor in placement.weights)
     precision = _precision(config, shape)
-    return LoadedModel(model, compute, shape, num_heads, weights_bytes, dtype, "penstock", precision)
+    state = delta_rule_state(plain, config.decoder.delta_rules)
+    return LoadedModel(model, compute, shape, state, num_heads, weights_bytes, dtype, "penstock", precision)
 
 
 def _check_kv_cache(kept: str, config: ModelConfig) -> None:

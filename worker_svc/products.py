@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.kernels.linear.ways import Product
+from worker_svc.core.layers.delta_rule import delta_rule_heads
 from worker_svc.core.layers.embedding import padded_rows
 from worker_svc.core.layers.mlp import gated_columns
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.models.spec import AnyAttentionSpec, AttentionSpec
+from worker_svc.core.models.spec import AnyAttentionSpec, AttentionSpec, DeltaRuleSpec
 
 
 def model_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
@@ -26,8 +27,8 @@ def model_products(config: ModelConfig, placement: Placement) -> tuple[Product, 
 
 
 def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product, ...]:
-    """Of each layer: queries, keys and values; what attention and dense feed-forward blocks add; gates and ups. Experts
-    have kernels of their own, of which tables say nothing.
+    """Of each layer: queries, keys and values; what attention, the delta rule and dense feed-forward blocks add; gates
+    and ups. Experts have kernels of their own, of which tables say nothing.
     """
     attention, hidden = config.attention, config.decoder.hidden_size
     heads, kv_heads = (
@@ -42,9 +43,20 @@ def _layer_products(config: ModelConfig, placement: Placement) -> tuple[Product,
     sizes = dict.fromkeys(each.stop - each.start for each in columns)
     return (
         *_attention_products(attention, heads, kv_heads, hidden, dtype),
+        *_delta_products(config.decoder.delta_rules, placement, hidden),
         *(Product("added", hidden, size, dtype) for size in sizes),
         *(Product("gated", 2 * size, hidden, dtype) for size in sizes),
     )
+
+
+def _delta_products(specs: tuple[DeltaRuleSpec, ...], placement: Placement, hidden: int) -> Iterator[Product]:
+    """Layers are alike."""
+    for spec in specs[:1]:
+        keys, values = (part.stop - part.start for part in delta_rule_heads(placement, spec))
+        num_values = values * spec.value_dim
+        outputs = 2 * keys * spec.key_dim + 2 * num_values + 2 * values
+        yield Product("plain", outputs, hidden, _name(placement))
+        yield Product("added", hidden, num_values, _name(placement))
 
 
 def _attention_products(
@@ -52,7 +64,8 @@ def _attention_products(
 ) -> Iterator[Product]:
     if isinstance(attention, AttentionSpec):
         attended = heads * attention.head_dim
-        yield Product("plain", attended + 2 * kv_heads * attention.head_dim, hidden, dtype)
+        num_gated = attended if attention.gate is not None else 0
+        yield Product("plain", attended + 2 * kv_heads * attention.head_dim + num_gated, hidden, dtype)
         yield Product("added", hidden, attended, dtype)
         return
     queries = heads * attention.query_dims

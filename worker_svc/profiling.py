@@ -20,6 +20,7 @@ from worker_svc.core.kv_cache import KVCache, KVCacheShape
 from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, Budget, MemoryProfile, num_blocks_in
 from worker_svc.core.runner import ModelRunner
+from worker_svc.core.states.slot_states import SlotStates, StateShape
 from worker_svc.core.step_sizes import StepSizes
 from worker_svc.runner_options import RunnerOptions
 
@@ -32,6 +33,7 @@ class RunnerMaker:
     sizes: StepSizes  # where the options say nothing
     model: LanguageModel
     shape: KVCacheShape
+    state: StateShape | None  # of a sequence, in layers that keep one
     num_heads: int  # query heads of this rank
     device: torch.device
     compute: Compute
@@ -46,6 +48,11 @@ class RunnerMaker:
     def max_num_batched_tokens(self) -> int:
         """Of a step."""
         return self.options.max_num_batched_tokens or self.sizes.max_num_batched_tokens
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all slots, and of the one that pads batches."""
+        return 0 if self.state is None else (self.max_num_seqs + 1) * self.state.slot_bytes
 
     @property
     def used_sizes(self) -> StepSizes:
@@ -65,10 +72,19 @@ class RunnerMaker:
             max_num_batched_tokens=self.max_num_batched_tokens,
             vocab_size=self.model.vocab_size,
             kinds=self.shape.layout.kinds,
+            has_state=self.state is not None,
         )
+        states = None if self.state is None else SlotStates(self.state, self.max_num_seqs + 1, self.device)
         cache = KVCache(self.shape, num_blocks + 1, self.device)
         return self.compute.make_runner(
-            self.model, cache, self.num_heads, limits, self.clock_ns, num_graphs=num_graphs, observe=observe
+            self.model,
+            cache,
+            self.num_heads,
+            limits,
+            self.clock_ns,
+            num_graphs=num_graphs,
+            observe=observe,
+            states=states,
         )
 
 
@@ -121,7 +137,8 @@ class Profiler:
         return MemoryProfile(
             total_bytes=self._budget.total_bytes if self._budget is not None else 0,
             weights_bytes=weights_bytes,
-            activation_bytes=needs.step_bytes,
+            activation_bytes=max(0, needs.step_bytes - self._maker.state_bytes),
+            state_bytes=self._maker.state_bytes,
             kv_cache_bytes=num_blocks * block_bytes,
             block_bytes=block_bytes,
             num_blocks=num_blocks,
@@ -173,7 +190,9 @@ class Profiler:
         state_bytes = (allocated_bytes or [made_bytes])[0] - before_bytes
         state_bytes -= (num_blocks + 1) * self._maker.shape.block_bytes
         torch.cuda.reset_peak_memory_stats(device)
-        for plan in (_full_plan(lengths, kinds), _long_plan(len(lengths), self._max_model_len, kinds)):
+        has_state = self._maker.state is not None
+        long_plan = _long_plan(len(lengths), self._max_model_len, kinds, has_state=has_state)
+        for plan in (_full_plan(lengths, kinds), long_plan):
             runner.launch(plan).result()
         step_bytes = torch.cuda.max_memory_allocated(device) - made_bytes
         runner.close()
@@ -207,14 +226,15 @@ def _full_plan(lengths: list[int], kinds: Sequence[KVKind]) -> StepPlan:
     return _plan([_admission(slot, length, 0, mine, of_kinds) for slot, (length, mine, of_kinds) in enumerate(each)])
 
 
-def _long_plan(num_seqs: int, max_model_len: int, kinds: Sequence[KVKind]) -> StepPlan:
+def _long_plan(num_seqs: int, max_model_len: int, kinds: Sequence[KVKind], *, has_state: bool) -> StepPlan:
     """One step that computes the last token of so many sequences, of which one is as long as any may be. What is in the
     cache does not matter: all its blocks are the first.
     """
     counts = [kind.num_blocks(max_model_len) for kind in kinds]
     ones = np.zeros(len(kinds), np.uint32)
     others = [_admission(slot, 1, 0, ones, [1] * len(kinds)) for slot in range(1, num_seqs)]
-    return _plan([_admission(0, max_model_len, max_model_len - 1, np.zeros(sum(counts), np.uint32), counts), *others])
+    long = _admission(0, max_model_len, max_model_len - 1, np.zeros(sum(counts), np.uint32), counts)
+    return _plan([replace(long, state_slot=0 if has_state and max_model_len > 1 else None), *others])
 
 
 def _plan(admissions: list[Admission]) -> StepPlan:

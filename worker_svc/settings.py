@@ -129,6 +129,10 @@ class WorkerSettings(ServiceSettings):
         default=None,
         metadata={"help": "simulated: tokens that three of four layers see, themselves included; none: all"},
     )
+    simulated_state: bool = field(
+        default=False,
+        metadata={"help": "simulated: layers keep a state of each sequence, so that no prefix is found again"},
+    )
     simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
         default=0, metadata={"help": "simulated: models with different ones give different tokens"}
     )

@@ -107,7 +107,7 @@ def _load(source: ModelSource, found: Module) -> LoadedModel:
         options.attention, options.prefill_attention, device, shape, model.num_heads, products=(), tuning=options.tuning
     )
     _log.info("transformers' module loaded", extra={"architecture": found.architecture, "transformers": version})
-    return LoadedModel(model, compute, shape, model.num_heads, model.num_bytes, dtype, "transformers", str(dtype))
+    return LoadedModel(model, compute, shape, None, model.num_heads, model.num_bytes, dtype, "transformers", str(dtype))
 
 
 def _make(source: ModelSource, found: Module, dtype: torch.dtype) -> TransformersLM:

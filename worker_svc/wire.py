@@ -114,6 +114,7 @@ def worker_info(
             results_pb2.KVKind(block_size=each.block_size, window=each.reach.window, chunk=each.reach.chunk)
             for each in limits.kinds
         ],
+        has_state=limits.has_state,
     )
 
 
@@ -171,6 +172,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
         block_counts=block_counts,
         first_blocks=first_blocks,
+        state_slot=message.state_slot if message.HasField("state_slot") else None,
     )
 
 

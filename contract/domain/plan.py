@@ -38,6 +38,9 @@ class Admission:
     block_counts: U32 = field(default_factory=lambda: NO_TOKENS)  # u32[kinds]: of `block_ids`; empty: all of the first
     # u32[kinds]: blocks before those in `block_ids`, which no token to be computed sees; empty: none.
     first_blocks: U32 = field(default_factory=lambda: NO_TOKENS)
+    # Of a model whose layers keep a state: the slot whose occupant so far has that of the computed tokens; it is copied
+    # before anything is computed. None: nothing is computed.
+    state_slot: int | None = None
 
     @property
     def tables(self) -> list[tuple[int, U32]]:

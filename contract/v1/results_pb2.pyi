@@ -138,6 +138,7 @@ class WorkerInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
+    HAS_STATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that it has loaded."""
     num_blocks: _builtins.int
@@ -158,6 +159,10 @@ class WorkerInfo(_message.Message):
     """What computes: cpu, cuda or simulated."""
     model_digest: _builtins.bytes
     """8 bytes: digest of the model that it has loaded; workers with different digests give different tokens."""
+    has_state: _builtins.bool
+    """Whether layers keep a state of each sequence in its slot: then blocks alone are of no use to another sequence, and no
+    token can be computed twice.
+    """
     @_builtins.property
     def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKind]:
         """The kinds of layers that keep keys and values, each of which has blocks of its own; empty: all layers see all tokens
@@ -178,10 +183,11 @@ class WorkerInfo(_message.Message):
         device: _builtins.str = ...,
         model_digest: _builtins.bytes = ...,
         kinds: _abc.Iterable[Global___KVKind] | None = ...,
+        has_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "home_shard", b"home_shard", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

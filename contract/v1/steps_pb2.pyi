@@ -113,6 +113,7 @@ class Admission(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
+    STATE_SLOT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -139,6 +140,10 @@ class Admission(_message.Message):
     """Column: by kind of layers, how many of block_ids are its; empty: there is one kind."""
     first_blocks: _builtins.bytes
     """Column: by kind of layers, how many blocks stand before those in block_ids, which no token to come sees; empty: none."""
+    state_slot: _builtins.int
+    """Where layers keep a state: the slot whose occupant so far, which this plan may release, has that of the computed
+    tokens. It is copied when blocks are; absent: num_computed_tokens is 0, or no layer keeps a state.
+    """
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -165,11 +170,14 @@ class Admission(_message.Message):
         pooling: _common_pb2.Pooling | None = ...,
         block_counts: _builtins.bytes = ...,
         first_blocks: _builtins.bytes = ...,
+        state_slot: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "pooling", b"pooling", "sampling", b"sampling", "state_slot", b"state_slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "state_slot", b"state_slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__state_slot: _TypeAlias = _typing.Literal["state_slot"]  # noqa: Y015
+    _WhichOneofArgType__state_slot: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_slot) -> _WhichOneofReturnType__state_slot | None: ...
 
 Global___Admission: _TypeAlias = Admission  # noqa: Y015

@@ -22,8 +22,8 @@ class PlanDraft:
     held: list[list[int]] = field(default_factory=list)  # blocks to be let go of once it is made
     has_preempted: bool = False
 
-    def admit(self, sequence: SequenceState, reused: Reused) -> None:
-        """Tell the worker of a sequence that was placed, with the KV that it has of it."""
+    def admit(self, sequence: SequenceState, reused: Reused, state_slot: int | None = None) -> None:
+        """Tell the worker of a sequence that was placed, with the KV that it has of it and the slot with its state."""
         request = sequence.request
         for source, table, shared in zip(reused.copy_sources, sequence.tables, reused.tables, strict=True):
             if source is not None:
@@ -46,6 +46,7 @@ class PlanDraft:
                 pooling=request.queued.pooling,
                 block_counts=counts,
                 first_blocks=firsts,
+                state_slot=state_slot,
             )
         )
 

@@ -62,7 +62,7 @@ def fork(worker: WorkerState, requests: Requests, draft: PlanDraft, budget: int)
     """
     for request, parents in list(worker.forking.items()):
         seated = [each for each in request.sequences if each.status is Status.RUNNING]
-        tables = {each.index: each.tables for each in seated}
+        places = {each.index: (each.slot, each.tables) for each in seated}
         for sequence in seated:
             draft.held.append(held_blocks(sequence.tables))
             worker.blocks.share(draft.held[-1])  # until the plan is made: what is copied from must not be copied to
@@ -70,7 +70,7 @@ def fork(worker: WorkerState, requests: Requests, draft: PlanDraft, budget: int)
         for sequence in request.sequences[: len(parents)]:
             sequence.status = Status.RUNNING  # or waits
         for sequence, parent in zip(request.sequences, parents, strict=False):
-            budget -= _seat(worker, requests, draft, sequence, tables[parent], budget)
+            budget -= _seat(worker, requests, draft, sequence, places[parent], budget)
     return budget
 
 
@@ -180,15 +180,18 @@ def _seat(  # noqa: PLR0917
     requests: Requests,
     draft: PlanDraft,
     sequence: SequenceState,
-    tables: Tables,
+    parent: tuple[int, Tables],
     budget: int,
 ) -> int:
-    """Put a beam into a slot, with its parent's blocks; returns the tokens that it takes of `budget`."""
+    """Put a beam into a slot, with the blocks of its parent's and, where layers keep one, the state in the parent's
+    slot: both are of all tokens but the newest. Returns the tokens that it takes of `budget`.
+    """
+    slot, tables = parent
     reused = worker.rules.shared(tables, sequence.num_tokens - 1)
     has_room = budget and worker.has_slot and worker.holds(sequence)
     if reused is None or not has_room or not worker.has_blocks(sequence, reused):
         requests.wait(sequence)
         return 0
     worker.place(sequence, reused)
-    draft.admit(sequence, reused)
+    draft.admit(sequence, reused, slot if worker.limits.has_state else None)
     return draft.advance(worker, sequence, budget)

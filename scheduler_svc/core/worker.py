@@ -37,6 +37,7 @@ class WorkerLimits:
     max_model_len: int  # prompt and output tokens of one sequence
     max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
     kinds: tuple[KVKind, ...] = ()  # of the model's layers; empty: all see all tokens before them
+    has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
     max_plans: int = 1  # that are planned before their results come
     capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can generate
 
@@ -299,11 +300,12 @@ class WorkerState:
         return {row: Start(int(placed_ns[row]), reason) for row, reason in reasons.items()}
 
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Make the full blocks among the first `num_tokens` findable; their tokens have come, their KV is planned."""
+        """Make the full blocks among the first `num_tokens` findable, unless they are of no use without a state; their
+        tokens have come, their KV is planned."""
         size = self.limits.block_size
         before, full = int(self.num_registered_blocks[sequence.slot]), num_tokens // size
-        hashes = sequence.hashes(size)
-        for kind, factor in enumerate(self.factors):
+        hashes = [] if self.limits.has_state else sequence.hashes(size)
+        for kind, factor in enumerate(() if self.limits.has_state else self.factors):
             table = sequence.tables[kind]
             for index in range(max(table.first, before // factor), full // factor):
                 block_hash = hash_of_kind(hashes[(index + 1) * factor - 1], kind)
@@ -344,10 +346,14 @@ class WorkerState:
             raise StepError(self.worker_id, f"result of step {result.step} has tokens that were not planned")
         if num_tokens != len(result.token_ids):
             raise StepError(self.worker_id, f"result of step {result.step} has counts that do not match its tokens")
+        stays = self.generation[planned.slots] == planned.generations
+        lacks = stays & (missing[planned.slots] > 0) & ~self.is_pooled[planned.slots]
+        if self.limits.has_state and np.count_nonzero(lacks):
+            why = "lacks a token, whose position cannot be computed again: states have taken it in"
+            raise StepError(self.worker_id, f"result of step {result.step} {why}")
         self.in_flight.popleft()
         self.round_trip_ns = now_ns - planned.issued_ns
         self.step_ns = result.step_ns
-        stays = self.generation[planned.slots] == planned.generations
         if num_tokens == len(planned.slots) == np.count_nonzero(stays):
             return np.ones(len(slots), np.bool_)
         alive = np.zeros(len(self.sequences), np.bool_)

@@ -82,7 +82,8 @@ class WorkerProcess(Process):
         self.samplers = samplers
         self.kinds = kinds
         size, longest = LIMITS.block_size, LIMITS.max_model_len
-        limits = Limits(LIMITS.num_blocks, size, LIMITS.max_num_seqs, longest, longest, 100, kinds=LIMITS.kinds)
+        sizes = LIMITS.num_blocks, size, LIMITS.max_num_seqs, longest, longest, 100
+        limits = Limits(*sizes, kinds=LIMITS.kinds, has_state=LIMITS.has_state)
         self.model_digest = models[int(name[-1]) % len(models)]
         info = worker_wire.worker_info(
             limits, model="model", home_shard=SHARD, world_size=1, device="cpu", model_digest=self.model_digest

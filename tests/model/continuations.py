@@ -25,10 +25,17 @@ from servicekit.bus.calls import (
     StoredRequest,
 )
 
-# Layers of two kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both.
+# Layers of two kinds, blocks of the fewest tokens: nearly every plan appends blocks, gives some up, or both. Further
+# layers keep a state: beams name their parents' slots.
 KINDS = KVKind(2), KVKind(1, Reach(2))
 LIMITS = WorkerLimits(
-    num_blocks=64, block_size=1, max_num_seqs=4, max_model_len=40, max_num_batched_tokens=40, kinds=KINDS
+    num_blocks=64,
+    block_size=1,
+    max_num_seqs=4,
+    max_model_len=40,
+    max_num_batched_tokens=40,
+    kinds=KINDS,
+    has_state=True,
 )
 SHARD = 0
 MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade

@@ -39,11 +39,19 @@ _FAMILIES = {
     "qwen2": "Qwen2",
     "qwen2_moe": "Qwen2Moe",
     "qwen3": "Qwen3",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
     "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
     "seed_oss": "SeedOss",
     "smollm3": "SmolLM3",
 }
-_CONFIGS = {"gemma3": "Gemma3TextConfig", "llama4": "Llama4TextConfig"}
+_CONFIGS = {
+    "gemma3": "Gemma3TextConfig",
+    "llama4": "Llama4TextConfig",
+    "qwen3_5": "Qwen3_5TextConfig",
+    "qwen3_5_moe": "Qwen3_5MoeTextConfig",
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -163,6 +171,27 @@ LLAMA4 = {
 }
 
 
+STATE = "linear_attention"
+DELTA_RULE = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "layer_types": [STATE, FULL, STATE],
+}
+OF_QWEN3_5 = {
+    **DELTA_RULE,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+
+
 @dataclass(frozen=True)
 class Variant:
     """A family and what differs from its plainest configuration."""
@@ -251,6 +280,23 @@ VARIANTS = (
             "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
         },
     ),
+    Variant("qwen3_next_states", "qwen3_next", {**DELTA_RULE, **OF_EXPERTS, **SHARED}),
+    Variant(
+        "qwen3_next_some_dense",
+        "qwen3_next",
+        {
+            **DELTA_RULE,
+            **OF_EXPERTS,
+            **SHARED,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 2,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+    ),
+    Variant("qwen3_5_states", "qwen3_5", {**OF_QWEN3_5, "tie_word_embeddings": True}),
+    Variant("qwen3_5_moe_states", "qwen3_5_moe", {**OF_QWEN3_5, **OF_EXPERTS, **SHARED}),
     Variant("llama_yarn_of_the_paper", "llama", {"rope_parameters": MAGNITUDES}),
 )
 

@@ -347,14 +347,20 @@ def save_quantized(
     is_dense: bool = False,
     config: dict[str, Any] | None = None,
     has_head: bool = False,
+    ignored: str | None = None,
 ) -> None:
-    """The checkpoint at `source` with its projections (and its head) quantized; or dense with what these stand for."""
+    """The checkpoint at `source` with its projections (and its head) quantized, but those whose names end with
+    `ignored`; or dense with what these stand for.
+    """
     fields = json.loads((source / "config.json").read_text())
     stored: Stored = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        is_projection = layer.endswith(("proj", "proj_with_mqa")) or (has_head and layer == "lm_head")
-        if not is_projection or tensor.ndim != 2 or layer == name:
+        is_projection = layer.endswith(("proj", "proj_with_mqa", "in_proj_qkvz", "in_proj_ba")) or (
+            has_head and layer == "lm_head"
+        )
+        is_ignored = ignored is not None and layer.endswith(ignored)
+        if not is_projection or is_ignored or tensor.ndim != 2 or layer == name:
             stored[name] = tensor
             continue
         pieces = case.quantize(tensor.float())

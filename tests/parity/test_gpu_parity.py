@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import (
+    DELTA_RULE,
     GEMMA2,
     GEMMA3,
     GLM4_MOE,
@@ -22,6 +23,7 @@ from checkpoints import (
     MAX_POSITIONS,
     MULTIPLIERS,
     OF_EXPERTS,
+    OF_QWEN3_5,
     SHARED,
     VOCAB_SIZE,
     WINDOWS,
@@ -41,6 +43,7 @@ from worker_svc.runner_options import RunnerOptions
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ALL = {"num_experts_per_tok": 8}
+WIDE_DELTA_RULE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 VARIANTS = (
     Variant("qwen3", "qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
     Variant("qwen2", "qwen2", {"head_dim": 64}),
@@ -60,6 +63,8 @@ VARIANTS = (
     Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, "n_group": 1, "topk_group": 1, "head_dim": 128}),
     Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),
     Variant("llama4", "llama4", {**LLAMA4, **ALL, "head_dim": 64, "attention_chunk_size": 70}),
+    Variant("qwen3_next", "qwen3_next", {**DELTA_RULE, **OF_EXPERTS, **ALL, **SHARED, "head_dim": 64}),
+    Variant("qwen3_5", "qwen3_5", {**OF_QWEN3_5, **WIDE_DELTA_RULE, "head_dim": 64}),
 )
 # In bf16. Weights are exact in both; activations are rounded to 8 bits a few times a layer, against logits some units
 # apart. For the same prompts plain torch in bf16 is off by 0.55 once (Qwen2) and not at the maximum in up to 8 % of the

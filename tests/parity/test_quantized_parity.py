@@ -43,6 +43,8 @@ NAMES = (
     "deepseek_v3_biases",
 )
 PAIRS = [(NAMES[number % len(NAMES)], case) for number, case in enumerate(WIDENED)]
+# Heads that stand together in a tensor.
+PAIRS += [("qwen3_next_states", case) for case in WIDENED]
 
 
 def assert_like(model: PreTrainedModel, directory: Path) -> None:
@@ -68,6 +70,18 @@ def test_quantized_checkpoints_are_what_transformers_makes_of_their_weights(
     save_checkpoint(tmp_path / "whole", VARIANT[name])
     for is_dense in (True, False):
         save_quantized(tmp_path / "whole", tmp_path / str(is_dense), case, is_dense=is_dense)
+    dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
+    assert_like(dense, tmp_path / "False")
+
+
+@pytest.mark.parametrize("format_", ["fp8_channel", "packed_4_bits_groups"])
+def test_a_part_of_a_product_may_be_stored_as_floats(tmp_path: Path, format_: str) -> None:
+    """As the smallest projections of the delta rule are."""
+    save_checkpoint(tmp_path / "whole", VARIANT["qwen3_next_states"])
+    case = BY_NAME[format_]
+    for is_dense in (True, False):
+        directory, config = tmp_path / str(is_dense), {**case.config, "ignore": ["lm_head", "re:.*in_proj_ba$"]}
+        save_quantized(tmp_path / "whole", directory, case, is_dense=is_dense, config=config, ignored="in_proj_ba")
     dense = AutoModelForCausalLM.from_pretrained(tmp_path / "True", dtype=torch.float32, attn_implementation="eager")
     assert_like(dense, tmp_path / "False")
 

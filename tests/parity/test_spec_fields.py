@@ -1,5 +1,5 @@
-"""The comparison with transformers sees every field of mixtures of experts, of latent attention and of Llama 4's:
-without it, logprobs are others.
+"""The comparison with transformers sees every field of mixtures of experts, of latent attention, of Llama 4's and of
+the delta rule: without it, logprobs are others.
 """
 
 import time
@@ -19,11 +19,12 @@ from worker_svc import native
 from worker_svc.core.config import ModelConfig
 from worker_svc.core.models.spec import (
     AttentionSpec,
+    DeltaRuleSpec,
     ExpertsSpec,
-    GatedMLPSpec,
     LatentAttentionSpec,
     Mixer,
     RopeSpec,
+    StoredRows,
     TemperatureSpec,
 )
 from worker_svc.factory import load_runner
@@ -34,6 +35,7 @@ GLM, QWEN = "glm4_moe_groups_and_correction", "qwen2_moe_renormalised_windows"
 GPT = "gpt_oss_sinks"
 LLAMA, SPARSE_LLAMA = "llama4_chunks_and_temperature", "llama4_some_dense"
 DEEPSEEK_2, DEEPSEEK_3 = "deepseek_v2_groups", "deepseek_v3_biases"
+NEXT, NEXT_DENSE, QWEN3_5 = "qwen3_next_states", "qwen3_next_some_dense", "qwen3_5_states"
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 # Logprobs that are right are off by less than a hundredth of that.
 SEEN = 1e-2
@@ -55,6 +57,37 @@ def of_latent(**changes: Any) -> Callable[[Mixer], Mixer]:
     return lambda mixer: replace(mixer, **changes) if isinstance(mixer, LatentAttentionSpec) else mixer
 
 
+def of_delta(**changes: Any) -> Callable[[Mixer], Mixer]:
+    return lambda mixer: replace(mixer, **changes) if isinstance(mixer, DeltaRuleSpec) else mixer
+
+
+def of_delta_rows(**names: str) -> Callable[[Mixer], Mixer]:
+    """Projections in the place of others."""
+
+    def change(mixer: Mixer) -> Mixer:
+        if not isinstance(mixer, DeltaRuleSpec):
+            return mixer
+        return replace(mixer, **{name: getattr(mixer, other) for name, other in names.items()})
+
+    return change
+
+
+def of_delta_norm(**changes: Any) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        return replace(mixer, norm=replace(mixer.norm, **changes)) if isinstance(mixer, DeltaRuleSpec) else mixer
+
+    return change
+
+
+def of_gates(**names: str) -> Callable[[Mixer], Mixer]:
+    def change(mixer: Mixer) -> Mixer:
+        if not isinstance(mixer, AttentionSpec):
+            return mixer
+        return replace(mixer, **{name: getattr(mixer, other) for name, other in names.items()})
+
+    return change
+
+
 def of_chunks(**changes: Any) -> Callable[[Mixer], Mixer]:
     return lambda mixer: replace(mixer, **changes) if isinstance(mixer, AttentionSpec) and mixer.chunk else mixer
 
@@ -69,7 +102,7 @@ def of_temperature(temperature: TemperatureSpec | None) -> Callable[[Mixer], Mix
 
 def of_rope(**changes: Any) -> Callable[[Mixer], Mixer]:
     def change(mixer: Mixer) -> Mixer:
-        is_turned = not isinstance(mixer, ExpertsSpec | GatedMLPSpec) and mixer.rope is not None
+        is_turned = isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.rope is not None
         return replace(mixer, rope=replace(mixer.rope, **changes)) if is_turned else mixer
 
     return change
@@ -134,6 +167,20 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
         (DEEPSEEK_3, of_rope(attention_factor=1.0), ""),
         (DEEPSEEK_3, of_latent(rope=None), ""),
         (DEEPSEEK_3, of_latent(rope=RopeSpec(dims=16, is_paired=True)), ""),
+        (NEXT, of_delta_rows(query="key", key="query"), ""),
+        (NEXT, of_delta_rows(value="gate", gate="value"), ""),
+        (NEXT, of_delta_rows(beta="decay", decay="beta"), ""),
+        (NEXT, of_delta_rows(decay_rate="decay_bias", decay_bias="decay_rate"), ""),
+        (NEXT, of_delta_norm(eps=1.0), ""),
+        (NEXT, of_delta_norm(offset=1.0), ""),
+        (NEXT, of_gates(query="gate", gate="query"), ""),
+        (NEXT, of_rope(dims=8), ""),
+        (NEXT, of_router(renormalizes=False), ""),
+        (NEXT_DENSE, of_router(renormalizes=True), ""),
+        (QWEN3_5, of_delta_rows(query="key", key="query"), ""),
+        (QWEN3_5, of_delta_rows(beta="decay", decay="beta"), ""),
+        (QWEN3_5, of_rope(dims=4), ""),
+        (QWEN3_5, of_delta(query=StoredRows("model.layers.0.linear_attn.in_proj_qkv", 2, 160)), ""),
     ],
     ids=[
         *("score", "renormalizes", "scale", "correction", "groups", "chosen_groups", "top_k", "shared"),
@@ -143,6 +190,8 @@ def changed(config: ModelConfig, change: Callable[[Mixer], Mixer], unused: str |
         *("weighs_inputs", "score_of_inputs", "is_paired_4", "shared_4", "chunk_unrotated", "weighs_inputs_of_one"),
         *("scale", "biases", "output_bias", "down_norm", "query_norm"),
         *("is_paired", "attention_factor", "no_rope", "yarn"),
+        *("query", "gate", "beta", "decay_rate", "norm_eps", "norm_offset", "output_gate", "turning"),
+        *("renormalizes_next", "plain_weights", "query_apart", "beta_apart", "turning_apart", "first_row"),
     ],
 )
 def test_a_field_that_is_dropped_moves_logprobs(

@@ -20,10 +20,11 @@ EOS_EVERY = 9
 PROMPTS = [tuple((7 * i + j) % 256 for j in range(1 + 13 * i % 40)) for i in range(8)]
 
 
-@pytest.fixture(scope="module")
-def pipeline(checkpoint: Path) -> Iterator[Pipeline]:
+@pytest.fixture(scope="module", params=[False, True], ids=["", "states"])
+def pipeline(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 300, "max_num_seqs": 16}
-    with Pipeline(checkpoint, worker={**worker, "eos_every": EOS_EVERY}) as pipeline:
+    more = {"eos_every": EOS_EVERY, "simulated_state": request.param}
+    with Pipeline(checkpoint, worker={**worker, **more}) as pipeline:
         yield pipeline
 
 

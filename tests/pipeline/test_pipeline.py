@@ -58,8 +58,10 @@ def test_seeded_samples_are_those_of_requests_with_the_derived_seeds(pipeline: P
         assert output.token_ids == expected([9, 8, 7], 10, params, chain.sequence_seed(41, output.index))
 
 
-def test_a_preempted_request_is_delivered_as_if_nothing_had_happened(checkpoint: Path) -> None:
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_preempted_request_is_delivered_as_if_nothing_had_happened(checkpoint: Path, has_state: bool) -> None:
     worker = {"runner": "simulated", "step_ms": 1.0, "block_size": 4, "num_blocks": 60, "max_num_seqs": 32}
+    worker["simulated_state"] = has_state
     prompts = [[i, *range(40 + i)] for i in range(12)]
     params = SamplingParams(temperature=0, max_tokens=60)
     with Pipeline(checkpoint, worker=worker) as small, ThreadPoolExecutor(len(prompts)) as pool:

@@ -1,6 +1,7 @@
 """The decoder that a `DecoderSpec` describes, of any family: token ids to hidden states, and these to logits."""
 
 import copy
+from itertools import count
 from typing import Self
 
 import torch
@@ -14,7 +15,7 @@ from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.layers.sublayer import Sublayer
-from worker_svc.core.models.spec import AnyAttentionSpec, DecoderSpec, SublayerSpec
+from worker_svc.core.models.spec import AnyAttentionSpec, DecoderSpec, DeltaRuleSpec, SublayerSpec
 
 
 class CausalLM:
@@ -30,10 +31,14 @@ class CausalLM:
         # Rounded like all that it is multiplied with, as the models' makers have it.
         self._embedding_scale = torch.tensor(spec.embedding_scale).to(placement.dtype).item()
         self._embedding = VocabParallelEmbedding(placement, spec.embedding, spec.vocab_size, spec.hidden_size)
-        self._layers = [
-            [Sublayer(placement, sublayer, spec.hidden_size, number, attention.rotary) for sublayer in layer]
-            for number, (layer, attention) in enumerate(zip(spec.layers, self.attentions, strict=True))
-        ]
+        attentions, states = iter(enumerate(self.attentions)), count()
+        self._kinds: list[AttentionKind | None] = []  # by layer; None: it keeps a state
+        self._layers: list[list[Sublayer]] = []
+        for layer in spec.layers:
+            number, kind = (next(states), None) if _keeps_state(layer) else next(attentions)
+            rotary = None if kind is None else kind.rotary
+            self._kinds.append(kind)
+            self._layers.append([Sublayer(placement, each, spec.hidden_size, number, rotary) for each in layer])
         self._norm = make_norm(placement, spec.norm, spec.hidden_size)
         self._head = self._embedding
         if not spec.is_tied:
@@ -52,7 +57,7 @@ class CausalLM:
     def outline(self) -> Self:
         """The same weights, of the last layer and the first of each kind: what they launch is all that any does."""
         outline = copy.copy(self)
-        kinds = list(zip(self.attentions, map(_mixers_of, self.spec.layers), strict=True))
+        kinds = list(zip(self._kinds, map(_mixers_of, self.spec.layers), strict=True))
         first_of_kinds = {kind: number for number, kind in reversed(list(enumerate(kinds)))}
         numbers = sorted({*first_of_kinds.values(), len(self._layers) - 1})
         outline._layers = [self._layers[number] for number in numbers]
@@ -107,6 +112,10 @@ class CausalLM:
 
 def _mixers_of(layer: tuple[SublayerSpec, ...]) -> tuple[type, ...]:
     return tuple(type(mixer) for sublayer in layer for mixer in sublayer.mixers)
+
+
+def _keeps_state(layer: tuple[SublayerSpec, ...]) -> bool:
+    return any(isinstance(mixer, DeltaRuleSpec) for sublayer in layer for mixer in sublayer.mixers)
 
 
 def reach_of(attention: AnyAttentionSpec, max_model_len: int) -> Reach:

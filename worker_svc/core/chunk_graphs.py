@@ -25,6 +25,7 @@ from worker_svc.core.device_slots import DeviceSlots, Runs
 from worker_svc.core.interface import Limits
 from worker_svc.core.kernels.attention.decode import DecodeRows
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles
+from worker_svc.core.kernels.delta.sequences import Sequences
 from worker_svc.core.kernels.sampling.draw import sample_tokens
 from worker_svc.core.kernels.state.inputs import chunk_inputs, draw_inputs
 from worker_svc.core.kernels.state.staged import conclude, enter, receive
@@ -177,6 +178,7 @@ class ChunkStep:
             DecodeRows(columns.decode_rows, columns.decode_slots, columns.decode_contexts),
             columns.num_decodes,
             columns.work,
+            Sequences(columns.slots, columns.contexts, columns.ends),
             positions=inputs.positions,
             slot_mappings=inputs.slot_mappings,
             block_tables=state.block_tables,

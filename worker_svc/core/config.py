@@ -47,6 +47,8 @@ def parse_config(fields: Mapping[str, Any], source: str) -> ModelConfig:
         is_text_of=None if text is None else fields["architectures"][0],
     )
     reader.refuse_unread()
+    if not config.decoder.attentions:
+        raise unimplemented("a model none of whose layers attends (layer_types)")
     if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in config.decoder.attentions}) > 1:
         raise unimplemented("layers that differ in heads")
     return config

@@ -20,6 +20,7 @@ class Limits:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()  # of a simulated model: which one ends with
     kinds: tuple[KVKind, ...] = ()  # of the model's layers; empty: all see all tokens before them
+    has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", self.kinds or (KVKind(self.block_size),))

@@ -55,11 +55,13 @@ class MemoryProfile:
     block_bytes: int
     num_blocks: int
     graph_bytes: int = 0  # of the recorded steps
+    state_bytes: int = 0  # of all slots, in layers that keep a state
 
     def describe(self) -> str:
         """For people."""
+        states = f"states {_size(self.state_bytes)}, " if self.state_bytes else ""
         return (
-            f"weights {_size(self.weights_bytes)}, a full step {_size(self.activation_bytes)}, "
+            f"weights {_size(self.weights_bytes)}, {states}a full step {_size(self.activation_bytes)}, "
             f"graphs {_size(self.graph_bytes)}, KV cache {_size(self.kv_cache_bytes)} ({self.num_blocks} blocks)"
         )
 
@@ -99,6 +101,8 @@ def fit_model_len(
         needed = blocks_of_sequence(kinds, max_model_len, longest_step) * profile.block_bytes
         missing = needed - profile.num_blocks * profile.block_bytes
         way_out = "raise kv_cache_memory_bytes or num_blocks" if budget is None else "raise gpu_memory_utilization"
+        if profile.state_bytes:
+            way_out += ", or lower max_num_seqs, since each sequence has states"
         account = "" if budget is None else f" ({budget.describe()}; {profile.describe()})"
         raise invalid(
             f"one sequence of max_model_len {max_model_len} tokens needs {_size(needed)} of KV cache, {_size(missing)} "

@@ -25,7 +25,8 @@ def context_term(token_id: int) -> int:
     return chain.mix(token_id + 1)
 
 
-def _terms(token_ids: U32) -> U64:
+def terms_of(token_ids: U32) -> U64:
+    """As `context_term`, of each token: u64[tokens]."""
     values = token_ids.astype(np.uint64)
     values += _ONE
     return chain.mix_columns(values)
@@ -41,7 +42,7 @@ class PretendedCache:
         self._offsets = np.arange(block_size)
         self._weights = _powers(BASE, block_size)
         self._block_weights = _powers(pow(BASE, block_size, 2**64), 64)
-        self._poison_term = _terms(np.array([_POISON], np.uint32))[0]
+        self._poison_term = terms_of(np.array([_POISON], np.uint32))[0]
         self._poison_sum = (np.full(block_size, self._poison_term) * self._weights).sum()
         self._cells = np.empty((num_blocks * num_pages, block_size), np.uint64)
         self._sums = np.empty(num_blocks * num_pages, np.uint64)
@@ -70,7 +71,7 @@ class PretendedCache:
         """Put token i of `token_ids` into KV slot `slot_mapping[i]` (block * block_size + offset)."""
         blocks = slot_mapping // self._block_size
         offsets = slot_mapping - blocks * self._block_size
-        terms = _terms(token_ids)
+        terms = terms_of(token_ids)
         np.add.at(self._sums, blocks, (terms - self._cells[blocks, offsets]) * self._weights[offsets])
         self._cells[blocks, offsets] = terms
 
@@ -101,7 +102,7 @@ class PretendedCache:
         rows = np.arange(len(num_tokens))[:, None]
         pages = block_tables[rows, positions // self._block_size]
         terms = self._cells[pages, positions % self._block_size]
-        expected = _terms(token_ids[rows, positions].ravel()).reshape(terms.shape)
+        expected = terms_of(token_ids[rows, positions].ravel()).reshape(terms.shape)
         found: npt.NDArray[np.bool_] = ((terms != expected) & is_there).any(axis=1)
         return found
 
@@ -109,7 +110,7 @@ class PretendedCache:
 def token_hashes(token_ids: U32, num_tokens: I64) -> U64:
     """Hash of the first `num_tokens[i]` of `token_ids[i]`, as of a context in the cache: u64[rows]."""
     longest = int(num_tokens.max(initial=0))
-    terms = _terms(token_ids[:, :longest].ravel()).reshape(len(num_tokens), longest)
+    terms = terms_of(token_ids[:, :longest].ravel()).reshape(len(num_tokens), longest)
     terms *= _powers(BASE, longest + 1)[:longest]
     terms *= np.arange(longest) < num_tokens[:, None]
     hashes: U64 = terms.sum(axis=1)
@@ -121,3 +122,8 @@ def _powers(base: int, count: int) -> U64:
     powers = np.full(count, base, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
+
+
+def powers(count: int) -> U64:
+    """The weights of a context's tokens, by position: u64[count]."""
+    return _powers(BASE, count)

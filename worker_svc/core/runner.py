@@ -29,6 +29,7 @@ from worker_svc.core.result_logprobs import pack_logprobs
 from worker_svc.core.sampler import Extras, Sampled, SamplerInput, chosen_logprobs, sample
 from worker_svc.core.slot_sampling import SlotSampling
 from worker_svc.core.slots import I64, HostSlots
+from worker_svc.core.states.slot_states import SlotStates
 from worker_svc.core.timing import StepTiming
 from worker_svc.core.transfer import Download, Downloads, upload
 
@@ -141,6 +142,7 @@ class ModelRunner:
         clock_ns: Callable[[], int],
         *,
         make_decoder: Callable[[DeviceSlots], DeviceDecoder] | None = None,
+        states: SlotStates | None = None,
     ) -> None:
         """Nothing is in a slot yet.
 
@@ -151,9 +153,11 @@ class ModelRunner:
             limits: what plans must keep to.
             clock_ns: monotonic.
             make_decoder: what steps that only decode are left to, and the choice of tokens; None: torch does it all.
+            states: of one slot more than `limits` says; None: no layer keeps one.
         """
         self._model = model
         self._cache = cache
+        self._states = states
         self._attention = attention
         self._limits = limits
         self._clock_ns = clock_ns
@@ -203,7 +207,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Implement `Runner.close`."""
-        del self._model, self._cache, self._attention, self._slots, self._decoder
+        del self._model, self._cache, self._states, self._attention, self._slots, self._decoder
 
     def _enter(self) -> None:
         """Make this device the current one: that is up to each thread."""
@@ -263,6 +267,9 @@ class ModelRunner:
             host.check_copies(plan)
             sources = plan.copy_sources.astype(np.int64)
             self._cache.copy_blocks(*upload(self._device, sources, plan.copy_targets.astype(np.int64)))
+        copies = [(each.state_slot, each.slot) for each in plan.admissions if each.state_slot is not None]
+        if copies and self._states is not None:
+            self._states.copy(*upload(self._device, *np.array(copies, np.int64).T))
 
     def _outputs(self, batch: Batch, extras: Extras | None, prompts: _Prompts) -> list[Tensor]:
         """The sampled tokens and, where asked for, their logprobs, those of prompts and what vectors are made of, on

@@ -28,6 +28,7 @@ from worker_svc.core.pretended_model import (
     salt,
     token_logprobs,
 )
+from worker_svc.core.pretended_states import PretendedStates
 from worker_svc.core.prompt_logprobs import PromptRows, SlotPrompts
 from worker_svc.core.prompt_vectors import SlotVectors, VectorRows
 from worker_svc.core.script import Script, scripted
@@ -35,6 +36,7 @@ from worker_svc.core.slots import F32, I64, HostSlots
 
 _MASK = 2**64 - 1
 _NO_LOGPROBS = -1
+_FOREIGN = BASE >> 1  # what a state of other tokens does to a hash
 _FIRST_SLOT = np.zeros(1, np.int64)
 
 
@@ -81,6 +83,8 @@ class SimulatedRunner:
         grammar_tokens: Callable[[], LLTokenizer] | None = None,
     ) -> None:
         """`grammar_tokens`: those of the pretended model; None: no sequence may have a grammar."""
+        if limits.has_state and not config.min_tokens_per_step:
+            raise ValueError("with a state no step may give a slot no token: its position is not computed again")
         self._limits = limits
         self._config = config
         self._clock_ns = clock_ns
@@ -99,6 +103,7 @@ class SimulatedRunner:
         self._prompt_lens: dict[int, int] = {}  # by slot, of the same
         self._failures: dict[int, str] = {}  # of the step
         self._cache = PretendedCache(limits.num_blocks, limits.block_size, limits.num_pages)
+        self._states = PretendedStates(limits.max_num_seqs, self._slots.max_tokens) if limits.has_state else None
         self._prompts = SlotPrompts(limits.vocab_size)
         self._prompt_rows: PromptRows | None = None  # of the step
         self._pooled = SlotVectors()
@@ -166,6 +171,9 @@ class SimulatedRunner:
         self._cache.poison(plan.append_blocks)
         state.check_copies(plan)
         self._cache.copy(plan.copy_sources, plan.copy_targets)
+        copies = [(each.state_slot, each.slot) for each in plan.admissions if each.state_slot is not None]
+        if self._states is not None and copies:
+            self._states.copy(*np.array(copies, np.int64).T)
 
     def _admit(self, admission: Admission) -> None:
         self._slots.admit(admission)
@@ -250,6 +258,8 @@ class SimulatedRunner:
         tokens = tokens_of(batch, self._slots)
         for slot_mapping in tokens.slot_mappings:
             self._cache.write(slot_mapping, self._tokens[tokens.slots, tokens.positions])
+        if self._states is not None:
+            self._states.take_in(tokens.slots, tokens.positions, self._tokens[tokens.slots, tokens.positions])
         self._slots.num_computed[batch.slots] = batch.context_lens
 
     def _counts(self, step: int, slots: I64, room: I64) -> I64:
@@ -262,6 +272,8 @@ class SimulatedRunner:
         state = self._slots
         positions = state.num_tokens[slots]
         hashes = self._context_hashes(slots, positions)
+        if self._states is not None:
+            hashes ^= np.where(self._states.are_foreign(slots, hashes), np.uint64(_FOREIGN), np.uint64(0))
         hashes ^= positions.astype(np.uint64)
         drawn = chain.mix_columns(chain.mix_columns(hashes) ^ self._salts[slots])
         token_ids = drawn_tokens(drawn, self._limits, self._config.eos_every)

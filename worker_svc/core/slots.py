@@ -104,6 +104,7 @@ class HostSlots:
             raise plan_error(f"slot {slot} gets tokens outside the vocabulary")
         self._check_blocks(admission.block_ids)
         self._check_tables(admission)
+        self._check_state(admission)
         self.active[slot] = True
         self.num_tokens[slot] = num_tokens
         self.num_computed[slot] = admission.num_computed_tokens
@@ -165,6 +166,14 @@ class HostSlots:
                 raise plan_error(f"slot {slot} lacks blocks that its tokens see")
             if first + len(blocks) > self.max_blocks * self.limits.block_size // kind.block_size:
                 raise plan_error(f"slot {slot} gets more blocks than it can hold")
+
+    def _check_state(self, admission: Admission) -> None:
+        """Raise if a sequence's state is not that of its computed tokens: no token can be computed twice there."""
+        source, has_state = admission.state_slot, self.limits.has_state
+        if (source is not None) != (has_state and admission.num_computed_tokens > 0):
+            raise plan_error(f"slot {admission.slot} has computed tokens without a state, or a state without these")
+        if source is not None and source >= self.limits.max_num_seqs:
+            raise plan_error(f"slot {admission.slot} gets the state of slot {source}, which is not there")
 
     def _check_slots(self, slots: npt.NDArray[np.integer]) -> None:
         if len(slots) and (slots.max() >= self.limits.max_num_seqs or not self.active[slots].all()):

@@ -41,7 +41,11 @@ def peak_flops_per_s(capability: tuple[int, int], num_multiprocessors: int) -> f
 
 
 def choose_step_sizes(
-    num_layer_weights: int, flops_per_s: float | None, kv_bytes: int | None, token_bytes: int
+    num_layer_weights: int,
+    flops_per_s: float | None,
+    kv_bytes: int | None,
+    token_bytes: int,
+    most_states: int | None = None,
 ) -> StepSizes:
     """The sizes for a rank.
 
@@ -50,6 +54,7 @@ def choose_step_sizes(
         flops_per_s: peak of its device; None: not known.
         kv_bytes: what there is for KV, roughly; None: it is said in blocks, and sequences with it.
         token_bytes: KV of one token.
+        most_states: slots for whose states there is memory; None: layers keep none.
     """
     num_tokens = DEFAULT_SIZES.max_num_batched_tokens
     if flops_per_s is not None:
@@ -58,5 +63,11 @@ def choose_step_sizes(
     num_seqs = DEFAULT_SIZES.max_num_seqs
     if kv_bytes is not None:
         held = kv_bytes // (token_bytes * _TOKENS_OF_A_SEQUENCE)
-        num_seqs = min(num_seqs, max(_SEQS_STEP, held // _SEQS_STEP * _SEQS_STEP))
+        num_seqs = min(num_seqs, _whole_steps(held))
+    if most_states is not None:
+        num_seqs = min(num_seqs, _whole_steps(most_states))
     return StepSizes(num_tokens, num_seqs)
+
+
+def _whole_steps(num_seqs: int) -> int:
+    return max(_SEQS_STEP, num_seqs // _SEQS_STEP * _SEQS_STEP)

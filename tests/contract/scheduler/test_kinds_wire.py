@@ -40,6 +40,20 @@ def test_a_worker_tells_the_kinds_of_its_layers() -> None:
     assert decode_worker_info(info.SerializeToString()).limits.kinds == (KVKind(4),)
 
 
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_worker_tells_whether_layers_keep_a_state(has_state: bool) -> None:
+    limits = Limits(9, 4, 3, 30, 64, 5, has_state=has_state)
+    info = worker_info(limits, model="m", home_shard=0, world_size=1, device="cpu", model_digest=b"")
+    assert decode_worker_info(info.SerializeToString()).limits.has_state is has_state
+
+
+@pytest.mark.parametrize("slot", [None, 0, 3])
+def test_the_slot_with_a_state_is_read_by_the_worker_as_it_was_planned(slot: int | None) -> None:
+    admission = Admission(1, column([1, 2]), 1, 1, column([7]), Sampling(), 0, state_slot=slot)
+    read = decode_plan(encode_plan(StepPlan(1, admissions=(admission,)), SESSION, INCARNATION, 0)).plan
+    assert read.admissions[0].state_slot == slot
+
+
 def test_blocks_by_kinds_are_read_by_the_worker_as_they_were_planned() -> None:
     counts, firsts = column([2, 1]), column([0, 3])
     admission = Admission(

@@ -8,7 +8,7 @@ import torch
 from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
-from test_triton_runner import CONFIG, PLAIN, make_runner, sequences
+from test_triton_runner import CONFIG, PLAIN, QWEN3_5, QWEN3_NEXT, changed, make_runner, sequences
 
 from contract.domain.params import Sampling
 from contract.domain.pooling import Pooling, PoolingKind
@@ -17,6 +17,7 @@ from worker_svc.core import chunk_graphs
 from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.batch import Batch
 from worker_svc.core.chunk_graphs import ChunkGraphs, ChunkStep, Shape, make_shapes
+from worker_svc.core.config import ModelConfig
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.interface import Limits
@@ -45,12 +46,21 @@ class Unrecorded(StepDecoder):
         return self.chunks.compute(batch, rows)
 
 
-@pytest.mark.parametrize("samplings", [PLAIN[:3], [*PLAIN[:2], Sampling(temperature=0.0, num_logprobs=2)]])
-def test_tokens_are_those_of_the_reference(samplings: list[Sampling]) -> None:
+@pytest.mark.parametrize(
+    ("config", "samplings"),
+    [
+        (CONFIG, PLAIN[:3]),
+        (CONFIG, [*PLAIN[:2], Sampling(temperature=0.0, num_logprobs=2)]),
+        (changed(**QWEN3_NEXT), PLAIN[:3]),
+        (changed(**QWEN3_5), PLAIN[:3]),
+    ],
+    ids=["plain", "logprobs", "qwen3_next", "qwen3_5"],
+)
+def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     shapes = Shape(0, 16), Shape(3, 16), Shape(3, 80)
     reference, padded = sequences(samplings, num=3), sequences(samplings, num=3)
-    drive(make_runner(CONFIG, TorchCompute("")), reference, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+    drive(make_runner(config, TorchCompute("")), reference, chunk=16, stagger=1)
+    runner = make_runner(config, TritonCompute("", DEVICE, LINES))
     decoder = runner._decoder = Unrecorded(runner, *shapes)
     drive(runner, padded, chunk=16, stagger=1)
     assert {Shape(0, 16), Shape(3, 16), Shape(3, 80)} >= set(decoder.taken) >= {Shape(3, 16)}
@@ -58,6 +68,7 @@ def test_tokens_are_those_of_the_reference(samplings: list[Sampling]) -> None:
     assert int(runner._slots.num_computed[-1]) == 0
     # What pads a step is computed, too: it may not end in what cannot be computed with.
     assert bool(torch.isfinite(runner._cache.keys[:, -1, 0]).all())
+    assert runner._states is None or bool(torch.isfinite(runner._states.matrices[:, -1]).all())
 
 
 def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from test_triton_runner import CONFIG, PLAIN, make_runner
+from test_triton_runner import CONFIG, PLAIN, QWEN3_NEXT, changed, make_runner
 from torch import Tensor
 
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
 from worker_svc.compute import ALL_GRAPHS, TritonCompute
+from worker_svc.core.config import ModelConfig
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.graphs import DecodeGraphs
@@ -59,14 +60,20 @@ class Unrecorded(DecodeGraphs):
         return {size: replay.num_replays for size, replay in replays.items()}
 
 
+@pytest.fixture(params=[CONFIG, changed(**QWEN3_NEXT)], ids=["qwen3", "qwen3_next"])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    found: ModelConfig = request.param
+    return found
+
+
 @pytest.fixture
-def make_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[ModelRunner, Unrecorded]]:
+def make_graphs(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> Callable[[], tuple[ModelRunner, Unrecorded]]:
     """A runner with six slots and all its decode graphs, of 1, 2, 4 and 6 rows."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def make() -> tuple[ModelRunner, Unrecorded]:
-        runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+        runner = make_runner(config, TritonCompute("", DEVICE, LINES))
         graphs = runner._decoder = Unrecorded(runner)
         graphs.capture(ALL_GRAPHS, lambda done, total: None)
         return runner, graphs
@@ -114,7 +121,10 @@ def state_of(runner: ModelRunner, slot: int) -> list[Tensor]:
     state, blocks = runner._slots, slice(BLOCKS_EACH * slot, BLOCKS_EACH * (slot + 1))
     tables = [table[slot] for table in (state.tokens, state.block_tables[0], state.num_computed)]
     tables += [state.integers[slot], state.floats[slot]]
-    return [each.clone() for each in (*tables, runner._cache.keys[:, blocks], runner._cache.values[:, blocks])]
+    kept = [runner._cache.keys[:, blocks], runner._cache.values[:, blocks]]
+    if runner._states is not None:
+        kept += [runner._states.seen[:, slot], runner._states.matrices[:, slot]]
+    return [each.clone() for each in (*tables, *kept)]
 
 
 def is_as_before(before: list[Tensor], after: list[Tensor]) -> bool:
@@ -125,9 +135,11 @@ def is_as_before(before: list[Tensor], after: list[Tensor]) -> bool:
 BATCHES = ([1, 2, 5], [3], [5, 1, 2, 3, 4], [4, 2], [1, 2, 5], [1, 2, 5], [2, 1, 5], [0, 3, 4], [0, 1, 2, 3, 4])
 
 
-def test_padded_batches_have_the_tokens_of_unpadded_ones_and_touch_nobody_else(make_graphs: Make) -> None:
+def test_padded_batches_have_the_tokens_of_unpadded_ones_and_touch_nobody_else(
+    make_graphs: Make, config: ModelConfig
+) -> None:
     runner, graphs = make_graphs()
-    plain = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+    plain = make_runner(config, TritonCompute("", DEVICE, LINES))
     begin(runner)
     begin(plain)
     dummy_slot = runner.limits.max_num_seqs

@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
-from random_models import random_model, unwritten_cache
+from random_models import random_model, unwritten_cache, unwritten_states
 
 from contract.domain.params import Sampling
 from contract.domain.plan import StepPlan
@@ -84,6 +84,27 @@ LLAMA4 = {
 }
 
 
+QWEN3_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 64,
+}
+QWEN3_5 = {
+    **{name: value for name, value in QWEN3_NEXT.items() if "expert" not in name and name != "moe_intermediate_size"},
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "layer_types": ["full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_conv_kernel_dim": 3,
+}
+
+
 def changed(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
@@ -121,12 +142,14 @@ def make_runner(
         max_model_len=200,
         max_num_batched_tokens=256,
         vocab_size=config.decoder.vocab_size,
+        has_state=bool(config.decoder.delta_rules),
     )
     model = random_model(config, compute, limits.max_model_len)
     heads = config.attention.num_kv_heads, config.attention.head_dim
-    shape = KVCacheShape(2, *heads, limits.block_size, torch.float32, scales=scales)
-    cache = unwritten_cache(shape, limits.num_blocks + 1)
-    return compute.make_runner(model, cache, config.attention.num_heads, limits, lambda: 0, num_graphs=0)
+    shape = KVCacheShape(len(config.decoder.attentions), *heads, limits.block_size, torch.float32, scales=scales)
+    cache, states = unwritten_cache(shape, limits.num_blocks + 1), unwritten_states(config, max_num_seqs + 1)
+    given = model, cache, config.attention.num_heads, limits, lambda: 0
+    return compute.make_runner(*given, num_graphs=0, states=states)
 
 
 def sequences(samplings: list[Sampling], num: int = 4) -> list[Drive]:
@@ -201,6 +224,8 @@ TWOFOLD = [
         (changed(**GLM4_MOE), PLAIN),
         (changed(**GPT_OSS), PLAIN),
         (changed(**LLAMA4), PLAIN),
+        (changed(**QWEN3_NEXT), PLAIN),
+        (changed(**QWEN3_5), PLAIN),
     ],
     ids=[
         "qwen3-plain",
@@ -218,6 +243,8 @@ TWOFOLD = [
         "glm4_moe-plain",
         "gpt_oss-plain",
         "llama4-plain",
+        "qwen3_next-plain",
+        "qwen3_5-plain",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:

@@ -2,7 +2,8 @@
 
 Its KV of a token is a hash of the token and of the KV before it, written to and read back from the pretended cache
 through the block tables of all kinds, as far as a token sees it. A wrong, shared or too early reused or given up block
-changes what is read, and fails an assertion.
+changes what is read, and fails an assertion. So does, where layers keep a state, one in a slot that is not of exactly
+the tokens that are computed.
 """
 
 from collections.abc import Collection
@@ -46,6 +47,7 @@ class PagedWorker:
         self.kv: dict[tuple[int, int], int] = {}  # by block and offset
         self.owners: dict[int, int] = {}  # by block: the kind that wrote in it last
         self.slots: dict[int, Slot] = {}
+        self.states: dict[int, tuple[int, int]] = {}  # by slot: the number of tokens that it has taken in, and their KV
         self.tips: dict[int, int] = {}  # by slot: the last KV of those that sampled in the last step
         self.num_copies = 0
         self.num_computed = 0
@@ -65,6 +67,7 @@ class PagedWorker:
             table = self.slots[slot].tables[kind]
             table[max(table, default=self._first(slot, kind) - 1) + 1] = block
         self._copy(plan)
+        self._copy_states(plan)
         sampled = self._compute(plan, silent)
         return StepResult(
             step=plan.step,
@@ -100,6 +103,15 @@ class PagedWorker:
                 if (source, offset) in self.kv:
                     self.kv[target, offset] = self.kv[source, offset]
 
+    def _copy_states(self, plan: StepPlan) -> None:
+        if self.limits.has_state:
+            for new in plan.admissions:
+                assert (new.state_slot is not None) == (new.num_computed_tokens > 0), "computed tokens need a state"
+            copied = {new.slot: self.states[new.state_slot] for new in plan.admissions if new.state_slot is not None}
+            self.states |= copied
+        else:
+            assert all(new.state_slot is None for new in plan.admissions)
+
     def _compute(self, plan: StepPlan, silent: Collection[int]) -> list[tuple[int, list[int]]]:
         assert len(set(plan.slots.tolist())) == len(plan.slots)
         assert int(plan.num_tokens.sum()) <= self.limits.max_num_batched_tokens
@@ -116,6 +128,11 @@ class PagedWorker:
                     place = self._place(slot, position, kind)
                     assert (kind, *place) not in written, "two slots write to one place"
                     written[kind, *place] = kv
+            if self.limits.has_state:
+                state = self.states[index] if slot.num_computed else (0, _start(self.model_digest))
+                before = slot.tokens[: slot.num_computed]
+                assert state == (slot.num_computed, kv_after(before, self.model_digest)), "a foreign or stale state"
+                self.states[index] = slot.num_computed + num_tokens, kv
             slot.num_computed += num_tokens
             if slot.num_computed == len(slot.tokens):
                 tips.append((index, kv))

@@ -178,11 +178,11 @@ OPERATIONS = st.lists(st.sampled_from("ssssssccllrpok"), min_size=5, max_size=60
 
 
 @settings(max_examples=60, deadline=None)
-@given(OPERATIONS, st.integers(5, 30), st.integers(2, 8), st.integers(2, 20), st.booleans())
-def test_searches_survive_whatever_happens(
-    operations: list[str], num_blocks: int, num_slots: int, budget: int, has_cache: bool
+@given(OPERATIONS, st.integers(5, 30), st.integers(2, 8), st.integers(2, 20), st.booleans(), st.booleans())
+def test_searches_survive_whatever_happens(  # noqa: PLR0917
+    operations: list[str], num_blocks: int, num_slots: int, budget: int, has_cache: bool, has_state: bool
 ) -> None:
-    limits = WorkerLimits(num_blocks, 4, num_slots, 20, budget)
+    limits = WorkerLimits(num_blocks, 4, num_slots, 20, budget, has_state=has_state)
     run = Scheduling({"a": limits, "b": limits}, enable_prefix_caching=has_cache)
     for number in range(3):
         run.add(with_beams(number, number + 2, ignore_eos=number == 1))

@@ -48,8 +48,11 @@ class Machine(RuleBasedStateMachine):
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
         forgiven_after=st.integers(1, 8),
         kinds=st.lists(KINDS, min_size=2, max_size=2),
+        has_state=st.lists(st.sampled_from([False, False, True]), min_size=2, max_size=2),
     )
-    def start(self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after, kinds):  # noqa: PLR0917
+    def start(  # noqa: PLR0917
+        self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after, kinds, has_state
+    ):
         limits = {
             worker_id: WorkerLimits(
                 num_blocks[i] * len(kinds[i]),
@@ -59,6 +62,7 @@ class Machine(RuleBasedStateMachine):
                 max_num_batched_tokens=budget,
                 kinds=tuple(KVKind(block_size[i] * factor, reach) for factor, reach in kinds[i]),
                 max_plans=window + 1,
+                has_state=has_state[i],
             )
             for i, worker_id in enumerate(WORKERS)
         }
@@ -115,7 +119,8 @@ class Machine(RuleBasedStateMachine):
     @rule(worker_id=st.sampled_from(WORKERS), silent=st.sampled_from([(), (), (), (0,), (0, 1, 2, 3)]))
     def complete(self, worker_id, silent):
         if worker_id in self.scheduling.paged:
-            self.scheduling.complete(worker_id, silent)
+            has_state = self.scheduling.limits[worker_id].has_state
+            self.scheduling.complete(worker_id, () if has_state else silent)
 
     @rule(worker_id=st.sampled_from(WORKERS), num_steps=st.integers(1, 6))
     def steps(self, worker_id, num_steps):
@@ -176,6 +181,9 @@ WINDOWED = {
 }
 
 
+WITH_STATE = {"a": replace(PLAIN["a"], has_state=True), "b": replace(WINDOWED["b"], has_state=True)}
+
+
 @pytest.mark.parametrize(
     ("seed", "window", "caching", "limits"),
     [
@@ -186,6 +194,7 @@ WINDOWED = {
         (5, 2, True, WINDOWED),
         (6, 4, True, WINDOWED),
         (7, 1, False, WINDOWED),
+        (8, 3, True, WITH_STATE),
     ],
 )
 def test_nothing_leaks_after_ten_thousand_operations(

@@ -151,12 +151,22 @@ def test_a_broken_file_is_the_operator_s_and_names_the_field(changes: dict[str, 
     assert caught.value.param == field
 
 
-_CONFIGS = {"Gemma3ForCausalLM": "Gemma3Text", "Llama4ForCausalLM": "Llama4Text"}
-# As published: by default the first chooses no experts, the second has heads that do not turn, the third state.
+_CONFIGS = {
+    "Gemma3ForCausalLM": "Gemma3Text",
+    "Llama4ForCausalLM": "Llama4Text",
+    "Qwen3_5ForCausalLM": "Qwen3_5Text",
+    "Qwen3_5MoeForCausalLM": "Qwen3_5MoeText",
+}
+ATTENDS_LAST = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+# As published: by default the first chooses no experts, the second has heads that do not turn, the third state. Of the
+# others the fourth layer would be the first that attends.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["full_attention"] * 3},
+    "Qwen3NextForCausalLM": ATTENDS_LAST,
+    "Qwen3_5ForCausalLM": ATTENDS_LAST,
+    "Qwen3_5MoeForCausalLM": ATTENDS_LAST,
 }
 
 

@@ -11,8 +11,9 @@ from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.models.spec import TemperatureSpec
 from worker_svc.core.operations.interface import Norm
 
-if TYPE_CHECKING:  # it is made of what is here
+if TYPE_CHECKING:  # these are made of what is here
     from worker_svc.core.layers.rotary import RotaryEmbedding
+    from worker_svc.core.states.interface import StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class StepAttention(Protocol):
     @property
     def positions(self) -> Tensor:
         """i64[tokens]: the index of each token in its sequence."""
+
+    @property
+    def states(self) -> "StepStates | None":
+        """For layers that keep a state instead of keys and values; None: no layer does."""
 
     def attend(
         self,

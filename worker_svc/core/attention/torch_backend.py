@@ -19,6 +19,8 @@ from worker_svc.core.kv_scales import KEPT_DTYPE, narrow, widen
 from worker_svc.core.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.core.models.spec import TemperatureSpec
 from worker_svc.core.slots import I64
+from worker_svc.core.states.slot_states import SlotStates
+from worker_svc.core.states.torch_states import TorchStates
 from worker_svc.core.transfer import upload
 
 _GROUP_TOKENS = 1 << 17  # context tokens, padding included, that one group of decodes may gather at once
@@ -54,8 +56,11 @@ class _Group:
 class TorchAttention:
     """Backend over one KV cache, for `num_heads` query heads."""
 
-    def __init__(self, cache: KVCache, num_heads: int, kinds: Sequence[AttentionKind]) -> None:
-        """`kinds`: by layer."""
+    def __init__(
+        self, cache: KVCache, num_heads: int, kinds: Sequence[AttentionKind], states: SlotStates | None = None
+    ) -> None:
+        """`kinds`: by layer of the cache; `states`: of layers that have none."""
+        self._states = states
         self._cache = cache
         self._kinds = kinds
         self._num_heads = num_heads
@@ -78,6 +83,7 @@ class TorchAttention:
             positions=positions,
             slot_mappings=slot_mappings,
             groups=groups,
+            states=None if self._states is None else TorchStates(self._states, batch),
         )
 
     def _group(self, batch: Batch, rows: I64, block_tables: Sequence[Tensor]) -> _Group:
@@ -156,8 +162,10 @@ class TorchStepAttention:
         positions: Tensor,
         slot_mappings: Sequence[Tensor],
         groups: list[_Group],
+        states: TorchStates | None,
     ) -> None:
         self.positions = positions
+        self.states = states
         self._cache = cache
         self._layers = layers
         self._angles = angles

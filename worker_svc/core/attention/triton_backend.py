@@ -16,10 +16,13 @@ from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
+from worker_svc.core.kernels.delta.sequences import Sequences
 from worker_svc.core.kernels.linear.norm import scale_rows
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.kv_cache import KVCache
 from worker_svc.core.slots import I64
+from worker_svc.core.states.slot_states import SlotStates
+from worker_svc.core.states.triton_states import ChunkedStates, DecodedStates
 from worker_svc.core.transfer import upload
 
 # What FlashAttention-4 was measured on an H200 to win at. Its calls take the host 0.1 ms, in which the prefill kernel
@@ -38,8 +41,10 @@ class TritonAttention:
         num_heads: int,
         kinds: Sequence[AttentionKind],
         max_num_seqs: int,
+        states: SlotStates | None = None,
     ) -> None:
-        """`kinds`: by layer."""
+        """`kinds`: by layer of the cache; `states`: of layers that have none."""
+        self.slot_states = states
         self.cache = cache
         self.kinds = kinds
         self.num_heads = num_heads
@@ -88,8 +93,11 @@ class TritonAttention:
         """Implement `AttentionBackend.prepare`."""
         num_decodes = batch.num_decodes
         by_flash = self._suits_flash(batch, num_decodes)
-        columns = upload(
+        slots, contexts, ends, *columns = upload(
             positions.device,
+            batch.slots,
+            batch.context_lens,
+            batch.query_starts[1:],
             np.arange(num_decodes),
             batch.slots[:num_decodes],
             batch.context_lens[:num_decodes],
@@ -106,18 +114,28 @@ class TritonAttention:
         else:
             work = PrefillTiles(*columns)
         return self.prepare_chunks(
-            decode_rows, count, work, positions=positions, slot_mappings=slot_mappings, block_tables=block_tables
+            decode_rows,
+            count,
+            work,
+            Sequences(slots, contexts, ends),
+            positions=positions,
+            slot_mappings=slot_mappings,
+            block_tables=block_tables,
         )
 
     def prepare_decode(self, rows: DecodeRows, block_tables: Sequence[Tensor]) -> "TritonStepAttention":
         """The attention of a step in which all sequences advance by one token."""
-        return TritonStepAttention(self, block_tables, rows, chunked=None)
+        states = None
+        if self.slot_states is not None:
+            states = DecodedStates(self.slot_states, rows.slots, rows.contexts)
+        return TritonStepAttention(self, block_tables, rows, chunked=None, states=states)
 
     def prepare_chunks(
         self,
         decode_rows: DecodeRows,
         num_decodes: Tensor,
         work: "PrefillTiles | Spans",
+        sequences: Sequences,
         *,
         positions: Tensor,
         slot_mappings: Sequence[Tensor],
@@ -126,12 +144,13 @@ class TritonAttention:
         """The attention of a step whose tokens are those of `decode_rows`, `num_decodes` i64[1] of which are the first
         of the flat columns, and all after these, as `work` says: tiles are the prefill kernel's, spans the
         FlashAttention package's. Further decode rows must stand where nobody's tokens do, and only where
-        `takes_finished`.
+        `takes_finished`. `sequences`: of all tokens, for layers that keep a state.
         """
         # Where that attends, all layers see all tokens: they are of one kind.
         chunks = self._flash_chunks(work, block_tables[0]) if isinstance(work, Spans) else work
         chunked = _Chunked(chunks, positions, slot_mappings, num_decodes)
-        return TritonStepAttention(self, block_tables, decode_rows, chunked)
+        states = None if self.slot_states is None else ChunkedStates(self.slot_states, sequences)
+        return TritonStepAttention(self, block_tables, decode_rows, chunked, states)
 
     def gains_by_flash(self, batch: Batch, first: int) -> bool:
         """Return whether a FlashAttention package is there that gains more at the sequences from `first` on than
@@ -232,7 +251,9 @@ class TritonStepAttention:
         block_tables: Sequence[Tensor],
         decode_rows: DecodeRows,
         chunked: _Chunked | None,
+        states: DecodedStates | ChunkedStates | None,
     ) -> None:
+        self.states = states
         self._backend = backend
         self._block_tables = block_tables
         self._decode_rows = decode_rows

@@ -13,7 +13,9 @@ from worker_svc.core.models.spec import AttentionSpec, NormSpec
 
 
 class Attention:
-    """o(attention(q, k, v)); q, k and v are one product, of this rank's heads."""
+    """o(attention(q, k, v)), or o(attention(q, k, v) * sigmoid(gate)); q, k, v and gate are one product, of this rank's
+    heads.
+    """
 
     def __init__(
         self, placement: Placement, spec: AttentionSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding
@@ -36,16 +38,14 @@ class Attention:
         self._rotary = rotary
         self._head_order = order_of_dims(spec.rope, dim)
         self._heads = len(range(num_queries)[queries]) // dim, len(range(num_keys)[keys]) // dim
-        self.input = Linear(
-            placement,
-            [
-                Projection(spec.query, num_queries, queries),
-                Projection(spec.key, num_keys, keys),
-                Projection(spec.value, num_keys, keys),
-            ],
-            hidden_size,
-            has_bias=spec.has_bias,
-        )
+        projections = [
+            Projection(spec.query, num_queries, queries),
+            Projection(spec.key, num_keys, keys),
+            Projection(spec.value, num_keys, keys),
+        ]
+        if spec.gate is not None:
+            projections.append(Projection(spec.gate, num_queries, queries))
+        self.input = Linear(placement, projections, hidden_size, has_bias=spec.has_bias)
         self._query_norm = make_norm(spec.query_norm, num_queries, queries)
         self._key_norm = make_norm(spec.key_norm, num_keys, keys)
         self._sinks: Tensor | None = None
@@ -57,6 +57,7 @@ class Attention:
 
     def prepare(self) -> None:
         """Bring the weights into the form in which they are multiplied, once, when they are there."""
+        self.input.prepare()
         heads, kv_heads = self._heads
         queries = keys = of_head = None
         if self._head_order is not None:
@@ -75,11 +76,12 @@ class Attention:
 
     def __call__(self, x: Tensor | Normed, attention: StepAttention, rows: Tensor | None = None) -> Product:
         """x [tokens, hidden_size] -> like x, or of `rows` i64[n] alone; keys and values are all written."""
-        q, k, v = self.input(x)
+        q, k, v, *gates = self.input(x)
         if self._query_norm is not None and self._key_norm is not None:
             q, k = self._query_norm(q), self._key_norm(k)
         q, k = self._rotary(q, k)
-        attended = attend(attention, self._layer, q, k, v, sinks=self._sinks)
+        gate = gates[0] if gates else None
+        attended = attend(attention, self._layer, q, k, v, sinks=self._sinks, gate=gate)
         return self.output(attended if rows is None else attended[rows])
 
 

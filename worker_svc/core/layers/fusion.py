@@ -75,10 +75,17 @@ def activate(gate: Projected, activation: Activation) -> Projected:
 
 
 def attend(
-    attention: StepAttention, layer: int, q: Projected, k: Projected, v: Projected, *, sinks: Tensor | None = None
+    attention: StepAttention,
+    layer: int,
+    q: Projected,
+    k: Projected,
+    v: Projected,
+    *,
+    sinks: Tensor | None = None,
+    gate: Projected | None = None,
 ) -> Tensor:
-    """softmax(q k^T) v over the context of each token, whose keys and values go to the cache of `layer`; sinks: see
-    `StepAttention.attend`.
+    """softmax(q k^T) v over the context of each token, whose keys and values go to the cache of `layer`, times
+    sigmoid(gate) if there is one; sinks: see `StepAttention.attend`.
 
     -> [tokens, num_heads * head_dim]
     """
@@ -88,6 +95,16 @@ def attend(
     assert q.rotary is not None, "queries and keys are rotated"
     assert q.rotary is k.rotary
     linear, operations = product.linear, product.linear.operations
+    if gate is not None:
+        assert gate.product is product, "a gate is of the same product"
+        assert q.norm is not None, "heads that are gated have norms"
+        assert k.norm is not None
+        everything = operations.norm_linear(*operand(product.x), linear)
+        num_gates = linear.sizes[-1]
+        # Kernels read rows that follow each other.
+        qkv = everything[:, :-num_gates].contiguous()
+        attended = attention.attend(layer, qkv, HeadNorms(q.norm, k.norm), None, sinks)
+        return operations.sigmoid_gated(attended, everything[:, -num_gates:])
     qkv, unscaled = operations.norm_linear_unscaled(*operand(product.x), linear)
     if q.norm is None or k.norm is None:
         return attention.attend(layer, qkv, None, unscaled, sinks)

@@ -1,8 +1,9 @@
 """Linear layers: which stored rows, which part of them, how they are stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Reading
@@ -23,7 +24,8 @@ class Projection:
 class Linear:
     """Outputs of `projections`, one after the other, of the inputs `columns` (all: None) out of `num_inputs`.
 
-    Where inputs are split over the ranks, an output is the sum over them.
+    Where inputs are split over the ranks, an output is the sum over them. Projections whose heads stand together in one
+    tensor are read as they are stored, and come one after the other once the layer is prepared.
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class Linear:
         self.operations = placement.operations
         self.is_partial = columns is not None and placement.group.world_size > 1
         self.sizes = [each.mine.stop - each.mine.start for each in projections]
-        outputs = sum(self.sizes)
+        self._order = _order(projections)
+        outputs, projections = sum(self.sizes), _together(projections)
         readings = _readings(placement, projections)
         format_ = readings[0].multiplied
         tensors = {
@@ -50,10 +53,12 @@ class Linear:
             for piece in format_.pieces
         }
         self.packed = format_.pack(tensors)
+        self._device = placement.device
         self.bias = placement.empty(outputs) if has_bias else None
         start = 0
-        for each, size, reading in zip(projections, self.sizes, readings, strict=True):
-            here, rows = slice(start, start + size), each.stored
+        for each, reading in zip(projections, readings, strict=True):
+            size, rows = each.mine.stop - each.mine.start, each.stored
+            here = slice(start, start + size)
             stored = slice(rows.first + each.mine.start, rows.first + each.mine.stop)
             of = rows.of or each.size
             index = {piece.suffix: piece.index(here, slice(0, inputs.stop - inputs.start)) for piece in format_.pieces}
@@ -74,6 +79,11 @@ class Linear:
         total = self.group.all_reduce(self.packed.multiply(x, None))
         return total if self.bias is None else total + self.bias
 
+    def prepare(self) -> None:
+        """Let projections come one after the other, once, when the weights are there."""
+        if self._order is not None:
+            self.reorder_outputs(torch.tensor(self._order, device=self._device))
+
     def reorder_outputs(self, order: Tensor) -> None:
         """Let outputs come in another order, i64[outputs], once, when the weights are there."""
         self.packed.reorder_outputs(order)
@@ -86,6 +96,49 @@ class Linear:
             self.packed.scale_outputs(factor)
             if self.bias is not None:
                 self.bias.mul_(factor)
+
+
+def _together(projections: Sequence[Projection]) -> list[Projection]:
+    """Projections as they are read: those whose heads stand together in a tensor as one, where the first of them is."""
+    read: dict[object, Projection] = {}
+    for number, each in enumerate(projections):
+        stored, heads = each.stored, _heads(each)
+        if heads is None:
+            read[number] = each
+        elif stored.name not in read:
+            mine = slice(heads.start * stored.every, heads.stop * stored.every)
+            size = each.size // stored.run * stored.every
+            read[stored.name] = replace(each, stored=StoredRows(stored.name, of=stored.of), size=size, mine=mine)
+    return list(read.values())
+
+
+def _order(projections: Sequence[Projection]) -> list[int] | None:
+    """Where each output stands among those that are read; None: where it belongs."""
+    if all(_heads(each) is None for each in projections):
+        return None
+    starts: dict[object, int] = {}
+    order: list[int] = []
+    start = 0
+    for number, each in enumerate(projections):
+        stored, heads = each.stored, _heads(each)
+        size = each.mine.stop - each.mine.start
+        place: object = number if heads is None else stored.name
+        if place not in starts:
+            starts[place] = start
+            start += size if heads is None else (heads.stop - heads.start) * stored.every
+        if heads is None:
+            order += range(starts[place], starts[place] + size)
+        else:
+            firsts = range(stored.first, stored.first + (heads.stop - heads.start) * stored.every, stored.every)
+            order += [starts[place] + first + row for first in firsts for row in range(stored.run)]
+    assert sorted(order) == list(range(start)), "all that stands together in a tensor is part of one product"
+    return order
+
+
+def _heads(projection: Projection) -> slice | None:
+    """This rank's heads of a projection that shares their rows with others; None: its rows follow each other."""
+    run, mine = projection.stored.run, projection.mine
+    return None if projection.stored.every == 1 else slice(mine.start // run, mine.stop // run)
 
 
 def _readings(placement: Placement, projections: Sequence[Projection]) -> list[Reading]:

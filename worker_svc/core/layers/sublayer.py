@@ -6,6 +6,7 @@ from torch import Tensor
 
 from worker_svc.core.attention.interface import StepAttention
 from worker_svc.core.layers.attention import Attention
+from worker_svc.core.layers.delta_rule import DeltaRule
 from worker_svc.core.layers.experts import Experts, Mixture
 from worker_svc.core.layers.fusion import Normed, Product
 from worker_svc.core.layers.latent_attention import LatentAttention
@@ -13,17 +14,26 @@ from worker_svc.core.layers.mlp import GatedMLP
 from worker_svc.core.layers.norm import RMSNorm, make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
-from worker_svc.core.models.spec import AttentionSpec, ExpertsSpec, LatentAttentionSpec, Mixer, SublayerSpec
+from worker_svc.core.models.spec import (
+    AttentionSpec,
+    DeltaRuleSpec,
+    ExpertsSpec,
+    LatentAttentionSpec,
+    Mixer,
+    SublayerSpec,
+)
 
-AnyAttention: TypeAlias = Attention | LatentAttention
+# Those that look at tokens before: the others need only the rows that are wanted.
+TokenMixer: TypeAlias = Attention | LatentAttention | DeltaRule
 
 
 class Sublayer:
     """hidden + after(mixer(before(hidden))), without the norms that a family does not have."""
 
     def __init__(
-        self, placement: Placement, spec: SublayerSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding
+        self, placement: Placement, spec: SublayerSpec, hidden_size: int, layer: int, rotary: RotaryEmbedding | None
     ) -> None:
+        """`layer` counts those of its sort: with keys and values, which have `rotary`, or with a state."""
         assert spec.after is None or len(spec.mixers) == 1, "what several blocks give is not normalised"
         has_experts = any(isinstance(mixer, ExpertsSpec) for mixer in spec.mixers)
         assert spec.before is not None or not has_experts, "experts add to what they do not read"
@@ -32,8 +42,11 @@ class Sublayer:
         self._before = make_norm(placement, spec.before, hidden_size) if spec.before is not None else None
         self._after = RMSNorm(placement, spec.after, hidden_size) if spec.after is not None else None
 
-        def make_mixer(mixer: Mixer) -> AnyAttention | GatedMLP | Experts:
+        def make_mixer(mixer: Mixer) -> TokenMixer | GatedMLP | Experts:
+            if isinstance(mixer, DeltaRuleSpec):
+                return DeltaRule(placement, mixer, hidden_size, layer)
             if isinstance(mixer, AttentionSpec):
+                assert rotary is not None, "a layer that attends has a rotation"
                 return Attention(placement, mixer, hidden_size, layer, rotary)
             if isinstance(mixer, LatentAttentionSpec):
                 return LatentAttention(placement, mixer, hidden_size, layer)
@@ -57,18 +70,20 @@ class Sublayer:
             self._operations.fold_norm(self._before, mixer.input)
 
     def __call__(self, hidden: Tensor, attention: StepAttention, rows: Tensor | None = None) -> Tensor:
-        """hidden [tokens, hidden_size] -> like hidden; if it attends, of `rows` i64[n] alone where these are given."""
+        """hidden [tokens, hidden_size] -> like hidden; where `rows` i64[n] are given, of these alone if it looks at
+        other tokens.
+        """
         x: Tensor | Normed = self._before(hidden) if self._before is not None else hidden
         if isinstance(x, Normed) and len(self._mixers) > 1:
             x = self._operations.norm(x.hidden, x.norm)  # before the first mixer's output is added to its hidden states
-        attends = any(isinstance(mixer, AnyAttention) for mixer in self._mixers)
-        if rows is not None and attends:
+        mixes = any(isinstance(mixer, TokenMixer) for mixer in self._mixers)
+        if rows is not None and mixes:
             hidden = hidden[rows]
         for mixer in self._mixers:
-            if isinstance(mixer, AnyAttention):
+            if isinstance(mixer, TokenMixer):
                 mixed: Product | Mixture = mixer(x, attention, rows)
             else:
-                mixed = mixer(x[rows] if rows is not None and attends and isinstance(x, Tensor) else x)
+                mixed = mixer(x[rows] if rows is not None and mixes and isinstance(x, Tensor) else x)
             hidden = hidden + self._normed(mixed)
         return hidden
 

@@ -23,7 +23,9 @@ from worker_svc.core.models.phi3 import phi3
 from worker_svc.core.models.qwen2 import qwen2
 from worker_svc.core.models.qwen2_moe import qwen2_moe
 from worker_svc.core.models.qwen3 import qwen3
+from worker_svc.core.models.qwen3_5 import qwen3_5, qwen3_5_moe
 from worker_svc.core.models.qwen3_moe import qwen3_moe
+from worker_svc.core.models.qwen3_next import qwen3_next
 from worker_svc.core.models.seed_oss import seed_oss
 from worker_svc.core.models.smollm3 import smollm3
 from worker_svc.core.models.spec import DecoderSpec
@@ -57,6 +59,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
     "SeedOssForCausalLM": seed_oss,
     "SmolLM3ForCausalLM": smollm3,
 }

@@ -10,6 +10,7 @@ from worker_svc.core.models.rope_fields import read_rope, read_score_factor
 from worker_svc.core.models.spec import RopeSpec
 
 SLIDING, CHUNKED, FULL = "sliding_attention", "chunked_attention", "full_attention"
+LINEAR = "linear_attention"  # a state instead of keys and values
 _FIRST_WINDOW_LAYER = 28  # where Qwen's configurations leave `max_window_layers` out
 
 

@@ -10,6 +10,7 @@ from worker_svc.core.models.spec import (
     AnyAttentionSpec,
     AttentionSpec,
     DecoderSpec,
+    DeltaRuleSpec,
     ExpertsSpec,
     GatedMLPSpec,
     LatentAttentionSpec,
@@ -147,7 +148,7 @@ def rotated_layers(fields: ConfigFields) -> list[int]:
 def pre_norm(
     fields: ConfigFields,
     layer: int,
-    attend: AnyAttentionSpec,
+    attend: AnyAttentionSpec | DeltaRuleSpec,
     mlp: GatedMLPSpec | ExpertsSpec,
     *,
     scale: float = 1.0,

@@ -17,6 +17,7 @@ class StoredRows:
     first: int = 0
     of: int | None = None  # rows that are stored in all; None: only these
     every: int = 1  # these are every so manyth, from the first on
+    run: int = 1  # and with each so many that follow it, its own included: those of a head, where heads stand together
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class AttentionSpec:
     temperature: TemperatureSpec | None = None  # of queries
     softcap: float | None = None  # scores are softcap * tanh(score / softcap)
     sinks: str | None = None  # a tensor: of each head a score that takes part in the softmax and has no value
+    gate: StoredRows | None = None  # as wide as queries: what a head attends to is multiplied with its sigmoid
 
     @property
     def score_scale(self) -> float:
@@ -95,7 +97,8 @@ class AttentionSpec:
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token is multiplied with."""
-        return hidden_size * 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        gates = 0 if self.gate is None else self.num_heads
+        return hidden_size * (2 * (self.num_heads + self.num_kv_heads) + gates) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,43 @@ AnyAttentionSpec: TypeAlias = AttentionSpec | LatentAttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaRuleSpec:
+    """The gated delta rule (Yang et al., "Gated Delta Networks", 2024): each value head keeps a matrix, which a token
+    makes smaller, corrects where its key points, and reads with its query. Queries, keys and values come through a
+    causal convolution of each channel.
+
+    A key head and its query are those of `num_value_heads / num_key_heads` value heads that follow each other.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a head, as the next
+    value_dim: int
+    conv_width: int  # tokens that a channel sees, the newest included
+    query: StoredRows
+    key: StoredRows
+    value: StoredRows
+    gate: StoredRows  # as wide as values: what is read is normalised and multiplied with its silu
+    beta: StoredRows  # a number for each value head: its sigmoid is the strength of a correction
+    decay: StoredRows  # likewise: the matrix becomes smaller by exp(-exp(rate) * softplus(decay + bias))
+    decay_rate: str  # a tensor of a number for each value head, as the next
+    decay_bias: str
+    conv: str  # of a linear layer, without `.weight`: [queries, keys and values, 1, conv_width]
+    norm: NormSpec  # of what each value head reads
+    output: StoredRows
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    def num_weights(self, hidden_size: int) -> int:
+        """As `AttentionSpec.num_weights`."""
+        values = self.num_value_heads * self.value_dim
+        return hidden_size * (self.num_channels + 2 * values + 2 * self.num_value_heads)
+
+
+@dataclass(frozen=True, slots=True)
 class GatedMLPSpec:
     """Gated feed-forward block (SwiGLU, GEGLU; Shazeer, 2020)."""
 
@@ -216,7 +256,7 @@ class ExpertsSpec:
         return hidden_size * self.count + self.router.top_k * self.each.num_weights(hidden_size) + shared
 
 
-Mixer: TypeAlias = AnyAttentionSpec | GatedMLPSpec | ExpertsSpec
+Mixer: TypeAlias = AnyAttentionSpec | DeltaRuleSpec | GatedMLPSpec | ExpertsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +292,11 @@ class DecoderSpec:
     def attentions(self) -> tuple[AnyAttentionSpec, ...]:
         """Of all layers, in order: those that have keys and values in the cache."""
         return tuple(mixer for mixer in self._mixers if isinstance(mixer, AnyAttentionSpec))
+
+    @property
+    def delta_rules(self) -> tuple[DeltaRuleSpec, ...]:
+        """Of all layers, in order: those that keep a state."""
+        return tuple(mixer for mixer in self._mixers if isinstance(mixer, DeltaRuleSpec))
 
     @property
     def mlps(self) -> tuple[GatedMLPSpec, ...]:

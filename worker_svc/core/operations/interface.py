@@ -112,3 +112,9 @@ class Operations(Protocol):
 
     def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """gated * sigmoid(x @ gate), like `gated` [tokens, size], which may be overwritten; gate [hidden_size]."""
+
+    def sigmoid_gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), like x [tokens, size], which may be overwritten."""
+
+    def norm_silu(self, x: Tensor, norm: Norm, gate: Tensor) -> Tensor:
+        """norm(x) * silu(gate), like x; the norm is of each run of as many numbers as it has weights."""

@@ -1,6 +1,7 @@
 """The reference: plain torch, runs on any device in any dtype."""
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.core.kernels.linear.unscaled import Unscaled
@@ -47,3 +48,13 @@ class TorchOperations:
     def sigmoid_scaled(self, gated: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Implement `Operations.sigmoid_scaled`."""
         return gated * torch.sigmoid(x @ gate).unsqueeze(-1)
+
+    def sigmoid_gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Implement `Operations.sigmoid_gated`."""
+        return x * torch.sigmoid(gate)
+
+    def norm_silu(self, x: Tensor, norm: Norm, gate: Tensor) -> Tensor:
+        """Implement `Operations.norm_silu`."""
+        shape = len(x), x.shape[1] // len(norm.weight), len(norm.weight)
+        heads, gates = x.reshape(shape), F.silu(gate.reshape(shape).float())
+        return (norm.normalize(heads) * gates).to(x.dtype).flatten(1)

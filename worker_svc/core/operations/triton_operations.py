@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
 from worker_svc.core.kernels.linear.norm import rms_norm
@@ -81,6 +82,16 @@ class TritonOperations:
         """Implement `Operations.sigmoid_scaled`."""
         scale_by_sigmoid(gated, x, gate)
         return gated
+
+    def sigmoid_gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Implement `Operations.sigmoid_gated`."""
+        sigmoid_gated(x, gate)
+        return x
+
+    def norm_silu(self, x: Tensor, norm: Norm, gate: Tensor) -> Tensor:
+        """Implement `Operations.norm_silu`."""
+        norm_silu(x, norm.weight, norm.eps, gate)
+        return x
 
     def _sum(self, x: Tensor, linear: LinearLayer) -> Tensor:
         return linear.multiply(x) if linear.is_partial else self.norm_linear(x, None, linear)

@@ -1,0 +1,1 @@
+"""States of fixed size that layers keep of sequences, and what computes them."""
