@@ -323,7 +323,12 @@ def make_model(variant: Variant, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = config_class(**(COMMON | variant.options))
     config._attn_implementation = "eager"  # others leave out what they have no word for, such as a cap of scores
-    model = model_class(config).eval()
+    return with_random_weights(model_class(config))
+
+
+def with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, each part of which shows in what it says."""
+    model.eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Norms stay near what they begin as (one, or zero where one is added to them) and biases away from zero: a

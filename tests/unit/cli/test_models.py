@@ -8,13 +8,14 @@ from transformers import CONFIG_MAPPING
 from penstock.cli import main, models
 from worker_svc import transformers_survey
 from worker_svc.core.models import FAMILIES
+from worker_svc.core.models.media import TEXTS
 from worker_svc.core.quantization.choice import METHODS
 
 
 def test_every_family_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     shown = capsys.readouterr().out
-    for architecture in FAMILIES:
+    for architecture in (*FAMILIES, *TEXTS):
         assert architecture in shown
     for method in METHODS:
         assert method in shown
@@ -22,7 +23,7 @@ def test_every_family_is_listed_with_what_it_is(capsys: pytest.CaptureFixture[st
 
 def test_names_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--names"]) == 0
-    assert capsys.readouterr().out.split() == sorted(FAMILIES)
+    assert capsys.readouterr().out.split() == sorted((*FAMILIES, *TEXTS))
 
 
 def test_decoders_of_transformers_are_listed_with_what_came_of_their_proof(

@@ -107,7 +107,7 @@ def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
         ({**LLAMA4, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "use_qk_norm.* yarn"),
         ({**LLAMA4, "layer_types": ["sliding_attention"] * 8}, "layer_types.* 'sliding_attention'"),
         ({**LLAMA4, "router_scale": 2.0}, "router_scale"),
-        ({"architectures": ["Llama4ForConditionalGeneration"]}, "Llama4ForConditionalGeneration"),
+        ({"architectures": ["MllamaForConditionalGeneration"]}, "MllamaForConditionalGeneration"),
     ],
 )
 def test_what_is_not_there_yet_fails_by_name(changes: dict[str, Any], named: str) -> None:

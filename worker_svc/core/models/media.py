@@ -10,17 +10,18 @@ from contract.domain.errors import unimplemented
 
 # By architecture of the whole: that of its text, and the model types that its `text_config` may have.
 TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "Cohere2VisionForConditionalGeneration": ("Cohere2ForCausalLM", ("cohere2",)),
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", ("gemma3_text",)),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", ("llama4_text",)),
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", ("mistral",)),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", ("qwen2_5_vl", "qwen2_5_vl_text")),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", ("qwen3_vl_text",)),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", ("qwen3_5_text",)),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", ("qwen3_5_moe_text",)),
 }
 # Fields of the whole that say how other media are read.
 _OF_OTHERS = (
     *("vision_", "image_", "video_", "audio_", "mm_", "multimodal_", "projector_", "boi_", "eoi_"),
-    *("spatial_merge_size", "alignment_intermediate_size", "downsample_factor"),
+    "spatial_merge_size",
 )
 # Fields that the whole says for its text, too.
 _OF_BOTH = ("tie_word_embeddings", "quantization_config")
@@ -41,9 +42,9 @@ def text_fields(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(whole, str) or whole not in TEXTS:
         return None
     architecture, model_types = TEXTS[whole]
-    text = fields.get("text_config", {})  # older files have the text's fields beside the others
-    model_type = text.get("model_type", fields.get("model_type"))
-    if "text_config" in fields and model_type not in model_types:
+    text = fields.get("text_config", {"model_type": fields.get("model_type")})  # older files have the text's beside
+    model_type = text.get("model_type") if isinstance(text, Mapping) else None
+    if model_type not in model_types:
         raise unimplemented(f"{whole} whose text is {model_type} (text_config) and not {' or '.join(model_types)}")
     own = {name: value for name, value in fields.items() if name != "text_config" and not name.startswith(_OF_OTHERS)}
     both = {name: own[name] for name in _OF_BOTH if name in own}
