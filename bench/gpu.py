@@ -7,10 +7,14 @@ random weights, which are written to files and loaded from there. Prompts are to
 for. A row's floor is the time that the card needs at its ceilings (see `bench.rig.work`). The fastest of some rounds
 counts, of as many for every engine; nano and served, which are long, have one.
 
-    0.6b, 8b   decode1, decode32, decode256: that many sequences, 128 tokens in, 256 out
+    0.6b, 8b   decode1, decode8, decode32, decode128, decode256: that many sequences, 128 tokens in, 256 out
                prefill: 32 prompts of 2,048 tokens, one token out, prompt tokens per second
-               embed: 32 vectors of such prompts, each in a call of its own, likewise; its share of prefill is told
+               long: 8 prompts of 16,000 tokens, likewise
+               embed: 32 vectors of prompts as those of prefill, each in a call of its own; its share of prefill is told
                nano: 256 requests, in and out uniform in 100-1024, temperature 0.6 (nano-vllm's bench)
+    llama-1b, llama-8b, qwen-7b (Llama-3.2-1B, Llama-3.1-8B, Qwen2.5-7B), 30b-a3b (Qwen3-30B-A3B), gemma-4b (Gemma 3
+    4B, its text), v2-lite (DeepSeek-V2-Lite), 8b-fp8 (8b, rounded to 8-bit floats by each engine when it is read): the
+               rows decode1 to decode256, prefill and long
     v32k       0.6b's layers and a vocabulary in which every id has a text; prompts are texts
                served: 2,000 requests of 512 -> 128, 256 at once; alone: 128 -> 128, one at a time
     8b-text    8b's layers; prompts are texts
@@ -35,13 +39,20 @@ from bench.rig import engines
 from bench.rig.children import ChildError, ask
 from bench.rig.engines import Measured, Options
 from bench.rig.machine import describe_machine
-from bench.rig.qwen3 import SIZES, write_qwen3
+from bench.rig.shapes import SHAPES, write_shape
 from bench.rig.table import embed_lines, header, latency_lines, notes, row_line
 from bench.rig.work import Ceilings, Work, as_text, make_work
 
-_OFFLINE = ("decode1", "decode32", "decode256", "prefill", "nano")
-ROWS = {"0.6b": (*_OFFLINE, "embed"), "8b": _OFFLINE, "v32k": ("served", "alone"), "8b-text": ("rate",)}
-CHUNK = {"0.6b": 8192, "8b": 4096, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
+_OFFLINE = ("decode1", "decode8", "decode32", "decode128", "decode256", "prefill", "long")
+_ROWS = {
+    "0.6b": (*_OFFLINE, "nano", "embed"),
+    "8b": (*_OFFLINE, "nano"),
+    "v32k": ("served", "alone"),
+    "8b-text": ("rate",),
+}
+ROWS = {name: _ROWS.get(name, _OFFLINE) for name in SHAPES}
+_CHUNKS = {"0.6b": 8192, "v32k": 2048, "8b-text": 0}  # tokens of a step; 0: as is the default
+CHUNK = {name: _CHUNKS.get(name, 4096) for name in SHAPES}
 PROFILED = (1, 32, 256)
 ENGINES = ("process", "pipeline", "peer")
 CACHES = ("TRITON_CACHE_DIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")  # of kernels on disk
@@ -59,7 +70,7 @@ class Model:
 
 def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Namespace) -> Model:
     """Writes the folder."""
-    write_qwen3(folder, name)
+    write_shape(folder, name)
     missing = [engine for engine in arguments.engines.split(",") if not _kept(arguments.keep, name, engine).is_file()]
     if not arguments.simulated_ms and {"process", "pipeline"} & set(missing):
         [written] = ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
@@ -67,7 +78,7 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
             f"{name}: {written['num_bytes'] / 1e9:.1f} GB of weights written in {written['seconds']:.0f} s", flush=True
         )
     works = [make_work(row, arguments.rounds) for row in rows]
-    if SIZES[name].has_texts:
+    if SHAPES[name].has_texts:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         works = [as_text(work, tokenizer) for work in works]
     options = Options(
@@ -78,6 +89,7 @@ def prepare(name: str, folder: Path, rows: Sequence[str], arguments: argparse.Na
         peer_path=arguments.peer_path,
         limit_s=arguments.limit_s,
         more=arguments.serve,
+        quantization=SHAPES[name].quantization,
     )
     return Model(name, folder, works, options)
 
@@ -108,7 +120,7 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
     runs = {
         "process": engines.in_process,
         "pipeline": engines.pipeline,
-        "peer": engines.peer_server if SIZES[model.name].has_texts else engines.peer,
+        "peer": engines.peer_server if SHAPES[model.name].has_texts else engines.peer,
     }
     # Requests that come at times have none in one process.
     have_times = any(work.arrivals_s for work in model.works)
@@ -132,7 +144,7 @@ def measure(model: Model, chosen: Sequence[str], keep: Path) -> tuple[dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIZES))
+    parser.add_argument("--models", default=",".join(_ROWS), help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rows", default="", help="only these")
     parser.add_argument("--engines", default=",".join(ENGINES), help="only these of process, pipeline, peer")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each short row, of which the fastest counts")
@@ -163,7 +175,7 @@ def main() -> int:
             lines += [row_line(name, work, found, ceilings) for work in model.works if work.arrivals_s is None]
             lines += [line for work in model.works for line in latency_lines(name, work, found)]
             lines += embed_lines(name, model.works, found)
-            lines += [f"{name:7} {line}" for line in notes(found)]
+            lines += [f"{name:8} {line}" for line in notes(found)]
             for path in folder.iterdir():
                 path.unlink()
     print("\n".join(["", header(), *lines]))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.rig.machine import describe_machine
-from bench.rig.qwen3 import SIZES, write_qwen3
+from bench.rig.shapes import SHAPES, write_shape
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
 from penstock import LLM
@@ -88,13 +88,13 @@ def _decode(runner: Runner, slots: np.ndarray, first_step: int, num_steps: int) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="0.6b", choices=SIZES)
+    parser.add_argument("--model", default="0.6b", choices=SHAPES)
     parser.add_argument("--batches", default="1,32,256")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     print(describe_machine(), flush=True)
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
-        write_qwen3(Path(directory), options.model)
+        write_shape(Path(directory), options.model)
         runner = LLM(directory, load_format="dummy", max_model_len=4096).llm_engine.runner
         print(f"{'sequences':>9} {'asked for':22} {'by one':>9} {'by all':>9}")
         for batch in map(int, options.batches.split(",")):

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from bench.rig.children import ask
 from bench.rig.engines import MAX_MODEL_LEN, MEMORY_SHARE, peer_environ
 from bench.rig.machine import describe_machine
-from bench.rig.qwen3 import SIZES, write_qwen3
+from bench.rig.shapes import SHAPES, write_shape
 from penstock import LLM, SamplingParams, StructuredOutputsParams
 
 _Run: TypeAlias = Callable[[int, float, int], float]  # requests at once, share with a form, tokens: seconds
@@ -48,7 +48,7 @@ SCHEMA = {
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="8b-text", choices=[name for name, size in SIZES.items() if size.has_texts])
+    parser.add_argument("--model", default="8b-text", choices=[name for name, size in SHAPES.items() if size.has_texts])
     parser.add_argument("--folder", type=Path, help="where the model is written, and found if it is there")
     parser.add_argument("--batches", default="1,32,256", help="requests at once")
     parser.add_argument("--rounds", type=int, default=3)
@@ -60,7 +60,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="penstock-bench-") as directory:
         folder = options.folder or Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        write_qwen3(folder, options.model)
+        write_shape(folder, options.model)
         if not options.simulated_ms and not list(folder.glob("*.safetensors")):
             ask([sys.executable, "-m", "bench.rig.random_weights", str(folder)], {}, 300.0)
         batches = [int(word) for word in options.batches.split(",")]

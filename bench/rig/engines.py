@@ -14,7 +14,8 @@ from bench.rig.work import Work
 from penstock.launcher.layout import free_ports
 
 START_TIMEOUT_S = 240.0
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 4096  # for rows that need no more
+MAX_LONG_LEN = 16_384  # of an engine that has the row `long`
 MEMORY_SHARE = 0.85
 _PEER_SCRIPT = Path(__file__).with_name("vllm_engine.py")
 _PEER_ENVIRON = {
@@ -36,6 +37,7 @@ class Options:
     peer_path: str  # a folder with the peer's packages; empty: as installed
     limit_s: float  # for an engine in one process
     more: list[str]  # flags of `penstock serve`
+    quantization: str | None = None  # to which every engine rounds weights; None: as they are stored
 
 
 @dataclass
@@ -64,6 +66,14 @@ class Measured:
         return f"first token after {self.start['first_s']:.1f} s; {rows}"
 
 
+def max_model_len(works: list[Work]) -> int:
+    """Tokens of the longest sequence of any engine for these rows."""
+    longest = max(
+        len(prompt) + num for work in works for prompt, num in zip(work.prompts, work.num_tokens, strict=True)
+    )
+    return MAX_MODEL_LEN if longest <= MAX_MODEL_LEN else MAX_LONG_LEN
+
+
 def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
     """`LLM`.
 
@@ -71,11 +81,13 @@ def in_process(folder: Path, works: list[Work], options: Options) -> Measured:
         ChildError: it failed.
     """
     chosen: dict[str, Any] = {
-        "max_model_len": MAX_MODEL_LEN,
+        "max_model_len": max_model_len(works),
         "gpu_memory_utilization": MEMORY_SHARE,
         "max_num_batched_tokens": options.chunk,
         "enable_prefix_caching": False,
     }
+    if options.quantization:
+        chosen["quantization"] = options.quantization
     if options.simulated_ms:
         chosen |= {"runner": "simulated", "step_ms": options.simulated_ms}
     asked = {
@@ -95,11 +107,13 @@ def pipeline(folder: Path, works: list[Work], options: Options) -> Measured:
     """
     command = [
         *(sys.executable, "-m", "penstock.cli", "serve", f"--model={folder}", "--served-model-name=bench"),
-        *("--port=0", "--grpc-port=0", f"--gateways={options.gateways}", f"--max-model-len={MAX_MODEL_LEN}"),
+        *("--port=0", "--grpc-port=0", f"--gateways={options.gateways}", f"--max-model-len={max_model_len(works)}"),
         "--no-enable-prefix-caching",
         f"--gpu-memory-utilization={MEMORY_SHARE}",
         *options.more,
     ]
+    if options.quantization:
+        command += [f"--quantization={options.quantization}"]
     if options.chunk:
         command += [f"--max-num-batched-tokens={options.chunk}"]
     if options.simulated_ms:
@@ -121,6 +135,7 @@ def peer(folder: Path, works: list[Work], options: Options) -> Measured | None:
         return None
     asked = {
         "model": str(folder),
+        "options": {"max_model_len": max_model_len(works), "quantization": options.quantization},
         # It makes vectors with an engine that does nothing else.
         "works": [work.as_json() for work in works if not work.pools],
     }
@@ -138,7 +153,7 @@ def peer_server(folder: Path, works: list[Work], options: Options) -> Measured |
     [port] = free_ports(1)
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "bench"),
-        *("--load-format", "dummy", "--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "512"),
+        *("--load-format", "dummy", "--max-model-len", str(max_model_len(works)), "--max-num-seqs", "512"),
         *("--gpu-memory-utilization", str(MEMORY_SHARE), "--no-enable-prefix-caching", "--port", str(port)),
     ]
     measured = Measured("vLLM, Rust front end")

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 
 from bench.rig.engines import Measured
-from bench.rig.qwen3 import SIZES
+from bench.rig.shapes import SHAPES
 from bench.rig.work import Ceilings, Work, floor_s
 
 # Of the pipeline: what it must reach of the peer's rate, and of the one process's.
 PEER_GOALS = {
     "0.6b": {"decode1": 2.2, "decode32": 1.5, "decode256": 1.2, "prefill": 1.1, "nano": 1.15},
     "8b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1, "prefill": 1.0, "nano": 1.12},
+    "8b-fp8": {"decode1": 1.6, "decode32": 1.4, "decode256": 1.15, "prefill": 1.1},
+    "30b-a3b": {"decode1": 1.9, "decode32": 1.2, "decode256": 1.08, "prefill": 1.2},
+    "gemma-4b": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1},
+    "v2-lite": {"decode1": 1.3, "decode32": 1.15, "decode256": 1.1},
     "v32k": {"served": 1.15},
-    "8b-text": {},
 }
 # Of requests that come at times: the share of the peer's that the pipeline may take at most.
 LATENCY_GOALS = {"ttft_ms": 0.9, "ttft_p99_ms": 0.9, "tpot_ms": 0.9, "itl_p99_ms": 1.0}
@@ -23,7 +26,10 @@ _LATENCIES = {
     "tpot_ms": "TPOT p50",
     "tpot_p99_ms": "TPOT p99",
 }
-PROCESS_GOALS = {"decode1": 0.97, "decode32": 0.97, "decode256": 0.97, "prefill": 0.95, "nano": 0.97, "embed": 0.95}
+PROCESS_GOALS = {
+    **dict.fromkeys(("decode1", "decode8", "decode32", "decode128", "decode256", "nano"), 0.97),
+    **dict.fromkeys(("prefill", "long", "embed"), 0.95),
+}
 EMBED_GOAL = 0.97  # of the rate of the row `prefill`, on the same engine
 _TITLES = ("floor", "process", "pipeline", "peer", "÷ process (goal)", "÷ peer (goal)", "÷ floor")
 
@@ -32,20 +38,20 @@ def header() -> str:
     """Over the rows; rates are tokens per second."""
     floor, process, pipeline, peer, *ratios = _TITLES
     rates = "".join(f"{title:>11}" for title in (floor, process, pipeline, peer))
-    return f"{'model':7} {'row':9}{rates}" + "".join(f"  {title:>16}" for title in ratios)
+    return f"{'model':8} {'row':9}{rates}" + "".join(f"  {title:>16}" for title in ratios)
 
 
 def row_line(model: str, work: Work, found: dict[str, Measured], ceilings: Ceilings | None) -> str:
     """One row: tokens per second, and of the pipeline its ratio to each."""
-    floor = work.counted_tokens / floor_s(SIZES[model], work, ceilings) if ceilings else None
+    floor = work.counted_tokens / floor_s(SHAPES[model], work, ceilings) if ceilings else None
     process, pipeline, peer = (_rate(found.get(engine), work) for engine in ("process", "pipeline", "peer"))
     rates = "".join(_shown(rate, "11,.0f") for rate in (floor, process, pipeline, peer))
     ratios = (
         _ratio(pipeline, process, PROCESS_GOALS.get(work.name)),
-        _ratio(pipeline, peer, PEER_GOALS[model].get(work.name)),
+        _ratio(pipeline, peer, PEER_GOALS.get(model, {}).get(work.name)),
         _ratio(pipeline, floor, None),
     )
-    return f"{model:7} {work.name:9}{rates}" + "".join(f"  {ratio:>16}" for ratio in ratios)
+    return f"{model:8} {work.name:9}{rates}" + "".join(f"  {ratio:>16}" for ratio in ratios)
 
 
 def latency_lines(model: str, work: Work, found: dict[str, Measured]) -> list[str]:
@@ -57,7 +63,7 @@ def latency_lines(model: str, work: Work, found: dict[str, Measured]) -> list[st
     for name, title in _LATENCIES.items():
         ours, theirs = (getattr(load, name) if load is not None else None for load in (pipeline, peer))
         shown = f"{_shown(ours, '11.2f')}{_shown(theirs, '11.2f')}  {_ratio(ours, theirs, LATENCY_GOALS.get(name))}"
-        lines.append(f"{model:7} {work.name:9} {title:9} pipeline, peer, ÷ peer (at most): {shown}")
+        lines.append(f"{model:8} {work.name:9} {title:9} pipeline, peer, ÷ peer (at most): {shown}")
     return lines
 
 
@@ -69,7 +75,7 @@ def embed_lines(model: str, works: Sequence[Work], found: dict[str, Measured]) -
     lines = []
     for engine in ("process", "pipeline"):
         embed, prefill = (_rate(found.get(engine), by_row[row]) for row in ("embed", "prefill"))
-        lines.append(f"{model:7} embed ÷ prefill (goal), {engine}: {_ratio(embed, prefill, EMBED_GOAL)}")
+        lines.append(f"{model:8} embed ÷ prefill (goal), {engine}: {_ratio(embed, prefill, EMBED_GOAL)}")
     return lines
 
 

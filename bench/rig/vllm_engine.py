@@ -24,11 +24,11 @@ def main() -> None:
     llm = vllm.LLM(
         model=asked["model"],
         load_format="dummy",
-        max_model_len=4096,
         gpu_memory_utilization=0.85,
         max_num_seqs=512,
         enable_prefix_caching=False,
         disable_log_stats=True,
+        **asked["options"],
     )
     ready_s = time.perf_counter() - BEGAN_S
 

@@ -6,12 +6,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.rig.qwen3 import Size
+from bench.rig.shapes import Shape
 
 AT_ONCE = 256  # requests of the served rows
 NUM_SERVED = 2000
 NUM_ALONE = 30
-PREFILL_TOKENS = 2048
+_PROMPTS = {
+    "prefill": (32, 2048),
+    "embed": (32, 2048),
+    "long": (8, 16_000),
+}  # of rows that are prompts: how many, tokens
 RATE_PER_S, RATE_S = 16.0, 40.0  # requests of the row `rate`, and for how long they come
 RATE_INPUTS, RATE_OUTPUTS = (410, 1638), (102, 410)  # tokens, as `vllm bench serve` draws them around 1,024 and 256
 
@@ -53,9 +57,9 @@ def make_work(row: str, num_rounds: int = 1) -> Work:
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randint(0, 10000) for _ in range(length)] for _ in range(count)]
 
-    if row in ("prefill", "embed"):
-        ones, pools = [1] * 32, row == "embed"
-        return Work(row, prompts(32, PREFILL_TOKENS), ones, counts_prompts=True, num_rounds=num_rounds, pools=pools)
+    if row in _PROMPTS:
+        found, ones = prompts(*_PROMPTS[row]), [1] * _PROMPTS[row][0]
+        return Work(row, found, ones, counts_prompts=True, num_rounds=num_rounds, pools=row == "embed")
     if row == "nano":
         mixed = [prompts(1, draw.randint(100, 1024))[0] for _ in range(256)]
         return Work(row, mixed, [draw.randint(100, 1024) for _ in range(256)], temperature=0.6)
@@ -91,11 +95,12 @@ class Ceilings:
     flops: float  # bf16 product of 8192 x 8192 matrices
 
 
-def floor_s(size: Size, work: Work, ceilings: Ceilings) -> float:
+def floor_s(shape: Shape, work: Work, ceilings: Ceilings) -> float:
     """Seconds for the products of all prompts, and for the products or the bytes of each decode step, whichever takes
-    longer: weights and KV read once a step, nothing overlapped. Requests that wait for others come in waves.
+    longer: weights and KV read once a step, nothing overlapped; of experts those that as many tokens are expected to
+    choose. Products count in bf16, also of weights in 8 bits. Requests that wait for others come in waves.
     """
-    layer_flops = 2 * (size.num_parameters - size.head_parameters)
+    layer_flops = 2 * shape.token_parameters
     seconds = sum(map(len, work.prompts)) * layer_flops / ceilings.flops
     wave = work.at_once or len(work.prompts)
     for first in range(0, len(work.prompts), wave):
@@ -104,7 +109,7 @@ def floor_s(size: Size, work: Work, ceilings: Ceilings) -> float:
         )
         for step in range(1, max(num_tokens for _, num_tokens in lengths)):
             contexts = [prompt + step for prompt, num_tokens in lengths if num_tokens > step]
-            num_bytes = 2 * size.num_parameters + size.kv_bytes * sum(contexts)
-            flops = 2 * size.num_parameters * len(contexts)
+            num_bytes = shape.weight_bytes(len(contexts)) + sum(map(shape.kv_bytes, contexts))
+            flops = (layer_flops + 2 * shape.head_parameters) * len(contexts)
             seconds += max(num_bytes / ceilings.bytes_per_s, flops / ceilings.flops)
     return seconds

@@ -1,17 +1,24 @@
 """What `penstock bench gpu` counts is what there was, however the bytes arrive; floors follow from sizes."""
 
 import asyncio
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from bench.rig.checkpoint import write_tokenizer
 from bench.rig.completions import Connection
-from bench.rig.qwen3 import SIZES, write_qwen3
+from bench.rig.engines import max_model_len
+from bench.rig.shapes import SHAPES, write_shape
 from bench.rig.work import Ceilings, as_text, floor_s, make_work
+from servicekit.checkpoint.model import read_checkpoint
+from worker_svc.core.causal_lm import CausalLM
+from worker_svc.core.layers.placement import Placement
+from worker_svc.model_config import read_model_config
 
 STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -75,9 +82,9 @@ def test_requests_of_a_rate_come_at_random_times_and_have_the_lengths_of_the_row
 
 
 def test_every_id_of_a_model_with_texts_has_one(tmp_path: Path) -> None:
-    write_qwen3(tmp_path, "8b-text")
+    write_shape(tmp_path, "8b-text")
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == SIZES["8b-text"].vocab_size
+    assert tokenizer.get_vocab_size() == SHAPES["8b-text"].vocab_size
     assert all(tokenizer.decode_batch([[31_999], [32_000], [151_932]]))
     assert tokenizer.encode("import os").ids == tokenizer.encode("import os", add_special_tokens=False).ids
 
@@ -94,16 +101,58 @@ def test_a_refusal_ends_the_client() -> None:
         asyncio.run(run())
 
 
-def test_sizes_are_those_of_the_published_models() -> None:
-    assert SIZES["0.6b"].num_parameters == pytest.approx(0.596e9, rel=0.01)
-    assert SIZES["8b"].num_parameters == pytest.approx(7.57e9, rel=0.01)
-    assert SIZES["0.6b"].kv_bytes == 28 * 8 * 128 * 4
+@pytest.mark.parametrize(
+    ("name", "billions", "kv_bytes"),
+    [
+        ("0.6b", 0.596, 28 * 8 * 128 * 4),
+        ("8b", 7.57, 36 * 8 * 128 * 4),
+        ("llama-1b", 1.24, 16 * 8 * 64 * 4),
+        ("llama-8b", 7.5, 32 * 8 * 128 * 4),
+        ("qwen-7b", 7.07, 28 * 4 * 128 * 4),
+        ("30b-a3b", 30.2, 48 * 4 * 128 * 4),
+        ("gemma-4b", 3.88, 34 * 4 * 256 * 4),
+        ("v2-lite", 15.5, 27 * 576 * 2),
+    ],
+)
+def test_sizes_are_those_of_the_published_models(name: str, billions: float, kv_bytes: int) -> None:
+    """Without an embedding that is not the head, which no step reads."""
+    assert SHAPES[name].num_parameters == pytest.approx(billions * 1e9, rel=0.01)
+    assert SHAPES[name].kv_bytes(1) == kv_bytes
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_matrices_of_a_shape_are_those_of_the_model_that_is_served(name: str, tmp_path: Path) -> None:
+    write_shape(tmp_path, name)
+    shape, config = SHAPES[name], read_model_config(read_checkpoint(tmp_path))
+    placement = Placement(torch.device("meta"), torch.bfloat16)
+    CausalLM(config.decoder, placement, max_model_len=16)
+    matrices = {each.name: math.prod(each.shape) for each in placement.wanted if len(each.shape) > 1}
+    stored = sum(matrices.values()) - (0 if shape.has_tied_head else shape.head_parameters)
+    assert shape.num_parameters == stored
+    windows = [each.window for each in config.decoder.attentions]
+    assert windows.count(None) == (shape.num_layers if shape.window is None else shape.num_full_layers)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose_and_what_windows_see() -> None:
+    shape = SHAPES["30b-a3b"]
+    of_experts = 48 * 3 * 2048 * 768 * 2
+    assert shape.weight_bytes(1) == pytest.approx(2 * shape.num_parameters - (128 - 8) * of_experts)
+    assert shape.weight_bytes(10_000) == pytest.approx(2 * shape.num_parameters)
+    assert 2 * shape.token_parameters + 2 * shape.head_parameters == pytest.approx(shape.weight_bytes(1))
+    gemma = SHAPES["gemma-4b"]
+    assert gemma.kv_bytes(5000) == (29 * 1024 + 5 * 5000) * 4 * 256 * 4
+    assert SHAPES["8b-fp8"].weight_bytes(1) == SHAPES["8b"].num_parameters + SHAPES["8b"].head_parameters
+
+
+def test_engines_have_the_context_that_rows_need() -> None:
+    assert max_model_len([make_work("decode1"), make_work("nano")]) == 4096
+    assert max_model_len([make_work("decode1"), make_work("long")]) == 16_384
 
 
 def test_the_floor_of_one_sequence_is_its_weights_once_a_token() -> None:
-    size, work = SIZES["8b"], make_work("decode1")
-    floor = floor_s(size, work, Ceilings("", bytes_per_s=4e12, flops=8e14))
-    weights_s = 2 * size.num_parameters / 4e12
+    shape, work = SHAPES["8b"], make_work("decode1")
+    floor = floor_s(shape, work, Ceilings("", bytes_per_s=4e12, flops=8e14))
+    weights_s = 2 * shape.num_parameters / 4e12
     assert 255 * weights_s < floor < 1.02 * 256 * weights_s
 
 
@@ -119,7 +168,7 @@ def test_requests_that_wait_come_in_waves() -> None:
     half = type(work)("half", work.prompts[:1024], work.num_tokens[:1024], at_once=256)
     quarter = type(work)("quarter", work.prompts[:256], work.num_tokens[:256])
     ceilings = Ceilings("", 4e12, 8e14)
-    assert floor_s(SIZES["v32k"], half, ceilings) == pytest.approx(4 * floor_s(SIZES["v32k"], quarter, ceilings))
+    assert floor_s(SHAPES["v32k"], half, ceilings) == pytest.approx(4 * floor_s(SHAPES["v32k"], quarter, ceilings))
 
 
 def test_texts_are_as_long_as_the_prompts(tmp_path: Path) -> None:
