@@ -74,6 +74,9 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     loaded = loader.load(ModelSource(options, checkpoint, max_model_len, device, group, budget))
     compute, shape = loaded.compute, loaded.shape
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
+    if loaded.state is not None:
+        size = f"{loaded.state.slot_bytes / 2**20:.1f} MiB"
+        _log.info("layers keep a state", extra={"each sequence": size, "reason": "no prefix is found again"})
     _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
     usable_bytes = DEFAULT_CPU_KV_CACHE_BYTES if budget is None else budget.usable_bytes - loaded.weights_bytes
     sizes = _step_sizes(options, loaded, device, usable_bytes)

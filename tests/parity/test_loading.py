@@ -54,6 +54,22 @@ def test_the_context_is_cut_to_the_memory_unless_it_was_asked_for(checkpoint: Pa
         load(checkpoint, kv_cache_memory_bytes=3 * BLOCK_BYTES, max_model_len=100)
 
 
+@pytest.mark.parametrize(("asked", "num_seqs"), [({}, 48), ({"max_num_seqs": 100}, 100)])
+def test_states_take_half_of_the_memory_unless_sequences_were_asked_for(
+    asked: dict[str, Any], num_seqs: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the memory there is room for the keys and values of 64 sequences, and for 60 states in half of it."""
+    save_checkpoint(tmp_path, next(each for each in VARIANTS if each.name == "qwen3_5_states"))
+    with caplog.at_level("INFO", "worker_svc.factory"):
+        loaded = load(tmp_path, kv_cache_memory_bytes=1 << 21, **asked)
+    assert loaded.runner.limits.max_num_seqs == num_seqs
+    assert loaded.runner.limits.has_state
+    assert loaded.profile.state_bytes == (num_seqs + 1) * 2 * (4 * 160 + 4 * 16 * 24) * 4
+    assert [each.message for each in caplog.records].count("layers keep a state") == 1
+    assert ("fewer sequences at once" in caplog.messages) is not bool(asked)
+    loaded.close()
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

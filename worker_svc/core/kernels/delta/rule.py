@@ -112,6 +112,7 @@ def _recur(
     COLUMNS: tl.constexpr,
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,  # of products with the matrix
+    OF_KEYS: tl.constexpr,  # of those among keys, which the triangular system is made of
     DEPENDENT: tl.constexpr,
 ):
     seq, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -152,7 +153,7 @@ def _recur(
             between = tl.exp(tl.where(is_earlier, since_begin[:, None] - since_begin[None, :], 0.0))
             between = tl.where(is_earlier, between, 0.0)
             from_begin = tl.exp(since_begin)[:, None]
-            among = tl.dot(key, tl.trans(key), input_precision="ieee") * between * beta[:, None]
+            among = tl.dot(key, tl.trans(key), input_precision=OF_KEYS) * between * beta[:, None]
             kept = from_begin * tl.dot(key, matrix, input_precision=PRECISION)
             corrections = beta[:, None] * (value - kept)
             for token in range(1, PIECE):
@@ -161,7 +162,7 @@ def _recur(
                 found = tl.sum(weights[:, None] * corrections, 0)
                 corrections -= tl.where(is_row[:, None], found[None, :], 0.0)
             read = from_begin * tl.dot(query, matrix, input_precision=PRECISION)
-            seen = tl.dot(query, tl.trans(key), input_precision="ieee") * between
+            seen = tl.dot(query, tl.trans(key), input_precision=OF_KEYS) * between
             read += tl.dot(seen, corrections, input_precision=PRECISION)
             out = out_ptr + rows[:, None] * VALUE_HEADS * VALUE_DIM + head * VALUE_DIM + columns[None, :]
             tl.store(out, read.to(out_ptr.dtype.element_ty), mask=is_value)
@@ -215,7 +216,7 @@ def recur(
 ) -> Tensor:
     """As `StepStates.recur`, of chunks whose queries, keys and values are `mixed` [rows, channels] already."""
     out = projected.new_empty(len(projected), shape.num_value_heads * shape.value_dim)
-    dependent = has_dependent_launch(projected.device)
+    dependent, is_whole = has_dependent_launch(projected.device), projected.dtype == torch.float32
     _recur[(len(sequences.slots), shape.num_value_heads, triton.cdiv(shape.value_dim, _COLUMNS))](
         projected,
         mixed,
@@ -230,7 +231,9 @@ def recur(
         shape.key_dim**-0.5,
         **_sizes(shape),
         PIECE=_PIECE,
-        PRECISION="ieee" if projected.dtype == torch.float32 else "tf32",
+        PRECISION="ieee" if is_whole else "tf32",
+        # Three products of TF32 are as exact as one of f32, which would take too many registers.
+        OF_KEYS="ieee" if is_whole else "tf32x3",
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
