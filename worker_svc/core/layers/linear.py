@@ -113,7 +113,7 @@ def _together(projections: Sequence[Projection]) -> list[Projection]:
 
 
 def _order(projections: Sequence[Projection]) -> list[int] | None:
-    """Where each output stands among those that are read; None: where it belongs."""
+    """The place of each output among those that are read; None: all stand where they belong."""
     if all(_heads(each) is None for each in projections):
         return None
     starts: dict[object, int] = {}

@@ -64,7 +64,7 @@ def on_device(*values: list[int]) -> tuple[Tensor, ...]:
 
 
 def assert_alike(shape: StateShape, batch: Batch, make: Callable[[SlotStates], StepStates], *, written: bool) -> None:
-    """What is read, and the states of the batch's slots; those of others stay as they are."""
+    """In what is read, and in the states of all slots: those of others stay as they are."""
     projected, weights = make_projected(shape, batch.num_tokens), make_weights(shape)
     expected, found = make_states(shape, written=written), make_states(shape, written=written)
     layer = shape.num_layers - 1

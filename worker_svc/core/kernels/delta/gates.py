@@ -1,4 +1,4 @@
-"""What is read or attended to, times a gate."""
+"""Gates of what the delta rule reads, and of what attention does."""
 
 import triton
 import triton.language as tl
