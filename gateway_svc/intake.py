@@ -5,13 +5,15 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.errors import ErrorCode, PenstockError, generates_nothing, invalid
+from contract.domain.params import AS_FITS, SamplingParams
 from contract.domain.request import Header, Request
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Caller
 from gateway_svc.core.idempotency import derive
-from gateway_svc.core.models import Catalogue
+from gateway_svc.core.models import Catalogue, ListedModel
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 RESUMABLE_HEADER = "x-penstock-resumable"
@@ -58,10 +60,12 @@ class Intake:
 
         Raises:
             PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet; INVALID_ARGUMENT: its priority
-                does not count.
+                does not count, or an encoder is to generate.
         """
         self.check_priority(ask.priority)
-        name, tenant, params = self._catalogue().find(ask.model).name, caller.tenant, ask.params
+        model, tenant, params = self._catalogue().find(ask.model), caller.tenant, ask.params
+        if model.kind.computes_whole_prompts:
+            params = _of_encoder(ask, model)
         if idempotency_key is None:
             ids = [os.urandom(16) for _ in ask.prompts]
             seed = int.from_bytes(os.urandom(8), "little")
@@ -78,7 +82,7 @@ class Intake:
         return [
             Request(
                 Header(request_id, tenant, caller.priority(ask.priority), now_ns, deadline_ns, trace, seed),
-                name,
+                model.name,
                 prompt,
                 params,
                 ask.cache_salt,
@@ -87,6 +91,19 @@ class Intake:
             )
             for request_id, prompt in zip(ids, ask.prompts, strict=True)
         ]
+
+
+def _of_encoder(ask: Ask, model: ListedModel) -> SamplingParams:
+    """The parameters of a call of an encoder, whose workers say how many tokens of a prompt fit.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: it is to generate.
+    """
+    if ask.pooling is None:
+        raise generates_nothing(model.name)
+    if ask.params.truncate_prompt_tokens != AS_FITS or not model.max_model_len:
+        return ask.params
+    return replace(ask.params, truncate_prompt_tokens=model.max_model_len)
 
 
 def parse_timeout(text: str | None) -> float | None:

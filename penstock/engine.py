@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tokenizers import Tokenizer
 
 from contract.domain import chain
-from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.errors import ErrorCode, PenstockError, generates_nothing, invalid
 from contract.domain.finish import CancelReason
 from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
@@ -72,11 +72,16 @@ class LLMEngine:
             limits.max_model_len,
             limits.max_num_batched_tokens,
             limits.kinds,
+            model_kind=limits.model_kind,
         )
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(_WORKER, offered)
         capacity = self._scheduler.workers[_WORKER].limits.capacity
-        vocabulary = replace(vocabulary, context_length=min(vocabulary.context_length, capacity))
+        vocabulary = replace(
+            vocabulary,
+            context_length=min(vocabulary.context_length, capacity),
+            pooling=vocabulary.pooling.of(limits.model_kind),
+        )
         self.vocabulary = vocabulary
         self.progress = Progress()
         self.runner = runner
@@ -120,10 +125,13 @@ class LLMEngine:
             pooling: how the prompt becomes a vector, which ends the request; None: it is answered.
 
         Raises:
-            PenstockError: the prompt is wrong or does not fit (the caller's fault); nothing was queued then.
+            PenstockError: the prompt is wrong or does not fit, or the model generates nothing (the caller's fault);
+                nothing was queued then.
         """
         if request_id in self._ids:
             raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+        if pooling is None and self.runner.limits.model_kind.computes_whole_prompts:
+            raise generates_nothing()
         prompt = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt)
         now_ns = time.time_ns()
         header = Header(

@@ -20,6 +20,7 @@ from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
 from contract.wire.beams import decode_beams
+from contract.wire.model_kind import decode_model_kind
 from contract.wire.pooling import decode_pooling, encode_pooling
 from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
@@ -117,9 +118,13 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         info = results_pb2.WorkerInfo.FromString(payload)
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
-    if not (info.num_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
+    kind = decode_model_kind(info.kind)
+    has_blocks = info.num_blocks > 0 or kind.computes_whole_prompts
+    if not (has_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
         raise PoisonMessageError(f"a worker without blocks, slots or context: {info}".replace("\n", " "))
-    limits = WorkerLimits(info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, kinds=_kinds(info))
+    limits = WorkerLimits(
+        info.num_blocks, info.block_size, info.max_num_seqs, info.max_model_len, kinds=_kinds(info), model_kind=kind
+    )
     if info.max_num_batched_tokens:
         limits = dataclasses.replace(limits, max_num_batched_tokens=info.max_num_batched_tokens)
     return WorkerOffer(info.model, limits, info.home_shard, info.model_digest)

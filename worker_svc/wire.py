@@ -10,6 +10,7 @@ from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import RequestError
 from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
 from contract.v1 import results_pb2, steps_pb2, worker_pb2
+from contract.wire.model_kind import encode_model_kind
 from contract.wire.pooling import decode_pooling, encode_vector
 from contract.wire.requests import decode_sampling
 from contract.wire.tokens import encode_error, encode_logprobs, encode_prompt_logprobs
@@ -111,6 +112,7 @@ def worker_info(
         device=device,
         model_digest=model_digest,
         kinds=[results_pb2.KVKind(block_size=each.block_size, window=each.window) for each in limits.kinds],
+        kind=encode_model_kind(limits.model_kind),
     )
 
 

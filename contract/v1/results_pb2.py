@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from contract.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/results.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xc4\x02\n\nStepResult\x12#\n\x06origin\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Origin\x12\x19\n\x11scheduler_session\x18\x02 \x01(\x0c\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12-\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12\x0f\n\x07step_ns\x18\x08 \x01(\x04\x12\x0f\n\x07idle_ns\x18\t \x01(\x04\x12!\n\x05\x65rror\x18\n \x01(\x0b\x32\x12.penstock.v1.Error\x12\x10\n\x08slack_ns\x18\x0b \x01(\x12\x12*\n\x08\x66\x61ilures\x18\x0c \x03(\x0b\x32\x18.penstock.v1.SlotFailureJ\x04\x08\r\x10\x1f\",\n\x0bSlotFailure\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x82\x02\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x12\n\nhome_shard\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x0cmodel_digest\x18\n \x01(\x0c\x12\"\n\x05kinds\x18\x0b \x03(\x0b\x32\x13.penstock.v1.KVKind\"<\n\x06KVKind\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_windowb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19penstock/v1/results.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\xc4\x02\n\nStepResult\x12#\n\x06origin\x18\x01 \x01(\x0b\x32\x13.penstock.v1.Origin\x12\x19\n\x11scheduler_session\x18\x02 \x01(\x0c\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x05 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12-\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1b.penstock.v1.LogprobColumns\x12\x0f\n\x07step_ns\x18\x08 \x01(\x04\x12\x0f\n\x07idle_ns\x18\t \x01(\x04\x12!\n\x05\x65rror\x18\n \x01(\x0b\x32\x12.penstock.v1.Error\x12\x10\n\x08slack_ns\x18\x0b \x01(\x12\x12*\n\x08\x66\x61ilures\x18\x0c \x03(\x0b\x32\x18.penstock.v1.SlotFailureJ\x04\x08\r\x10\x1f\",\n\x0bSlotFailure\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa8\x02\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x06 \x01(\r\x12\x12\n\nhome_shard\x18\x07 \x01(\r\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x14\n\x0cmodel_digest\x18\n \x01(\x0c\x12\"\n\x05kinds\x18\x0b \x03(\x0b\x32\x13.penstock.v1.KVKind\x12$\n\x04kind\x18\x0c \x01(\x0e\x32\x16.penstock.v1.ModelKind\"<\n\x06KVKind\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window*W\n\tModelKind\x12\x1a\n\x16MODEL_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_KIND_DECODER\x10\x01\x12\x16\n\x12MODEL_KIND_ENCODER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'contract.v1.results_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MODELKIND']._serialized_start=802
+  _globals['_MODELKIND']._serialized_end=889
   _globals['_STEPRESULT']._serialized_start=69
   _globals['_STEPRESULT']._serialized_end=393
   _globals['_SLOTFAILURE']._serialized_start=395
   _globals['_SLOTFAILURE']._serialized_end=439
   _globals['_WORKERINFO']._serialized_start=442
-  _globals['_WORKERINFO']._serialized_end=700
-  _globals['_KVKIND']._serialized_start=702
-  _globals['_KVKIND']._serialized_end=762
+  _globals['_WORKERINFO']._serialized_end=738
+  _globals['_KVKIND']._serialized_start=740
+  _globals['_KVKIND']._serialized_end=800
 # @@protoc_insertion_point(module_scope)

@@ -13,9 +13,9 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
 
     The last known token is always computed, since its hidden state gives the next one, or a vector; and all of them
-    where the prompt's logprobs are asked for, or a vector of all its hidden states.
+    where the prompt's logprobs are asked for, or a vector of all its hidden states, or by a model that keeps none.
     """
-    if sequence.computes_whole_prompt:
+    if sequence.computes_whole_prompt or worker.computes_whole_prompts:
         return worker.rules.nothing_reused()
     size = worker.limits.block_size
     found = worker.rules.nothing_reused()

@@ -20,7 +20,8 @@ _KNOWN: Final = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
-    """The pooling of a checkpoint: without a `modules.json` the last hidden state, of length 1, as vLLM has it.
+    """The pooling of a checkpoint: without a `modules.json` the last hidden state of a decoder and the first of an
+    encoder, of length 1, as vLLM has it.
 
     Raises:
         PenstockError: INTERNAL (operator): a file is broken.
@@ -28,7 +29,7 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
     size = hidden_size(checkpoint)
     modules = _modules(checkpoint.directory / MODULES)
     if not modules:
-        return PoolingFacts(size=size)
+        return PoolingFacts(size=size, is_said=False)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     normalize = "Normalize" in kinds
     if others := [kind for kind in kinds if kind not in _KNOWN]:

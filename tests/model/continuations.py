@@ -11,6 +11,7 @@ from samplers import Kind
 
 from contract.domain.finish import CancelReason, FinishReason
 from contract.domain.kv_kinds import KVKind
+from contract.domain.model_kind import ModelKind
 from contract.domain.plan import Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
@@ -30,6 +31,7 @@ KINDS = KVKind(2), KVKind(1, window=2)
 LIMITS = WorkerLimits(
     num_blocks=64, block_size=1, max_num_seqs=4, max_model_len=40, max_num_batched_tokens=40, kinds=KINDS
 )
+ENCODER = WorkerLimits(0, 1, 4, 40, 40, model_kind=ModelKind.ENCODER)
 SHARD = 0
 MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade
 
@@ -60,8 +62,9 @@ class Continued(NamedTuple):
 class Continuations:
     """The scheduler's core as a function: it is made anew for each question, with what a request has so far."""
 
-    def __init__(self, asked: tuple[Asked, ...]) -> None:
+    def __init__(self, asked: tuple[Asked, ...], limits: WorkerLimits = LIMITS) -> None:
         self._asked = {each.request_id: each for each in asked}
+        self._limits = limits  # of workers
         self._known: dict[object, Continued] = {}
 
     def add(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
@@ -138,9 +141,10 @@ class Continuations:
         # Whether this worker may go on with it was decided before.
         unpinned = tuple(s._replace(model_digest=b"") for s in alone)
         scheduler, _ = self._core(request_id, unpinned)
-        scheduler.add_worker("worker", LIMITS, model_digest)
+        scheduler.add_worker("worker", self._limits, model_digest)
         plan = scheduler.schedule("worker", 0)
         assert plan is not None
+        scheduler.check_integrity()
         tokens = np.array([] if token_id is None else [token_id], np.uint32)
         counts = np.array([len(tokens)], np.uint32)
         rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, counts, tokens), 0)

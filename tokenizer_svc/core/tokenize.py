@@ -11,14 +11,13 @@ from contract.domain.beams import MAX_CANDIDATES
 from contract.domain.chat_facts import THOUGHT_MARKS
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Made, SamplingParams, Stopping
+from contract.domain.params import AS_FITS, MAX_BAD_WORD_TOKENS, PARAMETERS, Made, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from contract.texts.choice import Decoders
 from tokenizer_svc.core.grammars import GrammarCompiler
 from tokenizer_svc.core.vocabulary import Vocabulary
 
-_AS_FITS = -1
 _TOOLS = "tools"  # a variable of chat templates, and the field that gives it
 _OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
 
@@ -73,7 +72,7 @@ class PromptTokenizer:
         num = params.truncate_prompt_tokens
         if num is None:
             return None
-        if num == _AS_FITS:
+        if num == AS_FITS:
             room = 0 if request.pooling is not None else 1 if clips else params.max_tokens or 1
             num = max(1, self.vocabulary.context_length - room)
         return slice(num) if params.truncation_side == "right" else slice(-num, None)
