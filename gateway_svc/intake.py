@@ -64,7 +64,7 @@ class Intake:
         """
         self.check_priority(ask.priority)
         model, tenant, params = self._catalogue().find(ask.model), caller.tenant, ask.params
-        if model.kind.computes_whole_prompts:
+        if model.kind is not None and model.kind.computes_whole_prompts:
             params = _of_encoder(ask, model)
         if idempotency_key is None:
             ids = [os.urandom(16) for _ in ask.prompts]

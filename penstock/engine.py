@@ -77,11 +77,7 @@ class LLMEngine:
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(_WORKER, offered)
         capacity = self._scheduler.workers[_WORKER].limits.capacity
-        vocabulary = replace(
-            vocabulary,
-            context_length=min(vocabulary.context_length, capacity),
-            pooling=vocabulary.pooling.of(limits.model_kind),
-        )
+        vocabulary = replace(vocabulary, context_length=min(vocabulary.context_length, capacity))
         self.vocabulary = vocabulary
         self.progress = Progress()
         self.runner = runner

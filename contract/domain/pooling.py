@@ -1,6 +1,6 @@
 """Pooling: how the hidden states of a prompt become one vector."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.domain.errors import ErrorCode, PenstockError, invalid
-from contract.domain.model_kind import ModelKind
 
 F32 = npt.NDArray[np.float32]
 MAX_DIMENSIONS = 2**16
@@ -75,13 +74,6 @@ class PoolingFacts:
     normalize: bool = True
     size: int = 0  # dimensions of its hidden states; 0: not known
     trouble: str = ""  # the part of its pooling that is not done here, with which none is done by default; or empty
-    is_said: bool = True  # else the checkpoint says nothing of it, and this is how decoders are pooled
-
-    def of(self, model: ModelKind) -> "PoolingFacts":
-        """The facts for a model of this kind: an encoder of which nothing is said gives the first hidden state, as in
-        vLLM.
-        """
-        return self if self.is_said or model is ModelKind.DECODER else replace(self, kind=PoolingKind.CLS)
 
     def pooling(self, params: PoolingParams) -> Pooling:
         """The pooling of a request.
@@ -104,7 +96,7 @@ class PoolingFacts:
         )
 
 
-PLAIN_POOLING: Final = PoolingFacts(is_said=False)
+PLAIN_POOLING: Final = PoolingFacts()
 
 
 def kind_of(name: str) -> PoolingKind:

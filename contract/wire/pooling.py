@@ -31,9 +31,7 @@ def decode_pooling(message: common_pb2.Pooling) -> Pooling:
 def encode_facts(facts: PoolingFacts) -> status_pb2.PoolingFacts:
     """The pooling of a checkpoint."""
     kind = common_pb2.PoolingKind.ValueType(facts.kind)
-    return status_pb2.PoolingFacts(
-        kind=kind, normalize=facts.normalize, size=facts.size, trouble=facts.trouble, unsaid=not facts.is_said
-    )
+    return status_pb2.PoolingFacts(kind=kind, normalize=facts.normalize, size=facts.size, trouble=facts.trouble)
 
 
 def decode_facts(message: status_pb2.PoolingFacts) -> PoolingFacts:
@@ -42,9 +40,7 @@ def decode_facts(message: status_pb2.PoolingFacts) -> PoolingFacts:
     Raises:
         PoisonMessageError: a kind that this version does not know.
     """
-    return PoolingFacts(
-        _kind(message.kind), message.normalize, message.size, message.trouble, is_said=not message.unsaid
-    )
+    return PoolingFacts(_kind(message.kind), message.normalize, message.size, message.trouble)
 
 
 def _kind(number: int) -> PoolingKind:

@@ -42,7 +42,7 @@ class ListedModel:
     created_s: int  # Unix time, seconds
     root: str | None = None  # the directory or hub id that workers load; None: no worker has said it yet
     digests: tuple[str, ...] = ()  # of what workers have loaded: two while one model replaces another
-    kind: ModelKind = ModelKind.DECODER  # as long as no worker has said it, too
+    kind: ModelKind | None = None  # None: no worker has said it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Catalogue:
         """
         if self.told_pooling is None:
             raise _untold("how the model makes vectors")
-        return self.told_pooling.of(self.models[0].kind if self.models else ModelKind.DECODER)
+        return self.told_pooling
 
     @property
     def defaults(self) -> GenerationDefaults:
@@ -119,7 +119,7 @@ def catalogue(
         roots.setdefault(name, worker.root)
         digests.setdefault(name, set()).add(worker.digest)
     shortest, any_root = min(lengths.values(), default=0), next(iter(roots.values()), None)
-    any_kind = next(iter(kinds.values()), ModelKind.DECODER)
+    any_kind = next(iter(kinds.values()), None)
     if not names:
         models = [
             ListedModel(each, lengths[each], started_s, roots[each], tuple(sorted(digests[each])), kinds[each])

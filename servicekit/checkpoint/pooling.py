@@ -16,6 +16,7 @@ _MODES: Final = {
     "pooling_mode_mean_tokens": PoolingKind.MEAN,
     "pooling_mode_cls_token": PoolingKind.CLS,
 }
+_GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of architectures
 _KNOWN: Final = ("Transformer", "Pooling", "Normalize")
 
 
@@ -29,7 +30,7 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
     size = hidden_size(checkpoint)
     modules = _modules(checkpoint.directory / MODULES)
     if not modules:
-        return PoolingFacts(size=size, is_said=False)
+        return PoolingFacts(PoolingKind.LAST if _generates(checkpoint) else PoolingKind.CLS, size=size)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     normalize = "Normalize" in kinds
     if others := [kind for kind in kinds if kind not in _KNOWN]:
@@ -45,6 +46,12 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
         return PoolingFacts(_MODES[modes[0]], normalize, size)
     said = " and ".join(modes) or "no way to pool"
     return PoolingFacts(normalize=normalize, size=size, trouble=f"{said} in {path}/{CONFIG}")
+
+
+def _generates(checkpoint: Checkpoint) -> bool:
+    """Return whether the architecture is one of a decoder, as all do whose names end so; without one it may be."""
+    names = checkpoint.config.get("architectures")
+    return not (isinstance(names, list) and names) or str(names[0]).endswith(_GENERATING)
 
 
 def _modules(path: Path) -> list[Mapping[str, Any]]:

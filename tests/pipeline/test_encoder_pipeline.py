@@ -18,8 +18,7 @@ from worker_svc.core.pretended_model import expected_vector
 
 SIZE = 16  # of the checkpoint's hidden states
 BOUND = 100  # tokens of a step
-# Nothing is said of pooling beside the checkpoint.
-DEFAULT = Pooling(PoolingKind.CLS)
+DEFAULT = Pooling()  # as the checkpoint's architecture has it
 GENERATING = {
     "/v1/completions": {"prompt": "abc"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}]},

@@ -1,12 +1,10 @@
-"""What workers and tokenizers tell of encoders, as schedulers and gateways read it."""
+"""The kinds of models that workers tell, as schedulers and gateways read them."""
 
 import pytest
 
 from contract.domain.errors import PoisonMessageError
 from contract.domain.model_kind import ModelKind
-from contract.domain.pooling import PoolingFacts
 from contract.v1 import results_pb2
-from contract.wire.pooling import decode_facts, encode_facts
 from gateway_svc.wire.operations import decode_worker
 from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_worker_info
@@ -40,9 +38,3 @@ def test_a_decoder_without_blocks_and_a_kind_that_is_not_known_are_not_served(ki
 def test_a_worker_that_says_nothing_of_its_kind_is_a_decoder() -> None:
     info = results_pb2.WorkerInfo(num_blocks=8, block_size=16, max_num_seqs=8, max_model_len=512)
     assert decode_worker_info(info.SerializeToString()).limits.model_kind is ModelKind.DECODER
-
-
-@pytest.mark.parametrize("is_said", [True, False])
-def test_facts_of_pooling_tell_whether_the_checkpoint_says_them(is_said: bool) -> None:
-    facts = PoolingFacts(size=8, is_said=is_said)
-    assert decode_facts(encode_facts(facts)) == facts

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from contract.domain.errors import PenstockError
-from contract.domain.model_kind import ModelKind
-from contract.domain.pooling import Pooling, PoolingFacts, PoolingKind, PoolingParams
+from contract.domain.pooling import PoolingFacts, PoolingKind
 from servicekit.checkpoint.model import read_checkpoint
 from servicekit.checkpoint.pooling import pooling_facts
 
@@ -29,16 +28,26 @@ def facts(directory: Path, modules: Any = None, **modes: bool) -> PoolingFacts:
     return pooling_facts(read_checkpoint(directory))
 
 
-def test_without_modules_it_is_the_last_state_of_length_one_and_of_an_encoder_the_first(tmp_path: Path) -> None:
-    found = facts(tmp_path)
-    assert found == PoolingFacts(PoolingKind.LAST, normalize=True, size=8, is_said=False)
-    assert found.of(ModelKind.DECODER) == found
-    assert found.of(ModelKind.ENCODER).pooling(PoolingParams()) == Pooling(PoolingKind.CLS)
+def test_without_modules_it_is_the_last_state_of_length_one(tmp_path: Path) -> None:
+    assert facts(tmp_path) == PoolingFacts(PoolingKind.LAST, normalize=True, size=8)
 
 
-def test_what_the_checkpoint_says_holds_for_an_encoder_too(tmp_path: Path) -> None:
-    said = facts(tmp_path, [TRANSFORMER, POOLING], pooling_mode_lasttoken=True)
-    assert said.of(ModelKind.ENCODER) == said
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("LlamaForCausalLM", PoolingKind.LAST),
+        ("GPT2LMHeadModel", PoolingKind.LAST),
+        ("Gemma3ForConditionalGeneration", PoolingKind.LAST),
+        ("BertModel", PoolingKind.CLS),
+        ("ModernBertForMaskedLM", PoolingKind.CLS),
+    ],
+)
+def test_without_modules_it_is_the_first_state_of_what_is_no_decoder(
+    architecture: str, kind: PoolingKind, tmp_path: Path
+) -> None:
+    facts(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "architectures": [architecture]}))
+    assert pooling_facts(read_checkpoint(tmp_path)) == PoolingFacts(kind, normalize=True, size=8)
 
 
 @pytest.mark.parametrize(
