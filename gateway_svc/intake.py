@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from contract.domain.errors import ErrorCode, PenstockError, generates_nothing, invalid
+from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.model_kind import ModelKind, wrong_kind
 from contract.domain.params import AS_FITS, SamplingParams
+from contract.domain.pooling import is_done_by
 from contract.domain.request import Header, Request
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Caller
@@ -60,12 +62,12 @@ class Intake:
 
         Raises:
             PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet; INVALID_ARGUMENT: its priority
-                does not count, or an encoder is to generate.
+                does not count, or the model does nothing of the kind.
         """
         self.check_priority(ask.priority)
         model, tenant, params = self._catalogue().find(ask.model), caller.tenant, ask.params
-        if model.kind is not None and model.kind.computes_whole_prompts:
-            params = _of_encoder(ask, model)
+        if model.kind is not None:
+            params = _checked(ask, model, model.kind)
         if idempotency_key is None:
             ids = [os.urandom(16) for _ in ask.prompts]
             seed = int.from_bytes(os.urandom(8), "little")
@@ -93,15 +95,15 @@ class Intake:
         ]
 
 
-def _of_encoder(ask: Ask, model: ListedModel) -> SamplingParams:
-    """The parameters of a call of an encoder, whose workers say how many tokens of a prompt fit.
+def _checked(ask: Ask, model: ListedModel, kind: ModelKind) -> SamplingParams:
+    """The parameters of a call; the workers of an encoder say how many tokens of a prompt fit.
 
     Raises:
-        PenstockError: INVALID_ARGUMENT: it is to generate.
+        PenstockError: INVALID_ARGUMENT: the model does nothing of the kind.
     """
-    if ask.pooling is None:
-        raise generates_nothing(model.name)
-    if ask.params.truncate_prompt_tokens != AS_FITS or not model.max_model_len:
+    if not is_done_by(kind, ask.pooling):
+        raise wrong_kind(kind, model.name)
+    if not kind.computes_whole_prompts or ask.params.truncate_prompt_tokens != AS_FITS or not model.max_model_len:
         return ask.params
     return replace(ask.params, truncate_prompt_tokens=model.max_model_len)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from tokenizers import Tokenizer
 
 from contract.domain import chain
-from contract.domain.errors import ErrorCode, PenstockError, generates_nothing, invalid
+from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.finish import CancelReason
+from contract.domain.model_kind import wrong_kind
 from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
-from contract.domain.pooling import Pooling
+from contract.domain.pooling import Pooling, is_done_by
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TokenRows
 from detokenizer_svc.core.detokenizer import Detokenizer
@@ -126,8 +127,8 @@ class LLMEngine:
         """
         if request_id in self._ids:
             raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-        if pooling is None and self.runner.limits.model_kind.computes_whole_prompts:
-            raise generates_nothing()
+        if not is_done_by(self.runner.limits.model_kind, pooling):
+            raise wrong_kind(self.runner.limits.model_kind)
         prompt = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt)
         now_ns = time.time_ns()
         header = Header(
@@ -171,6 +172,7 @@ class LLMEngine:
             arrival_ns=now_ns,
             deadline_ns=header.deadline_ns,
             pooling=pooling,
+            num_first_tokens=tokenized.num_first_tokens,
             beams=params.beams,
         )
         self._num_new_tokens += len(tokenized.token_ids)

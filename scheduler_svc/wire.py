@@ -64,6 +64,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
             deadline_ns=head.deadline_unix_ns,
             cache_salt=generate.cache_salt,
             pooling=decode_pooling(generate.pooling) if generate.HasField("pooling") else None,
+            num_first_tokens=prompt.num_first_tokens,
             beams=decode_beams(generate.beams) if generate.HasField("beams") else None,
         )
     except (DecodeError, ValueError, PenstockError) as error:
@@ -190,6 +191,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
         prompt_logprobs=admission.prompt_logprobs,
         pooling=encode_pooling(admission.pooling),
+        num_first_tokens=admission.num_first_tokens,
         block_counts=_packed(admission.block_counts),
         first_blocks=_packed(admission.first_blocks),
     )

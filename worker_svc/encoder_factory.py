@@ -9,7 +9,7 @@ from contract.domain.errors import invalid
 from contract.domain.model_kind import ModelKind
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import SCORED, Pooling, PoolingKind
 from worker_svc.core.encoder_runner import EncoderRunner
 from worker_svc.core.interface import Limits
 from worker_svc.core.memory import Budget, MemoryProfile
@@ -46,7 +46,7 @@ def make_encoder_runner(
         max_model_len=min(loaded.longest_prompt, num_tokens),
         max_num_batched_tokens=num_tokens,
         vocab_size=loaded.model.vocab_size,
-        model_kind=ModelKind.ENCODER,
+        model_kind=loaded.kind,
     )
     runner = EncoderRunner(loaded.model, limits, source.device, clock_ns)
     step_bytes = 0 if budget is None else _measure(runner, budget, source.device)
@@ -93,7 +93,7 @@ def _full_plan(limits: Limits, length: int) -> StepPlan:
             block_ids=np.empty(0, np.uint32),
             sampling=Sampling(),
             seed=0,
-            pooling=Pooling(PoolingKind.MEAN),
+            pooling=SCORED if limits.model_kind is ModelKind.CROSS_ENCODER else Pooling(PoolingKind.MEAN),
         )
         for slot in range(count)
     ]

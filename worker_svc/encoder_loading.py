@@ -1,21 +1,22 @@
 """Loads encoders as transformers' own modules, once they have proved themselves."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModel
 from transformers import __version__ as version
 
 from contract.domain.errors import broken, invalid, unimplemented
+from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import Checkpoint
-from worker_svc.core.transformers_models.encoder import TransformersEncoder
+from worker_svc.core.transformers_models.encoder import TransformersCrossEncoder, TransformersEncoder
 from worker_svc.core.transformers_models.encoder_proof import prove_encoder
 from worker_svc.core.transformers_models.refusal import NotDoneError
 from worker_svc.core.transformers_models.shrinking import num_layers_of
-from worker_svc.core.transformers_models.tiny import ENCODERS, build
+from worker_svc.core.transformers_models.tiny import CROSS_ENCODERS, ENCODERS, build
 from worker_svc.device import choose_device, choose_dtype
 from worker_svc.loaded_model import LoadedEncoder, ModelDescription, ModelSource
 from worker_svc.runner_options import RunnerOptions
@@ -38,12 +39,15 @@ class EncoderLoader:
         """
         _refuse(options)
         self._found = found
+        is_cross = found.kind is ModelKind.CROSS_ENCODER
+        self._door = CROSS_ENCODERS if is_cross else ENCODERS
+        self._has_sigmoid = is_cross and _has_sigmoid(found)
         self._stored_dtype = stored_dtype(checkpoint)
         self._length = checkpoint.context_length(options.max_model_len)
         device = choose_device(options)
         dtype = choose_dtype(options.dtype, self._stored_dtype, device)
         try:
-            self._proof = prove_encoder(found.config, self._length, device, dtype)
+            self._proof = prove_encoder(found.config, self._length, device, dtype, self._door)
         except NotDoneError as error:
             raise refusal(found.architecture, f"{error}") from error
         self._longest_prompt = self._bounded(checkpoint, options)
@@ -86,26 +90,29 @@ class EncoderLoader:
             source.budget.check_weights(self._num_weights() * dtype.itemsize)
         if source.is_random:
             with source.device:
-                module = build(self._found.config, self._proof.attention, ENCODERS, dtype=dtype)
+                module = build(self._found.config, self._proof.attention, self._door, dtype=dtype)
         else:
             module = self._with_weights(source, dtype)
-        model = TransformersEncoder(module)
+        is_cross = self._found.kind is ModelKind.CROSS_ENCODER
+        model = (
+            TransformersCrossEncoder(module, has_sigmoid=self._has_sigmoid) if is_cross else TransformersEncoder(module)
+        )
         architecture = self._found.architecture
         _log.info("transformers' module loaded", extra={"architecture": architecture, "transformers": version})
         sizes = model.num_layer_weights, self._longest_prompt, model.num_bytes
-        return LoadedEncoder(model, *sizes, dtype, str(dtype))
+        return LoadedEncoder(model, self._found.kind, *sizes, dtype, str(dtype))
 
     def _num_weights(self) -> int:
         """Of the whole model, shared ones once; it is built without memory."""
         with torch.device("meta"):
-            return build(self._found.config, self._proof.attention, ENCODERS).num_parameters()
+            return build(self._found.config, self._proof.attention, self._door).num_parameters()
 
     def _with_weights(self, source: ModelSource, dtype: torch.dtype) -> Any:
         directory, config = source.directory, self._found.config
         files = weight_files(directory)  # says what is missing
         config.return_dict = True
         try:
-            loaded: Any = AutoModel.from_pretrained(
+            loaded: Any = self._door.auto.from_pretrained(
                 directory,
                 config=config,
                 dtype=dtype,
@@ -118,7 +125,8 @@ class EncoderLoader:
         except (OSError, RuntimeError, ValueError) as error:
             raise broken(f"transformers cannot read the weights in {directory}: {error}") from error
         module, told = loaded
-        heads = _outside(files, module.base_model_prefix)
+        is_cross = self._found.kind is ModelKind.CROSS_ENCODER
+        heads = frozenset() if is_cross else _outside(files, module.base_model_prefix)
         check_loaded(directory, told, self._proof.unused | heads)
         return module.eval().to(source.device)
 
@@ -131,6 +139,21 @@ def _outside(files: list[Path], prefix: str) -> frozenset[str]:
             names.update(tensors.keys())
     others = frozenset(name for name in names if not name.startswith(f"{prefix}."))
     return others if len(others) < len(names) else frozenset()
+
+
+def _has_sigmoid(found: ModuleConfig) -> bool:
+    """Return whether a score is between 0 and 1, as sentence-transformers has it where a checkpoint says nothing.
+
+    Raises:
+        PenstockError: UNIMPLEMENTED: it says something else.
+    """
+    told = getattr(found.config, "sentence_transformers", None)
+    said = told.get("activation_fn") if isinstance(told, Mapping) else None
+    said = said or getattr(found.config, "sbert_ce_default_activation_function", None) or "Sigmoid"
+    name = str(said).rpartition(".")[2]
+    if name not in ("Sigmoid", "Identity"):
+        raise refusal(found.architecture, f"has scores of another activation: {said!r:.80}")
+    return name == "Sigmoid"
 
 
 def _refuse(options: RunnerOptions) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import Compute
 from worker_svc.core.distributed import Group
@@ -57,6 +58,7 @@ class LoadedEncoder:
     """An encoder, whose prompts are computed whole: nothing of them is kept."""
 
     model: Encoder
+    kind: ModelKind
     num_layer_weights: int  # numbers that its layers multiply a token with
     longest_prompt: int  # tokens
     weights_bytes: int

@@ -98,7 +98,7 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
     answers = () if settings.script is None else (settings.script.read_bytes(),)
     known = facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed
-    answers = (*answers, *([b"encoder"] if is_whole else []))
+    answers = (*answers, *([settings.simulated_model.encode()] if is_whole else []))
     digest = digest_of("simulated", *known, *answers)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
 

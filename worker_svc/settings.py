@@ -129,9 +129,9 @@ class WorkerSettings(ServiceSettings):
         default=None,
         metadata={"help": "simulated: tokens that three of four layers see, themselves included; none: all"},
     )
-    simulated_model: Literal["decoder", "encoder"] = field(
+    simulated_model: Literal["decoder", "encoder", "cross_encoder"] = field(
         default="decoder",
-        metadata={"help": "simulated: what the model is; an encoder computes prompts whole and generates nothing"},
+        metadata={"help": "simulated: what the model is; encoders compute prompts whole and generate nothing"},
     )
     simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
         default=0, metadata={"help": "simulated: models with different ones give different tokens"}

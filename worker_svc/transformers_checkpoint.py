@@ -9,6 +9,7 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     PreTrainedConfig,
 )
@@ -24,6 +25,7 @@ _ADAPTER = "adapter_config.json"  # transformers would add it to the weights
 _BY_KIND = {
     ModelKind.DECODER: (MODEL_FOR_CAUSAL_LM_MAPPING,),
     ModelKind.ENCODER: (MODEL_MAPPING, MODEL_FOR_MASKED_LM_MAPPING),
+    ModelKind.CROSS_ENCODER: (MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,),
 }
 
 
@@ -69,11 +71,11 @@ def _kind_of(name: str, model_type: str, made: type[PreTrainedConfig]) -> ModelK
     for kind, names in known.items():
         if name in names:
             return kind
-    decoders, encoders = (" or ".join(names) or "none" for names in known.values())
+    decoders, encoders, classifiers = (" or ".join(names) or "none" for names in known.values())
     raise refusal(
         name,
         f"is no decoder to transformers {version}, whose decoder of {model_type} is {decoders}, nor an encoder, of "
-        f"which it has {encoders}",
+        f"which it has {encoders}, nor a cross-encoder, of which it has {classifiers}",
     )
 
 

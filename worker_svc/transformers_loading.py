@@ -59,7 +59,7 @@ def transformers_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loade
     """
     found = read_module_config(checkpoint)
     refuse_options(options)
-    if found.kind is ModelKind.ENCODER:
+    if found.kind is not ModelKind.DECODER:
         return EncoderLoader(options, checkpoint, found)
     return TransformersLoader(options, checkpoint, found)
 

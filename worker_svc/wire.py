@@ -167,6 +167,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         request_id=message.request_id,
         eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
         prompt_logprobs=message.prompt_logprobs,
+        num_first_tokens=message.num_first_tokens,
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
         block_counts=block_counts,
         first_blocks=first_blocks,

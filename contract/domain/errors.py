@@ -122,16 +122,6 @@ def context_exceeded(context_length: int, why: str, param: str) -> PenstockError
     return PenstockError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
-def generates_nothing(model: str = "") -> PenstockError:
-    """The error of a request for output of an encoder. `model`: its name; empty: that is of no use to the caller."""
-    named = f"the model {model[:200]!r}" if model else "the model"
-    return invalid(
-        f"{named} is an encoder, which makes vectors of prompts and generates nothing: ask for embeddings "
-        "(POST /v1/embeddings, or LLM.embed)",
-        "model",
-    )
-
-
 def stream_diverged() -> PenstockError:
     """A STREAM_DIVERGED error: the Redis server lost writes, and nobody remembers what would have come next."""
     return PenstockError(

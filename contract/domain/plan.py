@@ -39,6 +39,8 @@ class Admission:
     # u32[kinds]: blocks before those in `block_ids`, which no token to be computed sees; empty: none.
     first_blocks: U32 = field(default_factory=lambda: NO_TOKENS)
 
+    num_first_tokens: int = 0  # of a pair of texts: tokens before those of the second type; 0: all are of the first
+
     @property
     def tables(self) -> list[tuple[int, U32]]:
         """By kind: the index of the first block that is there, and the blocks u32[num_blocks] from there on; empty: no

@@ -34,6 +34,8 @@ class _ModelKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelKind.V
     """Tokens see those after them too: each prompt is computed in one step and pooled, no keys and values are kept, and
     nothing is generated.
     """
+    MODEL_KIND_CROSS_ENCODER: _ModelKind.ValueType  # 3
+    """As an encoder, but each prompt is two texts, and becomes one score by the model's own head."""
 
 class ModelKind(_ModelKind, metaclass=_ModelKindEnumTypeWrapper):
     """The kinds of models, by what they make of prompts."""
@@ -46,6 +48,8 @@ MODEL_KIND_ENCODER: ModelKind.ValueType  # 2
 """Tokens see those after them too: each prompt is computed in one step and pooled, no keys and values are kept, and
 nothing is generated.
 """
+MODEL_KIND_CROSS_ENCODER: ModelKind.ValueType  # 3
+"""As an encoder, but each prompt is two texts, and becomes one score by the model's own head."""
 Global___ModelKind: _TypeAlias = ModelKind  # noqa: Y015
 
 @_typing.final

@@ -113,6 +113,7 @@ class Admission(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -139,6 +140,8 @@ class Admission(_message.Message):
     """Column: by kind of layers, how many of block_ids are its; empty: there is one kind."""
     first_blocks: _builtins.bytes
     """Column: by kind of layers, how many blocks stand before those in block_ids, which no token to come sees; empty: none."""
+    num_first_tokens: _builtins.int
+    """Of a pair of texts, how many tokens come before those of the second type; 0: all are of the first type."""
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -165,10 +168,11 @@ class Admission(_message.Message):
         pooling: _common_pb2.Pooling | None = ...,
         block_counts: _builtins.bytes = ...,
         first_blocks: _builtins.bytes = ...,
+        num_first_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_first_tokens", b"num_first_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,8 @@ _ENCODERS = (
     "Encoders that transformers has (BERT, RoBERTa, XLM-RoBERTa, ModernBERT, MPNet, DistilBERT, DeBERTa …) make "
     "vectors of prompts, from checkpoints without a head or with that of masked tokens: a tiny instance must give "
     "prompts of several lengths in a matrix the hidden states that each has by itself. A prompt is computed whole, "
-    "within the model's positions and the tokens of a step; nothing is generated."
+    "within the model's positions and the tokens of a step; nothing is generated. Their classifiers with one label are "
+    "cross-encoders: they score pairs of texts."
 )
 _KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
 _WIDENED = "widened to the model's dtype while it is read"

@@ -44,6 +44,7 @@ class PlanDraft:
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
                 prompt_logprobs=sequence.gives_prompt_logprobs,
                 pooling=request.queued.pooling,
+                num_first_tokens=request.queued.num_first_tokens,
                 block_counts=counts,
                 first_blocks=firsts,
             )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from contract.domain.kv_kinds import KVKind, longest_sequence
 from contract.domain.model_kind import ModelKind
 from contract.domain.plan import StepPlan, StepResult
+from contract.domain.pooling import is_done_by
 from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager, hash_of_kind
 from scheduler_svc.core.planned_steps import PlannedStep, StepError
@@ -156,7 +157,7 @@ class WorkerState:
 
     def holds(self, sequence: SequenceState) -> bool:
         """Return whether the worker could ever generate one more token of it, or compute a prompt that is pooled."""
-        if not sequence.is_pooled and self.computes_whole_prompts:
+        if not is_done_by(self.limits.model_kind, sequence.request.queued.pooling):
             return False
         room = 0 if sequence.is_pooled else 1
         return sequence.num_tokens + room <= self.limits.capacity and self.serves(sequence)

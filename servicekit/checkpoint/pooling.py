@@ -16,7 +16,9 @@ _MODES: Final = {
     "pooling_mode_mean_tokens": PoolingKind.MEAN,
     "pooling_mode_cls_token": PoolingKind.CLS,
 }
-_GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of architectures
+# Ends of names of architectures.
+_GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_SCORING: Final = ("ForSequenceClassification",)
 _KNOWN: Final = ("Transformer", "Pooling", "Normalize")
 
 
@@ -28,9 +30,12 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
         PenstockError: INTERNAL (operator): a file is broken.
     """
     size = hidden_size(checkpoint)
+    if _ends(checkpoint, _SCORING):
+        return PoolingFacts(size=size, scores_pairs=True)
     modules = _modules(checkpoint.directory / MODULES)
     if not modules:
-        return PoolingFacts(PoolingKind.LAST if _generates(checkpoint) else PoolingKind.CLS, size=size)
+        generates = not checkpoint.config.get("architectures") or _ends(checkpoint, _GENERATING)
+        return PoolingFacts(PoolingKind.LAST if generates else PoolingKind.CLS, size=size)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     normalize = "Normalize" in kinds
     if others := [kind for kind in kinds if kind not in _KNOWN]:
@@ -48,10 +53,10 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
     return PoolingFacts(normalize=normalize, size=size, trouble=f"{said} in {path}/{CONFIG}")
 
 
-def _generates(checkpoint: Checkpoint) -> bool:
-    """Return whether the architecture is one of a decoder, as all do whose names end so; without one it may be."""
+def _ends(checkpoint: Checkpoint, ends: tuple[str, ...]) -> bool:
+    """Return whether the name of the architecture has one of these ends."""
     names = checkpoint.config.get("architectures")
-    return not (isinstance(names, list) and names) or str(names[0]).endswith(_GENERATING)
+    return isinstance(names, list) and bool(names) and str(names[0]).endswith(ends)
 
 
 def _modules(path: Path) -> list[Mapping[str, Any]]:

@@ -27,16 +27,16 @@ from test_runner_parity import load
 from transformers import PreTrainedModel
 
 from contract.domain.errors import ErrorCode
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling, PoolingKind
 from penstock import LLM, PenstockError, PoolingParams, SamplingParams
-from worker_svc.core.encoder import PaddedPrompts
+from worker_svc.core.encoder import Padded, PaddedPrompts
 from worker_svc.core.transformers_models import encoder_proof
 from worker_svc.core.transformers_models.encoder import TransformersEncoder
 from worker_svc.core.transformers_models.encoder_proof import prove_encoder
 from worker_svc.core.transformers_models.refusal import NotDoneError
 
 TOLERANCE = 2e-5
-POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(PoolingKind, (True, False))]
+POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(VECTOR_KINDS, (True, False))]
 POOLINGS += [Pooling(PoolingKind.MEAN, normalize=True, dimensions=5)]
 CPU = torch.device("cpu")
 
@@ -219,23 +219,25 @@ def named(name: str) -> EncoderCheckpoint:
 def sees_what_fills(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = PaddedPrompts.on
 
-    def on(self: PaddedPrompts, token_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, mask = exact(self, token_ids, lengths)
-        return ids, torch.ones_like(mask)
+    def on(self: PaddedPrompts, *columns: torch.Tensor) -> Padded:
+        padded = exact(self, *columns)
+        return padded._replace(mask=torch.ones_like(padded.mask))
 
     monkeypatch.setattr(PaddedPrompts, "on", on)
 
 
 def sees_one_token_less(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = PaddedPrompts.on
-    monkeypatch.setattr(PaddedPrompts, "on", lambda self, ids, lengths: exact(self, ids, (lengths - 1).clamp(min=1)))
+    monkeypatch.setattr(
+        PaddedPrompts, "on", lambda self, ids, lengths, *others: exact(self, ids, (lengths - 1).clamp(min=1), *others)
+    )
 
 
 def counts_positions_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: TransformersEncoder, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)
+    def forward(self: TransformersEncoder, prompts: Padded) -> torch.Tensor:
+        positions = torch.arange(prompts.token_ids.shape[1]).expand_as(prompts.token_ids)
         found: torch.Tensor = self._module(
-            input_ids=token_ids, attention_mask=mask.long(), position_ids=positions
+            input_ids=prompts.token_ids, attention_mask=prompts.mask.long(), position_ids=positions
         ).last_hidden_state
         return found
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vectors import expected_vector
 
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling, PoolingKind
 from penstock import LLM, PenstockError, PoolingParams, SamplingParams
 
 CHECKPOINTS = (
@@ -28,7 +28,7 @@ CHECKPOINTS = (
     "gemma2_caps_and_windows",
     BUNDLED,
 )
-POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(PoolingKind, (True, False))]
+POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(VECTOR_KINDS, (True, False))]
 POOLINGS += [
     Pooling(PoolingKind.MEAN, normalize=True, dimensions=5),
     Pooling(PoolingKind.LAST, normalize=False, dimensions=5),

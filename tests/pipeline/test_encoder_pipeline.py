@@ -69,7 +69,9 @@ def test_clients_over_grpc_get_what_they_ask_for(pipeline: Pipeline) -> None:
 def test_what_would_generate_is_refused_by_name(pipeline: Pipeline, path: str) -> None:
     reply = post(pipeline, path, GENERATING[path])
     assert reply.status_code == 400
-    assert "is an encoder, which makes vectors of prompts and generates nothing" in reply.text
+    name = httpx.get(f"http://127.0.0.1:{pipeline.gateway.http_port}/v1/models").json()["data"][0]["id"]
+    # By the gateway: nobody else tells the name.
+    assert f"the model '{name}' is an encoder, which makes vectors of prompts and generates nothing" in reply.text
 
 
 def test_it_is_refused_over_grpc_too(pipeline: Pipeline) -> None:

@@ -125,7 +125,9 @@ class EncoderRunner:
             mine = vectors.rows[ends[prompt] - num_rows : ends[prompt]] - batch.query_starts[prompt]
             rows.append(group.rows(place, mine))
             counts.append(num_rows)
-        columns = group.token_ids, group.lengths, np.concatenate(rows), np.repeat(np.arange(len(counts)), counts)
-        token_ids, lengths, wanted, owners = upload(self._device, *columns)
-        hidden = self._model.forward(*group.on(token_ids, lengths)).flatten(0, 1)
+        of_rows = np.concatenate(rows), np.repeat(np.arange(len(counts)), counts)
+        token_ids, lengths, firsts, wanted, owners = upload(
+            self._device, group.token_ids, group.lengths, group.firsts, *of_rows
+        )
+        hidden = self._model.forward(group.on(token_ids, lengths, firsts)).flatten(0, 1)
         return sum_hidden(self._model, hidden[wanted], owners, len(counts))

@@ -2,7 +2,7 @@
 and the output of a sequence alone, which tests compare with.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +45,17 @@ def hidden_states(hashes: U64, size: int, model_seed: int) -> F32:
     return values.reshape(len(hashes), size)
 
 
-def encoder_hashes(prompt_ids: Sequence[int]) -> U64:
-    """The hashes u64[tokens] of a prompt's tokens, each of all of them and of its position."""
-    terms = (context_term(token_id) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids))
-    return np.arange(len(prompt_ids), dtype=np.uint64) ^ np.uint64(chain.mix(sum(terms) & _MASK))
+def encoder_hashes(prompt_ids: Iterable[int], num_first: int = 0) -> U64:
+    """The hashes u64[tokens] of a prompt's tokens, each of all of them, of its position, and of the place at which the
+    second text of a pair begins.
+    """
+    terms = [context_term(int(token_id)) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids)]
+    return np.arange(len(terms), dtype=np.uint64) ^ np.uint64(chain.mix((sum(terms) + num_first) & _MASK))
+
+
+def expected_score(prompt_ids: Sequence[int], num_first: int, *, model_seed: int = 0) -> float:
+    """The score that a simulated cross-encoder gives a pair of texts: what tests compare with."""
+    return float(hidden_states(encoder_hashes(prompt_ids, num_first)[:1], 1, model_seed)[0, 0])
 
 
 def expected_vector(

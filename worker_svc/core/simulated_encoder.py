@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from contract.domain.model_kind import ModelKind
 from contract.domain.plan import NO_TOKENS, StepPlan, StepResult
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_model import encoder_hashes, hidden_states
@@ -48,9 +49,10 @@ class SimulatedEncoder:
         self._device_free_ns = start_ns + self._step_ns
         slots, vectors = NO_TOKENS, {}
         if rows is not None:
-            hashes = np.concatenate([encoder_hashes(prompt.tolist()) for prompt in prompts])[rows.rows]
-            sums = np.zeros((len(rows.shares), self._config.hidden_size), np.float32)
-            hidden = hidden_states(hashes, self._config.hidden_size, self._config.model_seed)
+            hashes = np.concatenate([encoder_hashes(*prompt) for prompt in prompts])[rows.rows]
+            size = 1 if self._limits.model_kind is ModelKind.CROSS_ENCODER else self._config.hidden_size
+            sums = np.zeros((len(rows.shares), size), np.float32)
+            hidden = hidden_states(hashes, size, self._config.model_seed)
             np.add.at(sums, rows.owners, hidden)
             slots, vectors = rows.finished_slots, dict(rows.complete(sums))
         result = StepResult(

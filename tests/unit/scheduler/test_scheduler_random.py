@@ -14,7 +14,7 @@ from scheduling import EOS, Scheduling, make_request
 from contract.domain.finish import CancelReason
 from contract.domain.kv_kinds import KVKind
 from contract.domain.model_kind import ModelKind
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import SCORED, Pooling, PoolingKind
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -48,13 +48,13 @@ class Machine(RuleBasedStateMachine):
         max_num_seqs=st.lists(st.integers(1, 5), min_size=2, max_size=2),
         forgiven_after=st.integers(1, 8),
         kinds=st.lists(KINDS, min_size=2, max_size=2),
-        model_kind=st.sampled_from([ModelKind.DECODER, ModelKind.DECODER, ModelKind.ENCODER]),
+        model_kind=st.sampled_from([ModelKind.DECODER, *ModelKind]),
     )
     def start(  # noqa: PLR0917
         self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after, kinds, model_kind
     ):
         self.model_kind = model_kind
-        is_encoder = model_kind is ModelKind.ENCODER
+        is_encoder = model_kind.computes_whole_prompts
         limits = {
             worker_id: WorkerLimits(
                 0 if is_encoder else num_blocks[i] * len(kinds[i]),
@@ -115,7 +115,8 @@ class Machine(RuleBasedStateMachine):
         prompt = [1 + position % 3 for position in range(prefix)] + tail
         self.num_requests += 1
         # Of a decoder few prompts are pooled, of an encoder few are not.
-        is_pooled = (self.model_kind is ModelKind.ENCODER) != is_rare
+        is_pooled = self.model_kind.computes_whole_prompts != is_rare
+        pooling = SCORED if self.model_kind is ModelKind.CROSS_ENCODER else pooling
         self.scheduling.add(
             make_request(
                 self.num_requests,

@@ -9,7 +9,7 @@ from scheduling import Scheduling, make_request
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason
 from contract.domain.model_kind import ModelKind
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import SCORED, VECTOR_KINDS, Pooling, PoolingKind
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -66,7 +66,7 @@ def test_nothing_is_generated_and_the_error_says_why() -> None:
     assert "encoder" in error.message
 
 
-@pytest.mark.parametrize("kind", list(PoolingKind))
+@pytest.mark.parametrize("kind", VECTOR_KINDS)
 def test_no_prefix_is_found(kind: PoolingKind) -> None:
     scheduling = Scheduling({"a": ENCODER, "b": ENCODER}, plans_in_flight=1)
     for number in (1, 2):
@@ -97,3 +97,20 @@ def test_the_loss_of_a_worker_lets_its_prompts_begin_again() -> None:
     scheduling.run()
     assert scheduling.finish(1) is FinishReason.POOLED
     scheduling.assert_nothing_is_left()
+
+
+def test_a_cross_encoder_takes_scored_pairs_alone_and_no_other_model_does() -> None:
+    cross = replace(ENCODER, model_kind=ModelKind.CROSS_ENCODER)
+    pair = make_request(2, [7] * 5, max_tokens=1, pooling=SCORED, num_first_tokens=3)
+    for limits, request in ((cross, pooled(1, 5)), (ENCODER, pair), (WorkerLimits(24, 4, 6, 60), pair)):
+        scheduling = Scheduling({"a": limits})
+        scheduling.add(request)
+        error = scheduling.written[request.request_id, 0].error
+        assert error is not None
+        assert (error.code, error.param) == (ErrorCode.INVALID_ARGUMENT, "model")
+    scheduling = Scheduling({"a": cross})
+    scheduling.add(pair)
+    plan = scheduling.step()
+    assert plan is not None
+    assert (plan.admissions[0].num_first_tokens, plan.admissions[0].pooling) == (3, SCORED)
+    assert scheduling.finish(2) is FinishReason.POOLED

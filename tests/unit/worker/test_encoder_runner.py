@@ -14,13 +14,14 @@ from contract.domain.errors import PenstockError
 from contract.domain.model_kind import ModelKind
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission, StepPlan, StepResult
-from contract.domain.pooling import F32, Pooling, PoolingKind
-from worker_svc.core.encoder import pad, pad_all
+from contract.domain.pooling import F32, SCORED, VECTOR_KINDS, Pooling, PoolingKind
+from worker_svc.core.encoder import Padded, pad, pad_all
 from worker_svc.core.encoder_runner import EncoderRunner
 from worker_svc.core.interface import Limits, Runner
-from worker_svc.core.pretended_model import expected_vector
+from worker_svc.core.pretended_model import expected_score, expected_vector
 from worker_svc.core.simulated import SimulatedConfig
 from worker_svc.core.simulated_encoder import SimulatedEncoder
+from worker_svc.core.whole_prompts import WholePrompt
 
 LIMITS = Limits(0, 16, 4, 20, 24, 50, model_kind=ModelKind.ENCODER)
 PAD, SIZE = 49, 4
@@ -28,7 +29,9 @@ MEAN = Pooling(PoolingKind.MEAN, normalize=False)
 
 
 class Counting:
-    """Implement `Encoder`: each hidden state has its token, its position, and its prompt's length and sum."""
+    """Implement `Encoder`: hidden states have their token and position, and their prompt's length and sum. A
+    length is a thousand more for each token of the second type.
+    """
 
     vocab_size = LIMITS.vocab_size
     pad_token_id = PAD
@@ -36,10 +39,11 @@ class Counting:
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
-    def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, prompts: Padded) -> Tensor:
+        token_ids, mask, types = prompts
         self.shapes.append(tuple(token_ids.shape))
         assert bool((token_ids[~mask] == PAD).all())
-        lengths, sums = mask.sum(1), (token_ids * mask).sum(1)
+        lengths, sums = mask.sum(1) + 1000 * types.sum(1), (token_ids * mask).sum(1)
         positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)
         whole = [each.unsqueeze(1).expand_as(token_ids) for each in (lengths, sums)]
         return torch.stack([token_ids, positions, *whole], -1).float()
@@ -95,7 +99,7 @@ def vectors(result: StepResult) -> dict[int, F32]:
 
 def test_each_prompt_gets_its_own_vector_whatever_stands_beside_it() -> None:
     runner = torch_runner()
-    kinds = list(PoolingKind)
+    kinds = VECTOR_KINDS
     prompts = [[7], [3, 4, 5, 6], list(range(11)), [8, 9]]
     admitted = [
         admission(slot, prompt, Pooling(kinds[slot % 3], normalize=False)) for slot, prompt in enumerate(prompts)
@@ -120,10 +124,10 @@ def test_a_slot_is_free_for_another_once_it_is_released(make: object) -> None:
 def test_the_simulated_one_gives_what_tests_expect_of_it() -> None:
     runner = simulated_runner()
     prompts = [[7], [3, 4, 5, 6], list(range(11))]
-    pairs = enumerate(zip(prompts, PoolingKind, strict=True))
+    pairs = enumerate(zip(prompts, VECTOR_KINDS, strict=True))
     admitted = [admission(slot, prompt, Pooling(kind)) for slot, (prompt, kind) in pairs]
     found = vectors(runner.launch(plan_of(1, admitted)).result())
-    for slot, (prompt, kind) in enumerate(zip(prompts, PoolingKind, strict=True)):
+    for slot, (prompt, kind) in enumerate(zip(prompts, VECTOR_KINDS, strict=True)):
         vector = expected_vector(prompt, Pooling(kind), size=SIZE, model_kind=ModelKind.ENCODER)
         np.testing.assert_allclose(found[slot], vector, atol=1e-6)
 
@@ -136,9 +140,10 @@ PARTIAL = replace(plan_of(1, [admission(0, [1, 2, 3])]), num_tokens=np.array([2]
     ("plan", "why"),
     [
         (PARTIAL, "computes 2 tokens of slot 0, which are not all of a prompt"),
-        (plan_of(1, [admission(0, [1], None)]), "is to generate"),
+        (plan_of(1, [admission(0, [1], None)]), "is to do what the model does not"),
+        (plan_of(1, [admission(0, [1], SCORED)]), "is to do what the model does not"),
         (plan_of(1, [replace(admission(0, [1, 2]), num_computed_tokens=1)]), "of which a part is computed"),
-        (plan_of(1, [replace(admission(0, [1, 2]), num_prompt_tokens=1)]), "is to generate"),
+        (plan_of(1, [replace(admission(0, [1, 2]), num_prompt_tokens=1)]), "has generated"),
         (plan_of(1, [admission(4, [1])]), "slot 4, which is taken or not there"),
         (plan_of(1, [admission(0, [1]), admission(0, [2])]), "slot 0, which is taken"),
         (plan_of(1, [admission(0, [1] * 21)]), "gets 21 tokens"),
@@ -154,6 +159,25 @@ def test_a_plan_that_contradicts_the_slots_or_an_encoder_is_refused(make: object
         runner.launch(plan)
 
 
+def test_of_a_pair_the_tokens_of_its_second_text_have_another_type() -> None:
+    runner = EncoderRunner(Counting(), LIMITS, torch.device("cpu"), lambda: 0)
+    pair = replace(admission(0, [5, 6, 7]), num_first_tokens=1)
+    found = vectors(runner.launch(plan_of(1, [pair, admission(1, [5, 6, 7])])).result())
+    assert found[0].tolist() == pytest.approx([6, 1, 2003, 18])
+    assert found[1].tolist() == pytest.approx([6, 1, 3, 18])
+
+
+def test_the_simulated_cross_encoder_scores_pairs_and_nothing_else() -> None:
+    limits = replace(LIMITS, model_kind=ModelKind.CROSS_ENCODER)
+    runner = SimulatedEncoder(limits, SimulatedConfig(step_s=0.0), lambda: 0, lambda _: None)
+    pairs = [replace(admission(slot, [5, 6, 7], SCORED), num_first_tokens=slot) for slot in range(3)]
+    found = vectors(runner.launch(plan_of(1, pairs)).result())
+    assert [found[slot].tolist() for slot in range(3)] == [[expected_score([5, 6, 7], slot)] for slot in range(3)]
+    assert len({float(each[0]) for each in found.values()}) == 3
+    with pytest.raises(PenstockError, match="does not"):
+        runner.launch(plan_of(1, [admission(0, [5])]))
+
+
 @RUNNERS
 def test_no_prompt_is_computed_twice(make: object) -> None:
     runner: Runner = make()  # type: ignore[operator]
@@ -165,14 +189,17 @@ def test_no_prompt_is_computed_twice(make: object) -> None:
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=40))
 def test_matrices_have_each_prompt_once_and_waste_little(lengths: list[int]) -> None:
-    prompts = [np.full(length, place % PAD, np.int64) for place, length in enumerate(lengths)]
+    prompts = [WholePrompt(np.full(length, place % PAD, np.int64), length // 2) for place, length in enumerate(lengths)]
     groups = pad(prompts, PAD)
     assert sorted(np.concatenate([group.places for group in groups]).tolist()) == list(range(len(lengths)))
     for group in groups:
         longest = int(group.lengths.max())
         assert longest - int(group.lengths.min()) <= max(16, longest // 4)
+        columns = (torch.from_numpy(each) for each in (group.token_ids, group.lengths, group.firsts))
+        types = group.on(*columns).types.sum(1).tolist()
+        assert types == [lengths[place] - (lengths[place] // 2 or lengths[place]) for place in group.places.tolist()]
         for row, place in zip(group.token_ids.reshape(-1, longest), group.places.tolist(), strict=True):
-            assert row[: lengths[place]].tolist() == prompts[place].tolist()
+            assert row[: lengths[place]].tolist() == prompts[place].token_ids.tolist()
             assert (row[lengths[place] :] == PAD).all()
     # Neighbours in length are apart only where they must be.
     for one, other in pairwise(groups):

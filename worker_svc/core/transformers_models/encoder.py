@@ -1,13 +1,17 @@
-"""An encoder of transformers' own module."""
+"""Encoders of transformers' own modules."""
 
+import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from worker_svc.core.encoder import Padded
 from worker_svc.core.transformers_models.refusal import NotDoneError
 
-HIDDEN = "last_hidden_state"
+HIDDEN, LOGITS = "last_hidden_state", "logits"
+_TYPES = "token_type_ids"
 
 
 class TransformersEncoder:
@@ -44,11 +48,44 @@ class TransformersEncoder:
         """Of all weights, shared ones once."""
         return sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
 
-    def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, prompts: Padded) -> Tensor:
         """Implement `Encoder.forward`."""
-        hidden: Tensor = self._module(input_ids=token_ids, attention_mask=mask.long())[HIDDEN]
+        hidden: Tensor = run_padded(self._module, prompts)[HIDDEN]
         return hidden
 
     def normalized(self, hidden: Tensor) -> Tensor:
         """Implement `Encoder.normalized`."""
         return hidden.float()
+
+
+class TransformersCrossEncoder(TransformersEncoder):
+    """Implement `Encoder` of a classifier with one label: its one hidden state, of the first token, is the score."""
+
+    def __init__(self, module: PreTrainedModel, *, has_sigmoid: bool) -> None:
+        """As above; without a sigmoid the score is the classifier's number as it is."""
+        super().__init__(module)
+        self._has_sigmoid = has_sigmoid
+
+    def forward(self, prompts: Padded) -> Tensor:
+        """Implement `Encoder.forward`."""
+        logits: Tensor = run_padded(self._module, prompts)[LOGITS]
+        hidden = logits.new_zeros(*prompts.token_ids.shape, 1)
+        hidden[:, 0] = logits
+        return hidden
+
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """Implement `Encoder.normalized`."""
+        return torch.sigmoid(hidden.float()) if self._has_sigmoid else hidden.float()
+
+
+def run_padded(module: PreTrainedModel, prompts: Padded) -> Any:
+    """A module's forward pass; of types of tokens it is told if it has some."""
+    given = {"input_ids": prompts.token_ids, "attention_mask": prompts.mask.long()}
+    if _knows_types(module):
+        given[_TYPES] = prompts.types
+    return module(**given)
+
+
+def _knows_types(module: PreTrainedModel) -> bool:
+    num_types = getattr(module.config, "type_vocab_size", None)
+    return isinstance(num_types, int) and num_types > 1 and _TYPES in inspect.signature(module.forward).parameters

@@ -2,12 +2,18 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from worker_svc.core.transformers_models.model import run
 from worker_svc.core.transformers_models.refusal import NotDoneError, said
@@ -42,6 +48,7 @@ def run_encoder(module: PreTrainedModel, token_ids: Tensor) -> Any:
 DECODERS = Door(AutoModelForCausalLM, run)
 # Some keep a few positions for themselves. The smallest bound lets short prompts pass products of several, too.
 ENCODERS = Door(AutoModel, run_encoder, longest=LONGEST - 8, passed_bound=4)
+CROSS_ENCODERS = replace(ENCODERS, auto=AutoModelForSequenceClassification)
 
 
 def build(config: PreTrainedConfig, attention: str, door: Door = DECODERS, **options: Any) -> PreTrainedModel:
