@@ -5,13 +5,17 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.model_kind import ModelKind, wrong_kind
+from contract.domain.params import AS_FITS, SamplingParams
+from contract.domain.pooling import is_done_by
 from contract.domain.request import Header, Request
 from gateway_svc.core.ask import Ask
 from gateway_svc.core.auth import Caller
 from gateway_svc.core.idempotency import derive
-from gateway_svc.core.models import Catalogue
+from gateway_svc.core.models import Catalogue, ListedModel
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 RESUMABLE_HEADER = "x-penstock-resumable"
@@ -58,10 +62,12 @@ class Intake:
 
         Raises:
             PenstockError: MODEL_NOT_FOUND, or UNAVAILABLE if no model is known yet; INVALID_ARGUMENT: its priority
-                does not count.
+                does not count, or the model does nothing of the kind.
         """
         self.check_priority(ask.priority)
-        name, tenant, params = self._catalogue().find(ask.model).name, caller.tenant, ask.params
+        model, tenant, params = self._catalogue().find(ask.model), caller.tenant, ask.params
+        if model.kind is not None:
+            params = _checked(ask, model, model.kind)
         if idempotency_key is None:
             ids = [os.urandom(16) for _ in ask.prompts]
             seed = int.from_bytes(os.urandom(8), "little")
@@ -78,7 +84,7 @@ class Intake:
         return [
             Request(
                 Header(request_id, tenant, caller.priority(ask.priority), now_ns, deadline_ns, trace, seed),
-                name,
+                model.name,
                 prompt,
                 params,
                 ask.cache_salt,
@@ -87,6 +93,19 @@ class Intake:
             )
             for request_id, prompt in zip(ids, ask.prompts, strict=True)
         ]
+
+
+def _checked(ask: Ask, model: ListedModel, kind: ModelKind) -> SamplingParams:
+    """The parameters of a call; the workers of an encoder say how many tokens of a prompt fit.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: the model does nothing of the kind.
+    """
+    if not is_done_by(kind, ask.pooling):
+        raise wrong_kind(kind, model.name)
+    if not kind.computes_whole_prompts or ask.params.truncate_prompt_tokens != AS_FITS or not model.max_model_len:
+        return ask.params
+    return replace(ask.params, truncate_prompt_tokens=model.max_model_len)
 
 
 def parse_timeout(text: str | None) -> float | None:

@@ -386,6 +386,7 @@ def prompt_bytes(prompt: Prompt) -> int:
     """Of one prompt, roughly."""
     return (
         len(prompt.text or "")
+        + sum(map(len, prompt.pair or ()))
         + BYTES_PER_TOKEN * len(prompt.token_ids or ())
         + sum(len(message.content or "") for message in prompt.messages or ())
     )

@@ -7,13 +7,20 @@ from typing import Any, Self
 
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling, PoolingParams
+from contract.domain.request import Prompt
 from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine_thread import EngineThread
 from penstock.llm import LLM
 from penstock.offline import pooled
 from penstock.outputs import RequestOutput
-from penstock.pooled_outputs import EmbeddingRequestOutput, PoolingRequestOutput, ScoringRequestOutput, scores
-from penstock.prompts import PromptLike, as_list, as_pairs, at_index, pair_each
+from penstock.pooled_outputs import (
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    pair_scores,
+    scores,
+)
+from penstock.prompts import PromptLike, as_list, as_pairs, as_scored, at_index, pair_each
 
 
 class AsyncLLM:
@@ -158,6 +165,11 @@ class AsyncLLM:
             PenstockError: as `embed`; INVALID_ARGUMENT: as many of one as of the other cannot be paired.
         """
         prompts, num_first = as_pairs(text_1, text_2)
+        if self._llm.llm_engine.vocabulary.pooling.scores_pairs:
+            pairs = as_scored(prompts, num_first)
+            return pair_scores(
+                await self._pool(pairs, pooling_params, truncate_prompt_tokens, priority, scores_pairs=True)
+            )
         outputs = await self._pool(prompts, pooling_params, truncate_prompt_tokens, priority)
         return scores(outputs, num_first)
 
@@ -173,15 +185,17 @@ class AsyncLLM:
 
     async def _pool(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Sequence[PromptLike | Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None,
         truncate_prompt_tokens: int | None,
         priority: int,
+        *,
+        scores_pairs: bool = False,
     ) -> list[RequestOutput]:
         wanted = pair_each(PoolingParams() if pooling_params is None else pooling_params, PoolingParams, len(prompts))
 
         async def one(index: int) -> RequestOutput:
-            params, pooling = self._pooled(wanted[index], truncate_prompt_tokens)
+            params, pooling = self._pooled(wanted[index], truncate_prompt_tokens, scores_pairs=scores_pairs)
             with at_index("prompts", index):
                 outputs = self._thread.outputs(prompts[index], params, None, priority=priority, pooling=pooling)
                 async with aclosing(outputs):
@@ -195,6 +209,7 @@ class AsyncLLM:
                 task.cancel()
 
     def _pooled(
-        self, params: PoolingParams | None, truncate_prompt_tokens: int | None
+        self, params: PoolingParams | None, truncate_prompt_tokens: int | None, *, scores_pairs: bool = False
     ) -> tuple[SamplingParams, Pooling]:
-        return pooled(self._llm.llm_engine.vocabulary.pooling, params or PoolingParams(), truncate_prompt_tokens)
+        facts = self._llm.llm_engine.vocabulary.pooling
+        return pooled(facts, params or PoolingParams(), truncate_prompt_tokens, scores_pairs=scores_pairs)

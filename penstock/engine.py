@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.finish import CancelReason
+from contract.domain.model_kind import wrong_kind
 from contract.domain.params import SamplingParams
 from contract.domain.plan import StepPlan
-from contract.domain.pooling import Pooling
+from contract.domain.pooling import Pooling, is_done_by
 from contract.domain.request import Header, Prompt, Request
 from contract.domain.rows import TokenRows
 from detokenizer_svc.core.detokenizer import Detokenizer
@@ -73,6 +74,7 @@ class LLMEngine:
             limits.max_num_batched_tokens,
             limits.kinds,
             limits.has_state,
+            model_kind=limits.model_kind,
         )
         self._scheduler = Scheduler(config)
         self._scheduler.add_worker(_WORKER, offered)
@@ -121,10 +123,13 @@ class LLMEngine:
             pooling: how the prompt becomes a vector, which ends the request; None: it is answered.
 
         Raises:
-            PenstockError: the prompt is wrong or does not fit (the caller's fault); nothing was queued then.
+            PenstockError: the prompt is wrong or does not fit, or the model generates nothing (the caller's fault);
+                nothing was queued then.
         """
         if request_id in self._ids:
             raise invalid(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+        if not is_done_by(self.runner.limits.model_kind, pooling):
+            raise wrong_kind(self.runner.limits.model_kind)
         prompt = prompt if isinstance(prompt, Prompt) else parse_prompt(prompt)
         now_ns = time.time_ns()
         header = Header(
@@ -168,6 +173,7 @@ class LLMEngine:
             arrival_ns=now_ns,
             deadline_ns=header.deadline_ns,
             pooling=pooling,
+            num_first_tokens=tokenized.num_first_tokens,
             beams=params.beams,
         )
         self._num_new_tokens += len(tokenized.token_ids)

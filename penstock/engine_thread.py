@@ -11,6 +11,7 @@ from typing import TypeAlias
 from contract.domain.errors import ErrorCode, PenstockError, invalid
 from contract.domain.params import SamplingParams
 from contract.domain.pooling import Pooling
+from contract.domain.request import Prompt
 from penstock.engine import LLMEngine
 from penstock.latest_output import LatestOutput
 from penstock.outputs import RequestOutput
@@ -43,7 +44,7 @@ class EngineThread:
 
     async def outputs(
         self,
-        prompt: PromptLike,
+        prompt: PromptLike | Prompt,
         params: SamplingParams,
         request_id: str | None,
         *,

@@ -13,12 +13,19 @@ from penstock.chat_tokenizer import ChatTokenizer
 from penstock.engine import LLMEngine
 from penstock.offline import Batches
 from penstock.outputs import RequestOutput
-from penstock.pooled_outputs import EmbeddingRequestOutput, PoolingRequestOutput, ScoringRequestOutput, scores
+from penstock.pooled_outputs import (
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    pair_scores,
+    scores,
+)
 from penstock.prompts import (
     Conversation,
     PromptLike,
     as_list,
     as_pairs,
+    as_scored,
     at_index,
     parse_conversation,
     parse_prompt,
@@ -299,8 +306,8 @@ class LLM:
 
         Args:
             prompts: as `generate` takes them.
-            pooling_params: one for all or one for each; None: as the checkpoint says, else the last hidden state of
-                length 1.
+            pooling_params: one for all or one for each; None: as the checkpoint says, else the last hidden state of a
+                decoder, the first of an encoder, of length 1.
             use_tqdm: whether a bar shows the progress.
             truncate_prompt_tokens: the last so many tokens of each prompt count, -1: as many as fit; where the
                 parameters do not say it.
@@ -346,7 +353,7 @@ class LLM:
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
-        """The likeness of pairs of texts: the cosine between their vectors.
+        """The likeness of pairs of texts: the cosine between their vectors, or the score that a cross-encoder gives.
 
         Args:
             text_1: one for all of `text_2`, or one for each.
@@ -359,6 +366,9 @@ class LLM:
             PenstockError: as `embed`; INVALID_ARGUMENT: as many of one as of the other cannot be paired.
         """
         prompts, num_first = as_pairs(text_1, text_2)
+        if self.llm_engine.vocabulary.pooling.scores_pairs:
+            pairs = as_scored(prompts, num_first)
+            return pair_scores(self._batches.score(pairs, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm))
         outputs = self._batches.pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm=use_tqdm)
         return scores(outputs, num_first)
 

@@ -48,6 +48,19 @@ class Batches:
         params, poolings = [each for each, _ in asked], [each for _, each in asked]
         return self.run(parsed, params, None, use_tqdm=use_tqdm, poolings=poolings)
 
+    def score(
+        self,
+        pairs: list[Prompt],
+        pooling_params: PoolingParams | None,
+        truncate_prompt_tokens: int | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        """Score pairs of texts by a cross-encoder; raises and returns as `pool`."""
+        facts, wanted = self._engine.vocabulary.pooling, pooling_params or PoolingParams()
+        params, scoring = pooled(facts, wanted, truncate_prompt_tokens, scores_pairs=True)
+        return self.run(pairs, params, None, use_tqdm=use_tqdm, poolings=[scoring] * len(pairs))
+
     def run(
         self,
         prompts: list[Prompt],
@@ -111,7 +124,7 @@ class Batches:
 
 
 def pooled(
-    facts: PoolingFacts, params: PoolingParams, truncate_prompt_tokens: int | None
+    facts: PoolingFacts, params: PoolingParams, truncate_prompt_tokens: int | None, *, scores_pairs: bool = False
 ) -> tuple[SamplingParams, Pooling]:
     """The way in which a prompt becomes a vector, in the words of requests.
 
@@ -119,6 +132,7 @@ def pooled(
         facts: of the checkpoint.
         params: as they are asked for.
         truncate_prompt_tokens: where they do not say it.
+        scores_pairs: it is a pair of texts, and becomes a score.
 
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the parameter.
@@ -127,7 +141,7 @@ def pooled(
     sampling = SamplingParams(
         temperature=0.0, max_tokens=1, truncate_prompt_tokens=cut, truncation_side=params.truncation_side
     )
-    return sampling, facts.pooling(params)
+    return sampling, (facts.scoring if scores_pairs else facts.pooling)(params)
 
 
 def _succeeded(output: RequestOutput) -> RequestOutput:

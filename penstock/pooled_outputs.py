@@ -71,7 +71,7 @@ class PoolingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """The likeness of two texts: the cosine between their vectors, -1 to 1."""
+    """The likeness of two texts: the cosine between their vectors, -1 to 1, or a cross-encoder's score."""
 
     score: float
 
@@ -82,7 +82,7 @@ class ScoringRequestOutput:
 
     request_id: str
     outputs: ScoringOutput
-    prompt_token_ids: list[int]  # of both, one after the other
+    prompt_token_ids: list[int]  # of both, one after the other, or as a cross-encoder's tokenizer joins them
     num_cached_tokens: int = 0
     finished: bool = True
 
@@ -99,6 +99,16 @@ def scores(outputs: Sequence[RequestOutput], num_first: int) -> list[ScoringRequ
             one.num_cached_tokens + other.num_cached_tokens,
         )
         for one, other in pairs
+    ]
+
+
+def pair_scores(outputs: Sequence[RequestOutput]) -> list[ScoringRequestOutput]:
+    """The pairs that a cross-encoder has scored."""
+    return [
+        ScoringRequestOutput(
+            each.request_id, ScoringOutput(float(_vector(each)[0])), each.prompt_token_ids, each.num_cached_tokens
+        )
+        for each in outputs
     ]
 
 

@@ -80,6 +80,21 @@ def as_pairs(text_1: Any, text_2: Any) -> tuple[list[Any], int]:
     return [*first, *second], len(first)
 
 
+def as_scored(prompts: Sequence[Any], num_first: int) -> list[Prompt]:
+    """The pairs of texts that a cross-encoder scores, of `as_pairs`' prompts.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: one is no text.
+    """
+    parsed = [parse_prompt(each).text for each in prompts]
+    texts = [each for each in parsed if each is not None]
+    if len(texts) < len(parsed):
+        raise invalid("a cross-encoder's pairs are texts, which its tokenizer joins: give no token ids", "text_1")
+    first, second = texts[:num_first], texts[num_first:]
+    pairs = zip([*first] * (len(second) // num_first), second, strict=True)
+    return [Prompt(pair=pair) for pair in pairs]
+
+
 def parse_conversation(
     messages: Conversation, template_kwargs: Mapping[str, Any], required: tuple[str, ...] = ()
 ) -> Prompt:

@@ -13,9 +13,9 @@ from contract.domain.rows import unstarted_rows
 from contract.domain.timeline import Computed
 from scheduler_svc.backlogs import Backlogs
 from scheduler_svc.claiming import number
+from scheduler_svc.core.planned_steps import StepError
 from scheduler_svc.core.rows import cancel_error
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.worker import StepError
 from scheduler_svc.intake import Intake
 from scheduler_svc.metrics import Meters
 from scheduler_svc.neighbours import Neighbours

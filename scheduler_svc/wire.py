@@ -20,6 +20,7 @@ from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2, status_pb2, steps_pb2
 from contract.wire import tokens
 from contract.wire.beams import decode_beams
+from contract.wire.model_kind import decode_model_kind
 from contract.wire.pooling import decode_pooling, encode_pooling
 from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
@@ -63,6 +64,7 @@ def decode_request(request_id: bytes, header: bytes, body: bytes, meta: bytes, t
             deadline_ns=head.deadline_unix_ns,
             cache_salt=generate.cache_salt,
             pooling=decode_pooling(generate.pooling) if generate.HasField("pooling") else None,
+            num_first_tokens=prompt.num_first_tokens,
             beams=decode_beams(generate.beams) if generate.HasField("beams") else None,
         )
     except (DecodeError, ValueError, PenstockError) as error:
@@ -117,7 +119,9 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         info = results_pb2.WorkerInfo.FromString(payload)
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
-    if not (info.num_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
+    kind = decode_model_kind(info.kind)
+    has_blocks = info.num_blocks > 0 or kind.computes_whole_prompts
+    if not (has_blocks and info.block_size and info.max_num_seqs and info.max_model_len):
         raise PoisonMessageError(f"a worker without blocks, slots or context: {info}".replace("\n", " "))
     limits = WorkerLimits(
         info.num_blocks,
@@ -126,6 +130,7 @@ def decode_worker_info(payload: bytes) -> WorkerOffer:
         info.max_model_len,
         kinds=_kinds(info),
         has_state=info.has_state,
+        model_kind=kind,
     )
     if info.max_num_batched_tokens:
         limits = dataclasses.replace(limits, max_num_batched_tokens=info.max_num_batched_tokens)
@@ -198,6 +203,7 @@ def _admission(admission: Admission) -> steps_pb2.Admission:
         eos_token_ids=_packed(np.array(admission.eos_token_ids, np.uint32)),
         prompt_logprobs=admission.prompt_logprobs,
         pooling=encode_pooling(admission.pooling),
+        num_first_tokens=admission.num_first_tokens,
         block_counts=_packed(admission.block_counts),
         first_blocks=_packed(admission.first_blocks),
         state_slot=admission.state_slot,

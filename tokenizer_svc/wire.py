@@ -103,6 +103,8 @@ def _prompt(message: requests_pb2.GenerateRequest) -> Prompt:
             return Prompt(text=message.text)
         case "token_ids":
             return Prompt(token_ids=tuple(requests.unpack_u32("token_ids", message.token_ids.ids)))
+        case "pair":
+            return Prompt(pair=(message.pair.first, message.pair.second))
         case "messages":
             return chat_prompt(message.messages)
         case _:
@@ -158,6 +160,7 @@ def tokenized_message(
         tokenizing_unix_ns=tokenizing_ns,
         tokenized_unix_ns=tokenized_ns,
         made=requests.encode_made(prompt.made),
+        num_first_tokens=prompt.num_first_tokens,
     )
 
 

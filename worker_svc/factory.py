@@ -12,14 +12,15 @@ from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.location import find_checkpoint
 from servicekit.checkpoint.model import Checkpoint, read_checkpoint
 from servicekit.checkpoint.tokenizer import TOKENIZER, read_tokenizer
-from worker_svc.compute import Compute
 from worker_svc.core.distributed import Group, connect
+from worker_svc.core.encoder_runner import EncoderRunner
 from worker_svc.core.memory import DEFAULT_CPU_KV_CACHE_BYTES, MemoryProfile, fit_model_len
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.step_sizes import StepSizes, choose_step_sizes, peak_flops_per_s
 from worker_svc.device import choose_device, measure_budget
+from worker_svc.encoder_factory import make_encoder_runner
 from worker_svc.implementation import find_loader
-from worker_svc.loaded_model import LoadedModel, ModelSource
+from worker_svc.loaded_model import LoadedEncoder, LoadedModel, ModelSource
 from worker_svc.profiling import Profiler, RunnerMaker
 from worker_svc.runner_options import RunnerOptions
 
@@ -33,19 +34,19 @@ _STATES_SHARE = 0.5  # of the memory for sequences, that states may take unless 
 class LoadedRunner:
     """A runner that is ready, and how it came out."""
 
-    runner: ModelRunner
+    runner: ModelRunner | EncoderRunner
     profile: MemoryProfile
     device: torch.device
     group: Group
-    compute: Compute
+    kernels_name: str  # as `Compute.name`
     checkpoint: Checkpoint
     implementation: str  # see `LoadedModel`, as the next
     precision: str
 
     @property
     def kernels(self) -> str:
-        """Whose kernels compute, as `Compute.name`, and whose module what they do not."""
-        return self.compute.name + (", module transformers" if self.implementation == "transformers" else "")
+        """Whose kernels compute, and whose module what they do not."""
+        return self.kernels_name + (", module transformers" if self.implementation == "transformers" else "")
 
     def close(self) -> None:
         """Give everything back."""
@@ -71,7 +72,13 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     budget = measure_budget(device, options.gpu_memory_utilization)
     _log.info("device ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     started_ns = clock_ns()
-    loaded = loader.load(ModelSource(options, checkpoint, max_model_len, device, group, budget))
+    source = ModelSource(options, checkpoint, max_model_len, device, group, budget)
+    loaded = loader.load(source)
+    if isinstance(loaded, LoadedEncoder):
+        _log.info("weights loaded", extra={"seconds": _seconds(clock_ns() - started_ns)})
+        sizes = choose_step_sizes(loaded.num_layer_weights, _flops_per_s(device, loaded.dtype), None, 0)
+        made = make_encoder_runner(loaded, source, sizes, clock_ns)
+        return LoadedRunner(*made, device, group, "torch", checkpoint, "transformers", loaded.precision)
     compute, shape = loaded.compute, loaded.shape
     _log.info("attention chosen", extra={"attention": compute.name, "reason": compute.reason})
     if loaded.state is not None:
@@ -93,7 +100,8 @@ def load_runner(options: RunnerOptions, clock_ns: Callable[[], int]) -> LoadedRu
     runner.take_grammars(_grammar_tokens(options, checkpoint, loaded.model.vocab_size))
     _log.info("runner ready", extra={"seconds": _seconds(clock_ns() - started_ns)})
     _log.info("memory used", extra={"memory": profile.describe(), **asdict(maker.used_sizes)})
-    return LoadedRunner(runner, profile, device, group, compute, checkpoint, loaded.implementation, loaded.precision)
+    described = compute.name, checkpoint, loaded.implementation, loaded.precision
+    return LoadedRunner(runner, profile, device, group, *described)
 
 
 def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: int) -> GrammarTokens:
@@ -108,15 +116,10 @@ def _grammar_tokens(options: RunnerOptions, checkpoint: Checkpoint, vocab_size: 
 def _step_sizes(options: RunnerOptions, loaded: LoadedModel, device: torch.device, usable_bytes: int) -> StepSizes:
     """As suits model and device, on which there are `usable_bytes` beside the weights; all ranks are alike."""
     shape, state = loaded.shape, loaded.state
-    flops_per_s = None
-    if device.type == "cuda" and shape.dtype != torch.float32:
-        properties = torch.cuda.get_device_properties(device)
-        capability = properties.major, properties.minor
-        flops_per_s = peak_flops_per_s(capability, properties.multi_processor_count)
     kv_bytes = options.kv_cache_memory_bytes or max(0, usable_bytes)
     wanted = (
         loaded.model.num_layer_weights // options.world_size,
-        flops_per_s,
+        _flops_per_s(device, shape.dtype),
         kv_bytes if options.num_blocks is None else None,
         shape.token_bytes,
     )
@@ -131,6 +134,14 @@ def _step_sizes(options: RunnerOptions, loaded: LoadedModel, device: torch.devic
         )
         _log.warning("fewer sequences at once", extra={"max_num_seqs": sizes.max_num_seqs, "reason": reason})
     return sizes
+
+
+def _flops_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
+    """The peak of a device in half precision; None: it is not known, or another precision is used."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return peak_flops_per_s((properties.major, properties.minor), properties.multi_processor_count)
 
 
 def _seconds(nanoseconds: int) -> float:

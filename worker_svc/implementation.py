@@ -45,10 +45,10 @@ def find_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loader:
     if not uses_transformers(options.model_impl, checkpoint):
         return NativeLoader(options, checkpoint)
     try:
-        from worker_svc.transformers_loading import TransformersLoader  # noqa: PLC0415  (imports transformers)
+        from worker_svc.transformers_loading import transformers_loader  # noqa: PLC0415  (imports transformers)
     except ImportError as error:
         raise _missing(architecture(checkpoint), f"which cannot be imported ({error})") from error
-    return TransformersLoader(options, checkpoint)
+    return transformers_loader(options, checkpoint)
 
 
 def _missing(name: str | None, why: str) -> PenstockError:

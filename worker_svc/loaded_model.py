@@ -6,9 +6,11 @@ from typing import Protocol
 
 import torch
 
+from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import Compute
 from worker_svc.core.distributed import Group
+from worker_svc.core.encoder import Encoder
 from worker_svc.core.kv_cache import KVCacheShape
 from worker_svc.core.language_model import LanguageModel
 from worker_svc.core.memory import Budget
@@ -54,6 +56,19 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder, whose prompts are computed whole: nothing of them is kept."""
+
+    model: Encoder
+    kind: ModelKind
+    num_layer_weights: int  # numbers that its layers multiply a token with
+    longest_prompt: int  # tokens
+    weights_bytes: int
+    dtype: torch.dtype
+    precision: str  # the dtype
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """The facts of a model that are known before it is loaded."""
 
@@ -70,7 +85,7 @@ class Loader(Protocol):
     def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
         """The model as it would be on such a device."""
 
-    def load(self, source: ModelSource) -> LoadedModel:
+    def load(self, source: ModelSource) -> LoadedModel | LoadedEncoder:
         """Choose what computes, make room for the weights and fill it.
 
         Raises:

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract.domain.errors import unimplemented
 from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence
+from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.facts import ModelFacts, model_facts
 from servicekit.checkpoint.grammars import GrammarTokens
 from servicekit.checkpoint.model import read_checkpoint
@@ -22,6 +24,7 @@ from worker_svc.core.memory import MemoryProfile
 from worker_svc.core.pretended_model import HIDDEN_SIZE
 from worker_svc.core.script import Script
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
+from worker_svc.core.simulated_encoder import SimulatedEncoder
 from worker_svc.core.step_sizes import DEFAULT_SIZES
 from worker_svc.driver import wake_driver
 from worker_svc.settings import WorkerSettings
@@ -63,29 +66,42 @@ def _load_simulated(settings: WorkerSettings) -> LoadedWorker:
     num_tokens = settings.max_num_batched_tokens or DEFAULT_SIZES.max_num_batched_tokens
     kinds = _simulated_kinds(settings, facts.context_length)
     useful_blocks = max_num_seqs * blocks_of_sequence(kinds, facts.context_length, num_tokens)
+    model_kind = ModelKind[settings.simulated_model.upper()]
+    is_whole = model_kind.computes_whole_prompts
+    if is_whole and settings.num_blocks is not None:
+        raise unimplemented("num_blocks", "num_blocks for an encoder, which keeps no keys and values,")
+    if is_whole and settings.simulated_state:
+        raise unimplemented("simulated_state", "simulated_state of an encoder, whose prompts are computed at once,")
+    num_blocks = settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS)
     limits = Limits(
-        num_blocks=settings.num_blocks or min(useful_blocks, _MAX_SIMULATED_BLOCKS),
+        num_blocks=0 if is_whole else num_blocks,
         block_size=settings.block_size,
         max_num_seqs=max_num_seqs,
-        max_model_len=facts.context_length,
+        max_model_len=min(facts.context_length, num_tokens) if is_whole else facts.context_length,
         max_num_batched_tokens=num_tokens,
         vocab_size=facts.vocab_size,
         eos_token_ids=eos_token_ids,
         kinds=kinds,
         has_state=settings.simulated_state,
+        model_kind=model_kind,
     )
     _wake_promptly()
     script = _script(settings, eos_token_ids[0])
     step_s, seed = settings.step_ms / 1e3, settings.simulated_seed
     size = facts.hidden_size or HIDDEN_SIZE
     behaviour = SimulatedConfig(step_s, settings.eos_every, model_seed=seed, script=script, hidden_size=size)
-    tokens = _grammar_tokens(settings, facts.vocab_size)
-    runner: Runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, tokens)
+    runner: Runner
+    if is_whole:
+        runner = SimulatedEncoder(limits, behaviour, time.monotonic_ns, time.sleep)
+    else:
+        tokens = _grammar_tokens(settings, facts.vocab_size)
+        runner = SimulatedRunner(limits, behaviour, time.monotonic_ns, time.sleep, tokens)
     if faults := Faults(settings.die_on_token, settings.hang_on_token):
         runner = FaultyRunner(runner, faults, _die, time.sleep)
     profile = MemoryProfile(0, 0, 0, 0, 0, limits.num_blocks)
     answers = () if settings.script is None else (settings.script.read_bytes(),)
     known = facts.vocab_size, eos_token_ids, settings.eos_every, settings.simulated_seed
+    answers = (*answers, *([settings.simulated_model.encode()] if is_whole else []))
     digest = digest_of("simulated", *known, *answers)
     return LoadedWorker(runner, profile, "simulated", lambda payload: payload, runner.close, digest)
 

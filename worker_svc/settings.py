@@ -133,6 +133,10 @@ class WorkerSettings(ServiceSettings):
         default=False,
         metadata={"help": "simulated: layers keep a state of each sequence, so that no prefix is found again"},
     )
+    simulated_model: Literal["decoder", "encoder", "cross_encoder"] = field(
+        default="decoder",
+        metadata={"help": "simulated: what the model is; encoders compute prompts whole and generate nothing"},
+    )
     simulated_seed: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = field(
         default=0, metadata={"help": "simulated: models with different ones give different tokens"}
     )

@@ -1,18 +1,17 @@
 """Loads decoders as transformers' own modules, once they have proved themselves."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers import __version__ as version
 
-from contract.domain.errors import ErrorCode, PenstockError, broken, unimplemented
-from servicekit.checkpoint.model import CONFIG, Checkpoint
+from contract.domain.errors import broken
+from contract.domain.model_kind import ModelKind
+from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import choose_compute
-from worker_svc.core.models import FAMILIES
 from worker_svc.core.transformers_models.attention import NAME, register
 from worker_svc.core.transformers_models.model import TransformersLM
 from worker_svc.core.transformers_models.proof import Proof, prove
@@ -20,14 +19,21 @@ from worker_svc.core.transformers_models.refusal import NotDoneError
 from worker_svc.core.transformers_models.shrinking import num_layers_of
 from worker_svc.core.transformers_models.tiny import build
 from worker_svc.device import choose_dtype
-from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
+from worker_svc.encoder_loading import EncoderLoader
+from worker_svc.loaded_model import LoadedModel, Loader, ModelDescription, ModelSource
 from worker_svc.runner_options import RunnerOptions
+from worker_svc.transformers_checkpoint import (
+    ModuleConfig,
+    check_loaded,
+    read_module_config,
+    refusal,
+    refuse_options,
+    stored_dtype,
+)
 from worker_svc.weights import weight_files
 
 # Of the standard library, as in `factory`.
 _log = logging.getLogger(__name__)
-
-_ADAPTER = "adapter_config.json"  # transformers would add it to the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +51,31 @@ class Module:
             return build(self.config, NAME).num_parameters()
 
 
-def read_module(checkpoint: Checkpoint, max_model_len: int) -> Module:
-    """The module of a checkpoint, before any weights are read.
+def transformers_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loader:
+    """The way to load a checkpoint by transformers, once its module has proved itself.
+
+    Raises:
+        PenstockError: see `load_runner` and `read_module_config`.
+    """
+    found = read_module_config(checkpoint)
+    refuse_options(options)
+    if found.kind is not ModelKind.DECODER:
+        return EncoderLoader(options, checkpoint, found)
+    return TransformersLoader(options, checkpoint, found)
+
+
+def prove_module(found: ModuleConfig, max_model_len: int) -> Module:
+    """The module of a configuration, before any weights are read.
 
     Raises:
         PenstockError: UNIMPLEMENTED naming the architecture, and what of it is not done or not alike.
     """
     register()
-    name, config = _read_config(checkpoint)
+    name, config = found.architecture, found.config
     try:
         proof = prove(config, max_model_len)
     except NotDoneError as error:
-        raise _refusal(name, f"{error}") from error
+        raise refusal(name, f"{error}") from error
     _log.info(
         "transformers' module proved",
         extra={"architecture": name, "error": proof.error, "layers": proof.num_layers, "tokens": proof.num_rows},
@@ -67,22 +86,14 @@ def read_module(checkpoint: Checkpoint, max_model_len: int) -> Module:
 class TransformersLoader:
     """Implement `Loader`."""
 
-    def __init__(self, options: RunnerOptions, checkpoint: Checkpoint) -> None:
+    def __init__(self, options: RunnerOptions, checkpoint: Checkpoint, found: ModuleConfig) -> None:
         """Have the module prove itself.
 
         Raises:
-            PenstockError: see `load_runner` and `read_module`.
+            PenstockError: see `prove_module`.
         """
-        if options.world_size > 1:
-            raise unimplemented(f"tensor_parallel_size {options.world_size} for a module of transformers'")
-        if options.quantization is not None:
-            raise unimplemented(f"quantization {options.quantization!r} for a module of transformers'")
-        if options.kv_cache_dtype != "auto":
-            raise unimplemented(
-                "kv_cache_dtype", f"kv_cache_dtype {options.kv_cache_dtype!r} for a module of transformers'"
-            )
-        self._stored_dtype = _stored_dtype(checkpoint)
-        self._module = read_module(checkpoint, checkpoint.context_length(options.max_model_len))
+        self._stored_dtype = stored_dtype(checkpoint)
+        self._module = prove_module(found, checkpoint.context_length(options.max_model_len))
 
     def describe(self, options: RunnerOptions, device: torch.device) -> ModelDescription:
         """Implement `Loader.describe`."""
@@ -98,7 +109,7 @@ class TransformersLoader:
 
 def _load(source: ModelSource, found: Module) -> LoadedModel:
     options, device = source.options, source.device
-    dtype = choose_dtype(options.dtype, _stored_dtype(source.checkpoint), device)
+    dtype = choose_dtype(options.dtype, stored_dtype(source.checkpoint), device)
     if source.budget is not None:
         source.budget.check_weights(found.num_weights * dtype.itemsize)
     model = _make(source, found, dtype)
@@ -119,9 +130,9 @@ def _make(source: ModelSource, found: Module, dtype: torch.dtype) -> Transformer
     try:
         model = TransformersLM(module, source.max_model_len)
     except NotDoneError as error:
-        raise _refusal(found.architecture, f"{error}") from error
+        raise refusal(found.architecture, f"{error}") from error
     if unproved := {each.features for each in model.calls.calls} - found.proof.features:
-        raise _refusal(found.architecture, f"attends as its tiny instance did not ({unproved})")
+        raise refusal(found.architecture, f"attends as its tiny instance did not ({unproved})")
     return model
 
 
@@ -143,57 +154,5 @@ def _with_weights(source: ModelSource, config: PreTrainedConfig, dtype: torch.dt
     except (OSError, RuntimeError, ValueError) as error:
         raise broken(f"transformers cannot read the weights in {directory}: {error}") from error
     module, told = loaded
-    _check(directory, told)
+    check_loaded(directory, told)
     return module.eval().to(source.device)
-
-
-def _check(directory: object, told: Mapping[str, Any]) -> None:
-    for what, field in (
-        ("lacks the tensor", "missing_keys"),
-        ("has a tensor that the model does not have:", "unexpected_keys"),
-        ("has a tensor of another shape:", "mismatched_keys"),
-    ):
-        if names := sorted(map(str, told.get(field) or ())):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise broken(f"{directory} {what} {names[0]}{more}")
-
-
-def _read_config(checkpoint: Checkpoint) -> tuple[str, PreTrainedConfig]:
-    """The architecture, and the configuration as transformers' own class has it."""
-    fields, path = checkpoint.config, checkpoint.directory / CONFIG
-    names, kind = fields.get("architectures"), fields.get("model_type")
-    if not isinstance(names, list) or not names:
-        raise broken(f"{path}: architectures is missing: this is not the configuration of a language model")
-    name = str(names[0])
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        by_code = ": its code comes with the checkpoint (auto_map), and is not run" if fields.get("auto_map") else ""
-        raise _refusal(name, f"is of a model_type {kind!r} that transformers {version} does not have{by_code}")
-    if fields.get("quantization_config"):
-        raise _refusal(name, "has quantized weights (quantization_config)")
-    if (checkpoint.directory / _ADAPTER).exists():
-        raise _refusal(name, f"is changed by an adapter ({_ADAPTER})")
-    try:
-        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(fields)
-    # As it is checked by each class.
-    except Exception as error:
-        raise broken(f"{path} is not what transformers' {kind} has: {error}") from error
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    known_name = getattr(known, "__name__", None)
-    if known_name != name:
-        raise _refusal(name, f"is no decoder to transformers {version}, whose decoder of {kind} is {known_name}")
-    return name, config
-
-
-def _stored_dtype(checkpoint: Checkpoint) -> str | None:
-    stored = checkpoint.text_field("dtype") or checkpoint.text_field("torch_dtype")
-    return str(stored) if stored else None
-
-
-def _refusal(name: str, why: str) -> PenstockError:
-    way_out = (
-        "leave model_impl out, Penstock has a family for it"
-        if name in FAMILIES
-        else "take a model that `penstock models` lists or, where it is a bound of the context, a lower max_model_len"
-    )
-    message = f"model architecture {name} cannot be run by transformers' own module: it {why}; {way_out}"
-    return PenstockError(ErrorCode.UNIMPLEMENTED, message, param="model")

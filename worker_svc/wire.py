@@ -10,6 +10,7 @@ from contract.domain.errors import PenstockError, PoisonMessageError
 from contract.domain.finish import RequestError
 from contract.domain.plan import NO_TOKENS, U32, Admission, StepPlan, StepResult
 from contract.v1 import results_pb2, steps_pb2, worker_pb2
+from contract.wire.model_kind import encode_model_kind
 from contract.wire.pooling import decode_pooling, encode_vector
 from contract.wire.requests import decode_sampling
 from contract.wire.tokens import encode_error, encode_logprobs, encode_prompt_logprobs
@@ -115,6 +116,7 @@ def worker_info(
             for each in limits.kinds
         ],
         has_state=limits.has_state,
+        kind=encode_model_kind(limits.model_kind),
     )
 
 
@@ -169,6 +171,7 @@ def _admission(message: steps_pb2.Admission) -> Admission:
         request_id=message.request_id,
         eos_token_ids=tuple(_column("eos_token_ids", message.eos_token_ids).tolist()),
         prompt_logprobs=message.prompt_logprobs,
+        num_first_tokens=message.num_first_tokens,
         pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
         block_counts=block_counts,
         first_blocks=first_blocks,

@@ -38,6 +38,7 @@ MAX_ALLOWED_TOKEN_IDS = 8192
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_TOKENS = 32
+AS_FITS = -1  # of `truncate_prompt_tokens`: those tokens of the prompt that fit
 MAX_PENALTY = 2.0
 
 

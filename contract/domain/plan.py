@@ -26,7 +26,7 @@ class Admission:
     token_ids: U32  # u32[num_tokens]: the prompt and, after a preemption, the output so far
     num_prompt_tokens: int  # how many of `token_ids` are prompt: penalties tell them apart
     num_computed_tokens: int  # how many tokens have their KV in `block_ids` already, as far as tokens to come see it
-    block_ids: U32  # u32[num_blocks]: the block tables so far, one kind of layers after the other
+    block_ids: U32  # u32[num_blocks]: the block tables so far, one kind of layers after the other; empty: none is kept
     sampling: Sampling
     seed: int  # unsigned 64-bit, of this sequence
     min_output_tokens: int = 0  # `stop_token_ids` cannot be sampled before this many output tokens
@@ -42,11 +42,15 @@ class Admission:
     # before anything is computed. None: nothing is computed.
     state_slot: int | None = None
 
+    num_first_tokens: int = 0  # of a pair of texts: tokens before those of the second type; 0: all are of the first
+
     @property
     def tables(self) -> list[tuple[int, U32]]:
-        """By kind: the index of the first block that is there, and the blocks u32[num_blocks] from there on."""
+        """By kind: the index of the first block that is there, and the blocks u32[num_blocks] from there on; empty: no
+        keys and values are kept.
+        """
         if not len(self.block_counts):
-            return [(0, self.block_ids)]
+            return [(0, self.block_ids)] if len(self.block_ids) else []
         blocks = np.split(self.block_ids, np.cumsum(self.block_counts)[:-1])
         firsts = self.first_blocks.tolist() if len(self.first_blocks) else [0] * len(blocks)
         return list(zip(firsts, blocks, strict=True))

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from contract.domain.errors import ErrorCode, PenstockError, invalid
+from contract.domain.errors import ErrorCode, PenstockError, invalid, unimplemented
+from contract.domain.model_kind import ModelKind, wrong_kind
 
 F32 = npt.NDArray[np.float32]
 MAX_DIMENSIONS = 2**16
@@ -19,6 +20,7 @@ class PoolingKind(IntEnum):
     LAST = 1  # that of the last token
     MEAN = 2  # the mean of all tokens'
     CLS = 3  # that of the first token
+    SCORE = 4  # none: a cross-encoder's head gives a pair of texts one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class Pooling:
     def needs_whole_prompt(self) -> bool:
         """Return whether other hidden states than the last count: tokens whose KV is found have none."""
         return self.kind is not PoolingKind.LAST
+
+
+SCORED: Final = Pooling(PoolingKind.SCORE, normalize=False)
+
+
+def is_done_by(kind: ModelKind, pooling: Pooling | None) -> bool:
+    """Return whether a model of this kind takes requests that are pooled so; None: that generate."""
+    is_scored = pooling is not None and pooling.kind is PoolingKind.SCORE
+    if kind is ModelKind.CROSS_ENCODER:
+        return is_scored
+    return not is_scored and (pooling is not None or kind is ModelKind.DECODER)
 
 
 _SIDES: Final = (None, "left", "right")
@@ -74,13 +87,17 @@ class PoolingFacts:
     normalize: bool = True
     size: int = 0  # dimensions of its hidden states; 0: not known
     trouble: str = ""  # the part of its pooling that is not done here, with which none is done by default; or empty
+    scores_pairs: bool = False  # it is a cross-encoder: no vectors are made of prompts
 
     def pooling(self, params: PoolingParams) -> Pooling:
         """The pooling of a request.
 
         Raises:
-            PenstockError: INVALID_ARGUMENT: more dimensions than there are; UNIMPLEMENTED: the checkpoint's pooling.
+            PenstockError: INVALID_ARGUMENT: more dimensions than there are, or no vectors; UNIMPLEMENTED: the
+                checkpoint's pooling.
         """
+        if self.scores_pairs:
+            raise wrong_kind(ModelKind.CROSS_ENCODER)
         if self.size and params.dimensions is not None and params.dimensions > self.size:
             raise invalid(f"dimensions is {params.dimensions}, but vectors have {self.size}", "dimensions")
         if self.trouble and params.pooling_type is None:
@@ -95,8 +112,25 @@ class PoolingFacts:
             params.dimensions or 0,
         )
 
+    def scoring(self, params: PoolingParams) -> Pooling:
+        """The scoring of a pair.
+
+        Raises:
+            PenstockError: UNIMPLEMENTED: the request asks for something of a vector.
+        """
+        for name in ("pooling_type", "dimensions"):
+            if getattr(params, name) is not None:
+                raise unimplemented(name, f"{name} of a cross-encoder, which makes no vectors,")
+        if params.normalize is False:
+            raise unimplemented("normalize", "a cross-encoder's score as it is before its activation")
+        return SCORED
+
 
 PLAIN_POOLING: Final = PoolingFacts()
+
+
+VECTOR_KINDS: Final = tuple(each for each in PoolingKind if each is not PoolingKind.SCORE)
+_BY_NAME: Final = {each.name: each for each in VECTOR_KINDS}
 
 
 def kind_of(name: str) -> PoolingKind:
@@ -106,9 +140,9 @@ def kind_of(name: str) -> PoolingKind:
         PenstockError: INVALID_ARGUMENT: there is none.
     """
     try:
-        return PoolingKind[name.upper()]
+        return _BY_NAME[name.upper()]
     except (KeyError, AttributeError):
-        names = ", ".join(each.name for each in PoolingKind)
+        names = ", ".join(_BY_NAME)
         raise invalid(f"pooling_type must be one of {names}, got {name!r:.40}", "pooling_type") from None
 
 

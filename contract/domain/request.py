@@ -43,11 +43,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Exactly one of the three is given."""
+    """Exactly one of text, token ids, messages and a pair is given."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
+    pair: tuple[str, str] | None = None  # two texts that are scored together
     chat_template_kwargs: dict[str, Any] | None = None  # only with messages
     required_variables: tuple[str, ...] = ()  # of these kwargs, those that the template must read
 

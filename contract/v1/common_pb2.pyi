@@ -193,6 +193,8 @@ class _PoolingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingKi
     """The mean of all tokens'."""
     POOLING_KIND_CLS: _PoolingKind.ValueType  # 3
     """That of the first token."""
+    POOLING_KIND_SCORE: _PoolingKind.ValueType  # 4
+    """None: the vector is one number, the score that a cross-encoder's head gives a pair of texts."""
 
 class PoolingKind(_PoolingKind, metaclass=_PoolingKindEnumTypeWrapper):
     """Which hidden states of a prompt its vector is made of."""
@@ -205,6 +207,8 @@ POOLING_KIND_MEAN: PoolingKind.ValueType  # 2
 """The mean of all tokens'."""
 POOLING_KIND_CLS: PoolingKind.ValueType  # 3
 """That of the first token."""
+POOLING_KIND_SCORE: PoolingKind.ValueType  # 4
+"""None: the vector is one number, the score that a cross-encoder's head gives a pair of texts."""
 Global___PoolingKind: _TypeAlias = PoolingKind  # noqa: Y015
 
 class _StartReason:

@@ -106,6 +106,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
@@ -146,6 +147,10 @@ class GenerateRequest(_message.Message):
         """Chat messages, rendered with the model's chat template."""
 
     @_builtins.property
+    def pair(self) -> Global___TextPair:
+        """Two texts that are scored together; of calls for scores alone."""
+
+    @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """Read by the worker."""
 
@@ -180,6 +185,7 @@ class GenerateRequest(_message.Message):
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
         messages: Global___ChatMessages | None = ...,
+        pair: Global___TextPair | None = ...,
         n: _builtins.int | None = ...,
         sampling: Global___SamplingParameters | None = ...,
         stopping: Global___StoppingParameters | None = ...,
@@ -194,9 +200,9 @@ class GenerateRequest(_message.Message):
         pooling: _common_pb2.Pooling | None = ...,
         beams: Global___BeamParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beams", b"beams", "messages", b"messages", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "beams", b"beams", "messages", b"messages", "n", b"n", "pair", b"pair", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "beams", b"beams", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_seed", b"_seed", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "bad_words", b"bad_words", "beams", b"beams", "cache_salt", b"cache_salt", "messages", b"messages", "model", b"model", "n", b"n", "pair", b"pair", "pooling", b"pooling", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "stopping", b"stopping", "structured_outputs", b"structured_outputs", "text", b"text", "text_options", b"text_options", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncates_at_end", b"truncates_at_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -206,7 +212,7 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages", "pair"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
@@ -220,6 +226,32 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class TextPair(_message.Message):
+    """Two texts, joined by the tokenizer's own special tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    first: _builtins.str
+    """The one that comes first, e.g. a question."""
+    second: _builtins.str
+    """The other, e.g. a document."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.str = ...,
+        second: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPair: _TypeAlias = TextPair  # noqa: Y015
 
 @_typing.final
 class BeamParameters(_message.Message):
@@ -1049,6 +1081,7 @@ class TokenizedPrompt(_message.Message):
     TOKENIZED_UNIX_NS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     MADE_FIELD_NUMBER: _builtins.int
+    NUM_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     eos_token_ids: _builtins.bytes
     """u32 per id, packed little-endian: the model's end-of-sequence tokens."""
     max_tokens: _builtins.int
@@ -1059,6 +1092,8 @@ class TokenizedPrompt(_message.Message):
     """When it had its tokens, Unix time in nanoseconds. Only tells."""
     num_tokens: _builtins.int
     """How many tokens the prompt has; their ids are stored beside this, u32 each, packed little-endian."""
+    num_first_tokens: _builtins.int
+    """Of a pair of texts, how many tokens come before those of the second type; 0: all are of the first type."""
     @_builtins.property
     def made(self) -> Global___SamplingParameters:
         """The fields of SamplingParameters that tokenizers make, to be merged into the request's."""
@@ -1072,10 +1107,11 @@ class TokenizedPrompt(_message.Message):
         tokenized_unix_ns: _builtins.int = ...,
         num_tokens: _builtins.int = ...,
         made: Global___SamplingParameters | None = ...,
+        num_first_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["made", b"made"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "made", b"made", "max_tokens", b"max_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eos_token_ids", b"eos_token_ids", "made", b"made", "max_tokens", b"max_tokens", "num_first_tokens", b"num_first_tokens", "num_tokens", b"num_tokens", "tokenized_unix_ns", b"tokenized_unix_ns", "tokenizing_unix_ns", b"tokenizing_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from contract.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ModelKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_KIND_UNSPECIFIED: _ModelKind.ValueType  # 0
+    """Not told."""
+    MODEL_KIND_DECODER: _ModelKind.ValueType  # 1
+    """Tokens see those before them: it generates, or its hidden states are pooled."""
+    MODEL_KIND_ENCODER: _ModelKind.ValueType  # 2
+    """Tokens see those after them too: each prompt is computed in one step and pooled, no keys and values are kept, and
+    nothing is generated.
+    """
+    MODEL_KIND_CROSS_ENCODER: _ModelKind.ValueType  # 3
+    """As an encoder, but each prompt is two texts, and becomes one score by the model's own head."""
+
+class ModelKind(_ModelKind, metaclass=_ModelKindEnumTypeWrapper):
+    """The kinds of models, by what they make of prompts."""
+
+MODEL_KIND_UNSPECIFIED: ModelKind.ValueType  # 0
+"""Not told."""
+MODEL_KIND_DECODER: ModelKind.ValueType  # 1
+"""Tokens see those before them: it generates, or its hidden states are pooled."""
+MODEL_KIND_ENCODER: ModelKind.ValueType  # 2
+"""Tokens see those after them too: each prompt is computed in one step and pooled, no keys and values are kept, and
+nothing is generated.
+"""
+MODEL_KIND_CROSS_ENCODER: ModelKind.ValueType  # 3
+"""As an encoder, but each prompt is two texts, and becomes one score by the model's own head."""
+Global___ModelKind: _TypeAlias = ModelKind  # noqa: Y015
 
 @_typing.final
 class StepResult(_message.Message):
@@ -139,10 +172,11 @@ class WorkerInfo(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     HAS_STATE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model that it has loaded."""
     num_blocks: _builtins.int
-    """KV blocks that the scheduler may use (the minimum over its ranks)."""
+    """KV blocks that the scheduler may use (the minimum over its ranks); 0 of a model that keeps no keys and values."""
     block_size: _builtins.int
     """Tokens a block holds, of the kind of layers whose blocks hold the fewest."""
     max_num_seqs: _builtins.int
@@ -163,6 +197,8 @@ class WorkerInfo(_message.Message):
     """Whether layers keep a state of each sequence in its slot: then blocks alone are of no use to another sequence, and no
     token can be computed twice.
     """
+    kind: Global___ModelKind.ValueType
+    """What the model makes of prompts; unspecified: it is a decoder."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVKind]:
         """The kinds of layers that keep keys and values, each of which has blocks of its own; empty: all layers see all tokens
@@ -184,10 +220,11 @@ class WorkerInfo(_message.Message):
         model_digest: _builtins.bytes = ...,
         kinds: _abc.Iterable[Global___KVKind] | None = ...,
         has_state: _builtins.bool = ...,
+        kind: Global___ModelKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "has_state", b"has_state", "home_shard", b"home_shard", "kind", b"kind", "kinds", b"kinds", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from contract.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 from contract.v1 import requests_pb2 as penstock_dot_v1_dot_requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/status.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\"\xc9\x03\n\rServiceStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x17\n\x0fstarted_unix_ns\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x38\n\x07\x66igures\x18\x05 \x03(\x0b\x32\'.penstock.v1.ServiceStatus.FiguresEntry\x12$\n\x04hops\x18\x06 \x03(\x0b\x32\x16.penstock.v1.HopStatus\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\x12\x0c\n\x04note\x18\x08 \x01(\t\x12<\n\x13generation_defaults\x18\t \x01(\x0b\x32\x1f.penstock.v1.GenerationDefaults\x12$\n\x04\x63hat\x18\n \x01(\x0b\x32\x16.penstock.v1.ChatFacts\x12)\n\nblock_maps\x18\x0b \x03(\x0b\x32\x15.penstock.v1.BlockMap\x12*\n\x07pooling\x18\x0c \x01(\x0b\x32\x19.penstock.v1.PoolingFacts\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"h\n\x0cPoolingFacts\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.penstock.v1.PoolingKind\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x0f\n\x07trouble\x18\x04 \x01(\t\"`\n\x08\x42lockMap\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\ngroup_size\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x0c\"\x8b\x01\n\tChatFacts\x12\x13\n\x0btool_format\x18\x01 \x01(\t\x12\x18\n\x10reasoning_format\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x65gins_thinking\x18\x03 \x03(\t\x12$\n\x05marks\x18\x04 \x03(\x0b\x32\x15.penstock.v1.TextMark\x12\x10\n\x08switches\x18\x05 \x03(\t\";\n\x08TextMark\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0f\n\x07special\x18\x03 \x01(\x08\"v\n\tHopStatus\x12\x0b\n\x03hop\x18\x01 \x01(\t\x12\x12\n\nwait_p50_s\x18\x02 \x01(\x01\x12\x12\n\nwait_p99_s\x18\x03 \x01(\x01\x12\x12\n\nwork_p50_s\x18\x04 \x01(\x01\x12\x12\n\nwork_p99_s\x18\x05 \x01(\x01\x12\x0c\n\x04rate\x18\x06 \x01(\x01\"\x8f\x01\n\rSessionStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x61live\x18\x04 \x01(\x08\x12\x16\n\x0eowned_requests\x18\x05 \x01(\r\x12*\n\x06status\x18\x06 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\".\n\x0cStreamStatus\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"x\n\x0ePipelineStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12,\n\x08sessions\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.SessionStatus\x12*\n\x07streams\x18\x03 \x03(\x0b\x32\x19.penstock.v1.StreamStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18penstock/v1/status.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1apenstock/v1/requests.proto\"\xc9\x03\n\rServiceStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x17\n\x0fstarted_unix_ns\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x38\n\x07\x66igures\x18\x05 \x03(\x0b\x32\'.penstock.v1.ServiceStatus.FiguresEntry\x12$\n\x04hops\x18\x06 \x03(\x0b\x32\x16.penstock.v1.HopStatus\x12\x14\n\x0cmodel_digest\x18\x07 \x01(\t\x12\x0c\n\x04note\x18\x08 \x01(\t\x12<\n\x13generation_defaults\x18\t \x01(\x0b\x32\x1f.penstock.v1.GenerationDefaults\x12$\n\x04\x63hat\x18\n \x01(\x0b\x32\x16.penstock.v1.ChatFacts\x12)\n\nblock_maps\x18\x0b \x03(\x0b\x32\x15.penstock.v1.BlockMap\x12*\n\x07pooling\x18\x0c \x01(\x0b\x32\x19.penstock.v1.PoolingFacts\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"~\n\x0cPoolingFacts\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.penstock.v1.PoolingKind\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x0f\n\x07trouble\x18\x04 \x01(\t\x12\x14\n\x0cscores_pairs\x18\x05 \x01(\x08\"`\n\x08\x42lockMap\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\ngroup_size\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x0c\"\x8b\x01\n\tChatFacts\x12\x13\n\x0btool_format\x18\x01 \x01(\t\x12\x18\n\x10reasoning_format\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x65gins_thinking\x18\x03 \x03(\t\x12$\n\x05marks\x18\x04 \x03(\x0b\x32\x15.penstock.v1.TextMark\x12\x10\n\x08switches\x18\x05 \x03(\t\";\n\x08TextMark\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0f\n\x07special\x18\x03 \x01(\x08\"v\n\tHopStatus\x12\x0b\n\x03hop\x18\x01 \x01(\t\x12\x12\n\nwait_p50_s\x18\x02 \x01(\x01\x12\x12\n\nwait_p99_s\x18\x03 \x01(\x01\x12\x12\n\nwork_p50_s\x18\x04 \x01(\x01\x12\x12\n\nwork_p99_s\x18\x05 \x01(\x01\x12\x0c\n\x04rate\x18\x06 \x01(\x01\"\x8f\x01\n\rSessionStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x61live\x18\x04 \x01(\x08\x12\x16\n\x0eowned_requests\x18\x05 \x01(\r\x12*\n\x06status\x18\x06 \x01(\x0b\x32\x1a.penstock.v1.ServiceStatus\".\n\x0cStreamStatus\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0e\n\x06length\x18\x02 \x01(\x04\"x\n\x0ePipelineStatus\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12,\n\x08sessions\x18\x02 \x03(\x0b\x32\x1a.penstock.v1.SessionStatus\x12*\n\x07streams\x18\x03 \x03(\x0b\x32\x19.penstock.v1.StreamStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,19 +40,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVICESTATUS_FIGURESENTRY']._serialized_start=507
   _globals['_SERVICESTATUS_FIGURESENTRY']._serialized_end=553
   _globals['_POOLINGFACTS']._serialized_start=555
-  _globals['_POOLINGFACTS']._serialized_end=659
-  _globals['_BLOCKMAP']._serialized_start=661
-  _globals['_BLOCKMAP']._serialized_end=757
-  _globals['_CHATFACTS']._serialized_start=760
-  _globals['_CHATFACTS']._serialized_end=899
-  _globals['_TEXTMARK']._serialized_start=901
-  _globals['_TEXTMARK']._serialized_end=960
-  _globals['_HOPSTATUS']._serialized_start=962
-  _globals['_HOPSTATUS']._serialized_end=1080
-  _globals['_SESSIONSTATUS']._serialized_start=1083
-  _globals['_SESSIONSTATUS']._serialized_end=1226
-  _globals['_STREAMSTATUS']._serialized_start=1228
-  _globals['_STREAMSTATUS']._serialized_end=1274
-  _globals['_PIPELINESTATUS']._serialized_start=1276
-  _globals['_PIPELINESTATUS']._serialized_end=1396
+  _globals['_POOLINGFACTS']._serialized_end=681
+  _globals['_BLOCKMAP']._serialized_start=683
+  _globals['_BLOCKMAP']._serialized_end=779
+  _globals['_CHATFACTS']._serialized_start=782
+  _globals['_CHATFACTS']._serialized_end=921
+  _globals['_TEXTMARK']._serialized_start=923
+  _globals['_TEXTMARK']._serialized_end=982
+  _globals['_HOPSTATUS']._serialized_start=984
+  _globals['_HOPSTATUS']._serialized_end=1102
+  _globals['_SESSIONSTATUS']._serialized_start=1105
+  _globals['_SESSIONSTATUS']._serialized_end=1248
+  _globals['_STREAMSTATUS']._serialized_start=1250
+  _globals['_STREAMSTATUS']._serialized_end=1296
+  _globals['_PIPELINESTATUS']._serialized_start=1298
+  _globals['_PIPELINESTATUS']._serialized_end=1418
 # @@protoc_insertion_point(module_scope)

@@ -128,6 +128,7 @@ class PoolingFacts(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    SCORES_PAIRS_FIELD_NUMBER: _builtins.int
     kind: _common_pb2.PoolingKind.ValueType
     """Which hidden states count."""
     normalize: _builtins.bool
@@ -136,6 +137,8 @@ class PoolingFacts(_message.Message):
     """Dimensions of hidden states; 0: not known."""
     trouble: _builtins.str
     """What the checkpoint asks for beside it that is not done; empty: nothing."""
+    scores_pairs: _builtins.bool
+    """Whether the model scores pairs of texts, and makes no vectors of prompts."""
     def __init__(
         self,
         *,
@@ -143,10 +146,11 @@ class PoolingFacts(_message.Message):
         normalize: _builtins.bool = ...,
         size: _builtins.int = ...,
         trouble: _builtins.str = ...,
+        scores_pairs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "normalize", b"normalize", "size", b"size", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "normalize", b"normalize", "scores_pairs", b"scores_pairs", "size", b"size", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,6 +114,7 @@ class Admission(_message.Message):
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     FIRST_BLOCKS_FIELD_NUMBER: _builtins.int
     STATE_SLOT_FIELD_NUMBER: _builtins.int
+    NUM_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Index of the slot."""
     token_ids: _builtins.bytes
@@ -144,6 +145,8 @@ class Admission(_message.Message):
     """Where layers keep a state: the slot whose occupant so far, which this plan may release, has that of the computed
     tokens. It is copied when blocks are; absent: num_computed_tokens is 0, or no layer keeps a state.
     """
+    num_first_tokens: _builtins.int
+    """Of a pair of texts, how many tokens come before those of the second type; 0: all are of the first type."""
     @_builtins.property
     def sampling(self) -> _requests_pb2.SamplingParameters:
         """How tokens are drawn."""
@@ -171,10 +174,11 @@ class Admission(_message.Message):
         block_counts: _builtins.bytes = ...,
         first_blocks: _builtins.bytes = ...,
         state_slot: _builtins.int | None = ...,
+        num_first_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "pooling", b"pooling", "sampling", b"sampling", "state_slot", b"state_slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "state_slot", b"state_slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot", "block_counts", b"block_counts", "block_ids", b"block_ids", "eos_token_ids", b"eos_token_ids", "first_blocks", b"first_blocks", "min_output_tokens", b"min_output_tokens", "num_computed_tokens", b"num_computed_tokens", "num_first_tokens", b"num_first_tokens", "num_prompt_tokens", b"num_prompt_tokens", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "slot", b"slot", "state_slot", b"state_slot", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__state_slot: _TypeAlias = _typing.Literal["state_slot"]  # noqa: Y015
     _WhichOneofArgType__state_slot: _TypeAlias = _typing.Literal["_state_slot", b"_state_slot"]  # noqa: Y015

@@ -31,7 +31,9 @@ def decode_pooling(message: common_pb2.Pooling) -> Pooling:
 def encode_facts(facts: PoolingFacts) -> status_pb2.PoolingFacts:
     """The pooling of a checkpoint."""
     kind = common_pb2.PoolingKind.ValueType(facts.kind)
-    return status_pb2.PoolingFacts(kind=kind, normalize=facts.normalize, size=facts.size, trouble=facts.trouble)
+    return status_pb2.PoolingFacts(
+        kind=kind, normalize=facts.normalize, size=facts.size, trouble=facts.trouble, scores_pairs=facts.scores_pairs
+    )
 
 
 def decode_facts(message: status_pb2.PoolingFacts) -> PoolingFacts:
@@ -40,7 +42,9 @@ def decode_facts(message: status_pb2.PoolingFacts) -> PoolingFacts:
     Raises:
         PoisonMessageError: a kind that this version does not know.
     """
-    return PoolingFacts(_kind(message.kind), message.normalize, message.size, message.trouble)
+    return PoolingFacts(
+        _kind(message.kind), message.normalize, message.size, message.trouble, scores_pairs=message.scores_pairs
+    )
 
 
 def _kind(number: int) -> PoolingKind:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from contract.domain.chat_facts import UNKNOWN_CHAT, ChatFacts
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.generation_defaults import GenerationDefaults
+from contract.domain.model_kind import ModelKind
 from contract.domain.model_name import served_name
 from contract.domain.pooling import PLAIN_POOLING, PoolingFacts
 from gateway_svc.core.formats.choice import NO_FORMATS, ModelFormats
@@ -20,6 +21,7 @@ class OfferedModel:
     digest: str  # hexadecimal
     block_size: int = 0  # tokens of a KV block
     num_blocks: int = 0
+    kind: ModelKind = ModelKind.DECODER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ListedModel:
     created_s: int  # Unix time, seconds
     root: str | None = None  # the directory or hub id that workers load; None: no worker has said it yet
     digests: tuple[str, ...] = ()  # of what workers have loaded: two while one model replaces another
+    kind: ModelKind | None = None  # None: no worker has said it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,17 @@ def catalogue(
     lengths: dict[str, int] = {}
     roots: dict[str, str] = {}
     digests: dict[str, set[str]] = {}
+    kinds = {served_name(worker.root): worker.kind for worker in workers}
     for worker in workers:
         name, length = served_name(worker.root), worker.max_model_len
         lengths[name] = min(length, lengths.get(name, length))
         roots.setdefault(name, worker.root)
         digests.setdefault(name, set()).add(worker.digest)
     shortest, any_root = min(lengths.values(), default=0), next(iter(roots.values()), None)
+    any_kind = next(iter(kinds.values()), None)
     if not names:
         models = [
-            ListedModel(each, lengths[each], started_s, roots[each], tuple(sorted(digests[each])))
+            ListedModel(each, lengths[each], started_s, roots[each], tuple(sorted(digests[each])), kinds[each])
             for each in sorted(lengths)
         ]
     else:
@@ -129,6 +134,7 @@ def catalogue(
                 started_s,
                 roots.get(each, any_root),
                 tuple(sorted(digests.get(each, all_digests))),
+                kinds.get(each, any_kind),
             )
             for each in names
         ]

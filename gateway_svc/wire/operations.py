@@ -11,6 +11,7 @@ from contract.domain.pooling import PLAIN_POOLING
 from contract.v1 import results_pb2, status_pb2
 from contract.wire.chat_facts import decode_chat_facts
 from contract.wire.generation_defaults import decode_defaults
+from contract.wire.model_kind import decode_model_kind
 from contract.wire.pooling import decode_facts
 from gateway_svc.core.models import ModelFacts, OfferedModel
 from gateway_svc.core.stats import PoolLoad
@@ -25,14 +26,19 @@ def decode_worker(info: bytes) -> OfferedModel:
     """The model that a worker has registered.
 
     Raises:
-        PoisonMessageError: not a WorkerInfo.
+        PoisonMessageError: not a WorkerInfo, or of a kind that this version does not know.
     """
     try:
         message = results_pb2.WorkerInfo.FromString(info)
     except DecodeError as error:
         raise PoisonMessageError(f"not a WorkerInfo: {error}") from error
     return OfferedModel(
-        message.model, message.max_model_len, message.model_digest.hex(), message.block_size, message.num_blocks
+        message.model,
+        message.max_model_len,
+        message.model_digest.hex(),
+        message.block_size,
+        message.num_blocks,
+        decode_model_kind(message.kind),
     )
 
 

@@ -21,7 +21,7 @@ def decode_prompt(message: PromptCall) -> Prompt:
         PenstockError: INVALID_ARGUMENT naming the field.
     """
     form = message.WhichOneof("prompt")
-    if form is None:
+    if form in (None, "pair"):
         raise invalid("a request needs a prompt: text, token_ids or messages", "prompt")
     if form == "text":
         return Prompt(text=message.text)

@@ -75,6 +75,8 @@ def encode_prompt(prompt: Prompt) -> bytes:
     message = requests_pb2.GenerateRequest()
     if prompt.text is not None:
         message.text = prompt.text
+    elif prompt.pair is not None:
+        message.pair.first, message.pair.second = prompt.pair
     elif prompt.token_ids is not None:
         message.token_ids.ids = requests.pack_u32(prompt.token_ids)
     else:

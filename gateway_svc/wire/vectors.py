@@ -2,6 +2,8 @@
 
 from typing import Any, TypeAlias
 
+import msgspec
+
 from contract.domain.pooling import PoolingKind
 from contract.v1 import inference_pb2
 from contract.wire.deltas import encode_usage
@@ -63,15 +65,21 @@ def score_reply(form: ReplyForm, outcome: PooledOutcome, num_first: int) -> infe
     return inference_pb2.ScoreReply(
         request_id=form.shown_id,
         model=form.model,
-        scores=cosines(outcome.vectors, num_first),
+        scores=scores_of(form, outcome, num_first),
         usage=encode_usage(outcome.usage),
         system_fingerprint=outcome.fingerprint,
     )
 
 
+def scores_of(form: ReplyForm, outcome: PooledOutcome, num_first: int) -> list[float]:
+    """The scores of pairs, of which so many texts are the first: of vectors, or of a cross-encoder."""
+    are_scores = msgspec.json.decode(form.context).get("num_first") == 0
+    return cosines(outcome.vectors, 0 if are_scores else num_first)
+
+
 def rerank_reply(form: ReplyForm, outcome: PooledOutcome, top_n: int) -> inference_pb2.RerankReply:
     """The documents with the best scores, so many, or all where that is 0."""
-    scores = cosines(outcome.vectors, 1)
+    scores = scores_of(form, outcome, 1)
     return inference_pb2.RerankReply(
         request_id=form.shown_id,
         model=form.model,

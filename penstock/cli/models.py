@@ -18,8 +18,15 @@ _MODULES = (
     "a tiny instance of the checkpoint's configuration goes through chunks, mixed batches, shared prefixes and "
     "preemption, and must agree with the module by itself, eager, in fp32; else the architecture is refused with what "
     "differs. `penstock check --model DIR` does that for a checkpoint, `penstock models --transformers` for the "
-    "default configuration of every decoder of the transformers that is installed. One rank, no quantization, no CUDA "
-    "graphs."
+    "default configuration of every decoder and encoder of the transformers that is installed. One rank, no "
+    "quantization, no CUDA graphs."
+)
+_ENCODERS = (
+    "Encoders that transformers has (BERT, RoBERTa, XLM-RoBERTa, ModernBERT, MPNet, DistilBERT, DeBERTa …) make "
+    "vectors of prompts, from checkpoints without a head or with that of masked tokens: a tiny instance must give "
+    "prompts of several lengths in a matrix the hidden states that each has by itself. A prompt is computed whole, "
+    "within the model's positions and the tokens of a step; nothing is generated. Their classifiers with one label are "
+    "cross-encoders: they score pairs of texts."
 )
 _KEPT = "multiplied as stored; inputs are rounded for each token, if the checkpoint rounds any"
 _WIDENED = "widened to the model's dtype while it is read"
@@ -54,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="penstock models", description=__doc__, allow_abbrev=False)
     parser.add_argument("--names", action="store_true", help="architectures alone, a line each")
     parser.add_argument(
-        "--transformers", action="store_true", help="decoders of transformers' own, and whether they prove themselves"
+        "--transformers", action="store_true", help="models of transformers' own, and whether they prove themselves"
     )
     asked = parser.parse_args(argv)
     if asked.names:
@@ -67,12 +74,13 @@ def main(argv: Sequence[str]) -> int:
     console.print(_table("format of weights", iter(_FORMATS)))
     console.print(_PROOF)
     console.print(_MODULES)
+    console.print(_ENCODERS)
     console.print(_PROOF_OF_FORMATS)
     return 0
 
 
 def _survey(console: Console) -> int:
-    """Print a line for each decoder as soon as it is known; the exit status."""
+    """Print a line for each model as soon as it is known; the exit status."""
     if find_spec("torch") is None or find_spec("transformers") is None:
         print("torch and transformers are not both installed: install penstock[worker,transformers]", file=sys.stderr)
         return 2

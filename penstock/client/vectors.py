@@ -46,7 +46,7 @@ class Scores:
 
     request_id: str  # of the first of its requests, 32 hexadecimal digits
     model: str
-    scores: list[float]  # cosines, -1 to 1
+    scores: list[float]  # cosines, -1 to 1, or a cross-encoder's
     usage: Usage  # of all requests
     system_fingerprint: str = ""  # of the model
 
@@ -56,7 +56,7 @@ class RankedDocument:
     """A document with its likeness to the query."""
 
     index: int  # among those of the call
-    relevance_score: float  # cosine, -1 to 1
+    relevance_score: float  # cosine, -1 to 1, or a cross-encoder's score
 
 
 @dataclass(frozen=True, slots=True)

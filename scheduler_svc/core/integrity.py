@@ -40,6 +40,8 @@ def check_integrity(workers: Mapping[str, WorkerState], requests: Requests) -> N
                 assert worker.serves(occupant), f"slot {slot} goes on with another model than it began with"
                 (_check_parked if worker.is_parked[slot] else _check_slot)(worker, slot, occupant)
         _check_blocks(worker.blocks, held)
+        is_whole = not worker.prefilling and not held and all(each.is_pooled for each in worker.running())
+        assert is_whole or not worker.computes_whole_prompts, "an encoder computes a prompt in parts, or keeps some"
         free = [slot for slot, occupant in enumerate(worker.sequences) if occupant is None]
         assert sorted(worker.free_slots) == free, "a slot is free and in use, or neither"
         assert worker.num_untold == worker.placed_ns.astype(bool).sum(), "slots whose start is untold are not counted"
@@ -93,8 +95,7 @@ def _check_tables(worker: WorkerState, slot: int, sequence: SequenceState) -> No
         given_up_at = kind.unseen_from(table.first)
         is_noted = given_up_at is None or int(worker.gives_up_at[slot]) <= given_up_at
         assert is_noted, f"{name} does not know when it gives up a block"
-    rooms = [kind.block_size * each.end for kind, each in zip(limits.kinds, sequence.tables, strict=True)]
-    assert int(worker.capacity[slot]) == min(rooms), f"{name} has lost count of its blocks"
+    assert int(worker.capacity[slot]) == worker.rules.room(sequence.tables), f"{name} has lost count of its blocks"
 
 
 def _check_parked(worker: WorkerState, slot: int, sequence: SequenceState) -> None:

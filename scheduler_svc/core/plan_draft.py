@@ -44,6 +44,7 @@ class PlanDraft:
                 eos_token_ids=request.queued.eos_token_ids if request.queued.sampling.grammar else (),
                 prompt_logprobs=sequence.gives_prompt_logprobs,
                 pooling=request.queued.pooling,
+                num_first_tokens=request.queued.num_first_tokens,
                 block_counts=counts,
                 first_blocks=firsts,
                 state_slot=state_slot,
@@ -100,8 +101,8 @@ class PlanDraft:
 
 
 def _shape_of(tables: Tables) -> tuple[U32, U32]:
-    """By kind, the number of blocks and of those before them; empty if there is one table, and all of it."""
-    if len(tables) == 1 and not tables[0].first:
+    """By kind, the number of blocks and of those before them; empty if there is one table, and all of it, or none."""
+    if not tables or (len(tables) == 1 and not tables[0].first):
         return NO_TOKENS, NO_TOKENS
     counts, firsts = zip(*((len(table.blocks), table.first) for table in tables), strict=True)
     return np.array(counts, np.uint32), np.array(firsts, np.uint32)

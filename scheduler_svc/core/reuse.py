@@ -13,10 +13,10 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     """The KV that need not be computed: of a sibling that has the prompt, or, with `has_cache`, from the prefix cache.
 
     The last known token is always computed, since its hidden state gives the next one, or a vector; and all of them
-    where the prompt's logprobs are asked for, or a vector of all its hidden states, or where layers keep a state, which
-    stands for all tokens of a slot and so for no prefix.
+    where the prompt's logprobs are asked for, or a vector of all its hidden states, or by a model that keeps none, or
+    where layers keep a state, which stands for all tokens of a slot and so for no prefix.
     """
-    if sequence.computes_whole_prompt or worker.limits.has_state:
+    if sequence.computes_whole_prompt or worker.computes_whole_prompts or worker.limits.has_state:
         return worker.rules.nothing_reused()
     size = worker.limits.block_size
     found = worker.rules.nothing_reused()

@@ -8,7 +8,9 @@ import numpy as np
 from contract.domain import chain
 from contract.domain.errors import ErrorCode, context_exceeded, model_replaced
 from contract.domain.finish import CancelReason, FinishReason, RequestError
+from contract.domain.model_kind import wrong_kind
 from contract.domain.plan import F32, NO_FLOATS, NO_TOKENS, U32, Logprobs, StepResult
+from contract.domain.pooling import is_done_by
 from contract.domain.rows import U8, TokenRows
 from contract.domain.timeline import Start
 from scheduler_svc.core.repetition import RepetitionDetector
@@ -112,6 +114,9 @@ def unholdable(sequence: SequenceState, workers: Mapping[str, WorkerState]) -> S
     able = [worker for worker in workers.values() if worker.serves(sequence)]
     if not able or any(worker.holds(sequence) for worker in able):
         return None
+    kinds = {worker.limits.model_kind for worker in able}
+    if not any(is_done_by(kind, sequence.request.queued.pooling) for kind in kinds):
+        return SequenceEnd(sequence, FinishReason.ERROR, RequestError.of(wrong_kind(min(kinds))))
     if sequence.output:
         return SequenceEnd(sequence, FinishReason.LENGTH)
     capacity = max(worker.limits.capacity for worker in able)

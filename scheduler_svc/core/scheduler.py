@@ -257,13 +257,13 @@ class Scheduler:
     def _admit(self, worker: WorkerState, budget: int, draft: PlanDraft, now_ns: int) -> None:
         """Start waiting sequences in the policy's order while there are slots, blocks and budget.
 
-        The first that lacks blocks ends it, so that none is overtaken for being long. Passed over are those that this
-        worker can never hold and those that are better off on another. Those of another model leave the queue.
+        The first that lacks blocks, or budget to be computed whole, ends it: none is overtaken for being long. Those
+        that this worker can never hold or are better off elsewhere are passed over; another model's leave the queue.
         """
         passed_over: list[tuple[Any, SequenceState]] = []
         waiting = self.waiting.for_worker(worker, self.workers)
         workers, has_cache = self.workers.values(), self.config.enable_prefix_caching
-        while budget and worker.has_slot and worker.blocks.num_free and len(passed_over) < _MAX_PASSED_OVER:
+        while budget and worker.has_slot and worker.has_room and len(passed_over) < _MAX_PASSED_OVER:
             first = waiting.peek()
             if first is None:
                 break
@@ -276,7 +276,7 @@ class Scheduler:
                 passed_over.append(first)
                 continue
             reused = reusable(worker, sequence, has_cache=has_cache)
-            if not worker.has_blocks(sequence, reused):
+            if not (worker.may_start(sequence, budget) and worker.has_blocks(sequence, reused)):
                 break
             waiting.pop()
             self._start(worker, sequence, reused, draft, now_ns)

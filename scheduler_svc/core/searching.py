@@ -17,12 +17,13 @@ from contract.domain.plan import StepResult
 from contract.domain.rows import TokenRows
 from scheduler_svc.core.beams import Found, Hypothesis
 from scheduler_svc.core.plan_draft import PlanDraft
+from scheduler_svc.core.planned_steps import StepError
 from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.rows import NO_ROWS, SequenceEnd, joined, take_logprobs
 from scheduler_svc.core.search import Search
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.tables import Tables, held_blocks
-from scheduler_svc.core.worker import Mask, StepError, WorkerState
+from scheduler_svc.core.worker import Mask, WorkerState
 
 
 class Taken(NamedTuple):

@@ -43,6 +43,7 @@ class QueuedRequest:
     num_strikes: int = 0  # workers that died while they computed it, as far as they count
     struck_at: int = 0  # output tokens that it had when the last of them died
     pooling: Pooling | None = None  # its prompt becomes a vector, and nothing is generated; None: it is
+    num_first_tokens: int = 0  # as in `Admission`
     beams: BeamSearch | None = None  # its n outputs are found by a search; None: they are drawn
     search_words: U32 = field(default_factory=lambda: NO_TOKENS)  # of a search that another scheduler began: its log
 

@@ -25,7 +25,9 @@ class BlockTable:
         return BlockTable(first, self.blocks[first - self.first : end - self.first])
 
 
-Tables: TypeAlias = tuple[BlockTable, ...]  # by kind; empty: a sequence that does not run
+_ANY = 2**31 - 1  # tokens
+
+Tables: TypeAlias = tuple[BlockTable, ...]  # by kind; empty: a sequence that does not run, or none is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,9 @@ class TableRules:
         return min(kind.num_blocks(num_tokens), first + kind.most_blocks(num_tokens, self.longest_step))
 
     def room(self, tables: Tables) -> int:
-        """Tokens for which there are blocks of all kinds."""
-        return min(kind.block_size * table.end for kind, table in zip(self.kinds, tables, strict=True))
+        """Tokens for which there are blocks of all kinds; without kinds there is room for any."""
+        rooms = (kind.block_size * table.end for kind, table in zip(self.kinds, tables, strict=True))
+        return min(rooms, default=_ANY)
 
     def lacking(self, tables: Tables, position: int) -> Iterator[int]:
         """The kinds that lack a block for the token at `position`, up to which there are all."""

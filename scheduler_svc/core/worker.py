@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.kv_kinds import KVKind, longest_sequence
+from contract.domain.model_kind import ModelKind
 from contract.domain.plan import StepPlan, StepResult
+from contract.domain.pooling import is_done_by
 from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager, hash_of_kind
+from scheduler_svc.core.planned_steps import PlannedStep, StepError
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
 from scheduler_svc.core.tables import Reused, TableRules
@@ -31,42 +33,31 @@ _NO_TOKEN = -1  # fills the rows of `stops`
 class WorkerLimits:
     """The capacity of a worker."""
 
-    num_blocks: int  # KV blocks
+    num_blocks: int  # KV blocks; 0 of a model that keeps no keys and values
     block_size: int  # tokens of a block, of the kind of layers whose blocks have the fewest
     max_num_seqs: int  # slots
     max_model_len: int  # prompt and output tokens of one sequence
     max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
-    kinds: tuple[KVKind, ...] = ()  # of the model's layers; empty: all see all tokens before them
+    kinds: tuple[KVKind, ...] = ()  # of a decoder's layers; empty: all see all tokens before them
     has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
     max_plans: int = 1  # that are planned before their results come
-    capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can generate
+    model_kind: ModelKind = ModelKind.DECODER
+    capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can compute
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", self.kinds or (KVKind(self.block_size),))
-        capacity = longest_sequence(self.kinds, self.num_blocks, self.longest_step, self.max_model_len)
+        if self.model_kind.computes_whole_prompts:
+            kinds: tuple[KVKind, ...] = ()
+            capacity = min(self.max_model_len, self.max_num_batched_tokens)
+        else:
+            kinds = self.kinds or (KVKind(self.block_size),)
+            capacity = longest_sequence(kinds, self.num_blocks, self.longest_step, self.max_model_len)
+        object.__setattr__(self, "kinds", kinds)
         object.__setattr__(self, "capacity", capacity)
 
     @property
     def longest_step(self) -> int:
         """Tokens by which a sequence may be planned to be ahead of what is known to be computed."""
         return max(self.max_num_batched_tokens, self.max_plans)
-
-
-class StepError(PenstockError):
-    """A result that contradicts the plans: the epoch of this worker must end."""
-
-    def __init__(self, worker_id: str, message: str) -> None:
-        super().__init__(ErrorCode.INTERNAL, f"worker {worker_id}: {message}; pair with it anew")
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """A plan in flight: what is needed to read its result."""
-
-    step: int
-    slots: I64  # [sampling]: slots that reach the tip of their tokens and sample
-    generations: I64  # [sampling]: occupants of these slots when it was planned
-    issued_ns: int
 
 
 @dataclass(slots=True)
@@ -84,7 +75,7 @@ class WorkerState:
     model_digest: bytes = b""  # of the model that it has loaded
     rules: TableRules = field(init=False)
     factors: list[int] = field(init=False)  # by kind: how much longer its blocks are than the shortest
-    is_plain: bool = field(init=False)  # all layers see all tokens: one block is as good as the other
+    is_plain: bool = field(init=False)  # one block is as good as the other: all layers see all tokens, or none is kept
     blocks: BlockManager = field(init=False)
     sequences: list[SequenceState | None] = field(init=False)  # by slot
     at_tip: Mask = field(init=False)
@@ -124,7 +115,7 @@ class WorkerState:
         slots = self.limits.max_num_seqs
         self.rules = TableRules(self.limits.kinds, self.limits.longest_step)
         self.factors = self.rules.factors(self.limits.block_size)
-        self.is_plain = len(self.limits.kinds) == 1 and not self.rules.give_up
+        self.is_plain = len(self.limits.kinds) <= 1 and not self.rules.give_up
         self.blocks = BlockManager(self.limits.num_blocks)
         self.sequences = [None] * slots
         self.at_tip, self.is_pooled, self.may_not_repeat, self.is_beam, self.is_parked = (
@@ -152,6 +143,11 @@ class WorkerState:
         """Return whether one more sequence may run: every one that does needs a token of the budget in each step."""
         return self.num_running < min(self.limits.max_num_seqs, self.max_num_batched_tokens)
 
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more sequence may find blocks, if it needs any."""
+        return self.blocks.num_free > 0 or self.computes_whole_prompts
+
     def running(self) -> Iterator[SequenceState]:
         """The sequences in slots."""
         return (sequence for sequence in self.sequences if sequence is not None)
@@ -162,8 +158,19 @@ class WorkerState:
 
     def holds(self, sequence: SequenceState) -> bool:
         """Return whether the worker could ever generate one more token of it, or compute a prompt that is pooled."""
+        if not is_done_by(self.limits.model_kind, sequence.request.queued.pooling):
+            return False
         room = 0 if sequence.is_pooled else 1
         return sequence.num_tokens + room <= self.limits.capacity and self.serves(sequence)
+
+    def may_start(self, sequence: SequenceState, budget: int) -> bool:
+        """Return whether a waiting sequence may get a slot in a plan that has `budget` tokens left for it."""
+        return sequence.num_tokens <= budget or not self.computes_whole_prompts
+
+    @property
+    def computes_whole_prompts(self) -> bool:
+        """Return whether a prompt is computed in one step, without blocks, and nothing is generated."""
+        return self.limits.model_kind.computes_whole_prompts
 
     def decoding(self) -> I64:
         """The slots that are at their tip and do not end there by count."""
@@ -302,6 +309,8 @@ class WorkerState:
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
         """Make the full blocks among the first `num_tokens` findable, unless they are of no use without a state; their
         tokens have come, their KV is planned."""
+        if self.computes_whole_prompts:
+            return
         size = self.limits.block_size
         before, full = int(self.num_registered_blocks[sequence.slot]), num_tokens // size
         hashes = [] if self.limits.has_state else sequence.hashes(size)

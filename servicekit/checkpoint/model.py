@@ -62,6 +62,11 @@ class Checkpoint:
         own = self.config.get(name)
         return nested.get(name, own) if isinstance(nested, Mapping) else own
 
+    @property
+    def num_positions(self) -> Any:
+        """The positions of the model, as config.json says them; None: it does not."""
+        return next((value for name in _POSITIONS if (value := self.text_field(name)) is not None), None)
+
     def context_length(self, max_model_len: int | None = None) -> int:
         """Tokens of a sequence, prompt and output together.
 
@@ -72,7 +77,7 @@ class Checkpoint:
             PenstockError: INVALID_ARGUMENT naming `max_model_len`, which the model does not reach; INTERNAL (operator):
                 nothing says it.
         """
-        stated = next((value for name in _POSITIONS if (value := self.text_field(name)) is not None), None)
+        stated = self.num_positions
         if type(stated) is not int or stated < 1:
             if max_model_len is not None:
                 return max_model_len

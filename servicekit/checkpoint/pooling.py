@@ -16,19 +16,26 @@ _MODES: Final = {
     "pooling_mode_mean_tokens": PoolingKind.MEAN,
     "pooling_mode_cls_token": PoolingKind.CLS,
 }
+# Ends of names of architectures.
+_GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_SCORING: Final = ("ForSequenceClassification",)
 _KNOWN: Final = ("Transformer", "Pooling", "Normalize")
 
 
 def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
-    """The pooling of a checkpoint: without a `modules.json` the last hidden state, of length 1, as vLLM has it.
+    """The pooling of a checkpoint: without a `modules.json` the last hidden state of a decoder and the first of an
+    encoder, of length 1, as vLLM has it.
 
     Raises:
         PenstockError: INTERNAL (operator): a file is broken.
     """
     size = hidden_size(checkpoint)
+    if _ends(checkpoint, _SCORING):
+        return PoolingFacts(size=size, scores_pairs=True)
     modules = _modules(checkpoint.directory / MODULES)
     if not modules:
-        return PoolingFacts(size=size)
+        generates = not checkpoint.config.get("architectures") or _ends(checkpoint, _GENERATING)
+        return PoolingFacts(PoolingKind.LAST if generates else PoolingKind.CLS, size=size)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     normalize = "Normalize" in kinds
     if others := [kind for kind in kinds if kind not in _KNOWN]:
@@ -44,6 +51,12 @@ def pooling_facts(checkpoint: Checkpoint) -> PoolingFacts:
         return PoolingFacts(_MODES[modes[0]], normalize, size)
     said = " and ".join(modes) or "no way to pool"
     return PoolingFacts(normalize=normalize, size=size, trouble=f"{said} in {path}/{CONFIG}")
+
+
+def _ends(checkpoint: Checkpoint, ends: tuple[str, ...]) -> bool:
+    """Return whether the name of the architecture has one of these ends."""
+    names = checkpoint.config.get("architectures")
+    return isinstance(names, list) and bool(names) and str(names[0]).endswith(ends)
 
 
 def _modules(path: Path) -> list[Mapping[str, Any]]:

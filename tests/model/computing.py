@@ -5,6 +5,7 @@ one token of one sample, whose slot it fills anew.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +17,11 @@ from generation import Epoch, SchedulerProcess, SchedulerState
 from processes import Hold, Move, Process
 from samplers import Kind, Samplers
 
+from contract.domain.model_kind import ModelKind
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_TOKENS, Admission, StepPlan, StepResult
 from scheduler_svc.core.models import Absences
+from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.pairing import PairedWorker, Pairings, gap_plan
 from scheduler_svc.wire import (
     ReceivedResult,
@@ -46,6 +49,7 @@ from servicekit.bus.calls import (
 from worker_svc import wire as worker_wire
 from worker_svc.core.epoch import EpochTracker, PlanVerdict
 from worker_svc.core.interface import Limits
+from worker_svc.core.whole_prompts import WholePrompts
 
 NAME = "worker"
 _PROMPT = (5, 6)
@@ -76,17 +80,28 @@ class WorkerProcess(Process):
         samplers: Samplers,
         kinds: tuple[Kind, ...],
         models: tuple[bytes, ...],
+        limits: WorkerLimits = LIMITS,
     ) -> None:
         super().__init__(name, pool)
         self.indices = indices
         self.samplers = samplers
         self.kinds = kinds
-        size, longest = LIMITS.block_size, LIMITS.max_model_len
-        sizes = LIMITS.num_blocks, size, LIMITS.max_num_seqs, longest, longest, 100
-        limits = Limits(*sizes, kinds=LIMITS.kinds, has_state=LIMITS.has_state)
+        size, longest = limits.block_size, limits.max_model_len
+        told = Limits(
+            limits.num_blocks,
+            size,
+            limits.max_num_seqs,
+            longest,
+            longest,
+            100,
+            kinds=limits.kinds,
+            model_kind=limits.model_kind,
+            has_state=limits.has_state,
+        )
+        self.prompts = WholePrompts(told) if limits.model_kind is ModelKind.ENCODER else None
         self.model_digest = models[int(name[-1]) % len(models)]
         info = worker_wire.worker_info(
-            limits, model="model", home_shard=SHARD, world_size=1, device="cpu", model_digest=self.model_digest
+            told, model="model", home_shard=SHARD, world_size=1, device="cpu", model_digest=self.model_digest
         )
         self.info = info.SerializeToString()
 
@@ -126,6 +141,9 @@ class WorkerProcess(Process):
             case PlanVerdict.DROP:
                 return me
         (admission,) = plan.admissions
+        if self.prompts is not None:  # each is in its slot for one step
+            self.prompts.update(replace(plan, step=1))
+            self.prompts.take(plan)
         before = tuple(admission.token_ids[admission.num_prompt_tokens :].tolist())
         todo = (plan.step, admission.request_id, admission.slot, before)
         pools = admission.pooling is not None
@@ -211,7 +229,9 @@ class PlanningScheduler(SchedulerProcess):
         for name in pairings.to_pair(workers, sessions, sid, 0):
             pairing, changed = self.pool.call(pool, Pair(sid, name))
             if isinstance(pairing, Pairing):
-                model_digest = decode_worker_info(pairing.info).model_digest
+                offer = decode_worker_info(pairing.info)
+                assert offer.limits == self.limits
+                model_digest = offer.model_digest
                 epoch = Epoch(pairing.incarnation, pairing.results_after, model_digest=model_digest)
                 yield Move(f"{self.name}: pairs", me._replace(epoch=epoch), changed)
 
@@ -219,7 +239,7 @@ class PlanningScheduler(SchedulerProcess):
         """The service's own, with what this scheduler knows."""
         pairings = Pairings()
         if me.epoch is not None:
-            offer = WorkerOffer("model", LIMITS, SHARD)
+            offer = WorkerOffer("model", self.limits, SHARD)
             pairings.begin(PairedWorker(NAME, me.epoch.incarnation, offer, me.epoch.position, 0))
         pairings._ended = dict.fromkeys(me.over, 0)
         return pairings
@@ -264,7 +284,7 @@ class PlanningScheduler(SchedulerProcess):
             token_ids,
             len(_PROMPT),
             0,
-            one,
+            one if self.limits.kinds else NO_TOKENS,
             Sampling(num_prompt_logprobs=0),
             0,
             request_id=request_id,

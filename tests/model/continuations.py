@@ -11,6 +11,7 @@ from samplers import Kind
 
 from contract.domain.finish import CancelReason, FinishReason
 from contract.domain.kv_kinds import KVKind, Reach
+from contract.domain.model_kind import ModelKind
 from contract.domain.plan import Logprobs, StepPlan, StepResult
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
@@ -37,6 +38,7 @@ LIMITS = WorkerLimits(
     kinds=KINDS,
     has_state=True,
 )
+ENCODER = WorkerLimits(0, 1, 4, 40, 40, model_kind=ModelKind.ENCODER)
 SHARD = 0
 MODELS = (b"old-----", b"new-----")  # of workers, in a space of an upgrade
 
@@ -67,8 +69,9 @@ class Continued(NamedTuple):
 class Continuations:
     """The scheduler's core as a function: it is made anew for each question, with what a request has so far."""
 
-    def __init__(self, asked: tuple[Asked, ...]) -> None:
+    def __init__(self, asked: tuple[Asked, ...], limits: WorkerLimits = LIMITS) -> None:
         self._asked = {each.request_id: each for each in asked}
+        self._limits = limits  # of workers
         self._known: dict[object, Continued] = {}
 
     def add(self, sid: bytes, request_id: bytes, samples: Samples) -> Continued:
@@ -145,9 +148,10 @@ class Continuations:
         # Whether this worker may go on with it was decided before.
         unpinned = tuple(s._replace(model_digest=b"") for s in alone)
         scheduler, _ = self._core(request_id, unpinned)
-        scheduler.add_worker("worker", LIMITS, model_digest)
+        scheduler.add_worker("worker", self._limits, model_digest)
         plan = scheduler.schedule("worker", 0)
         assert plan is not None
+        scheduler.check_integrity()
         tokens = np.array([] if token_id is None else [token_id], np.uint32)
         counts = np.array([len(tokens)], np.uint32)
         rows = scheduler.apply("worker", StepResult(plan.step, plan.slots, counts, tokens), 0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from clients import Asked, Client
-from continuations import MODELS, SHARD, Continuations, Sample, Samples, logged_model
+from continuations import LIMITS, MODELS, SHARD, Continuations, Sample, Samples, logged_model
 from edges import next_entry
 from explored_pool import ExploredPool
 from processes import Hold, Move, Process, Stage
@@ -12,6 +12,7 @@ from samplers import Kind, Samplers
 
 from contract.domain.timeline import Computed
 from scheduler_svc.core.history import History, diverged_rows, restore
+from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_witness, encode_rows, read_loaded
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (
@@ -70,11 +71,13 @@ class SchedulerProcess(Process):
         asked: tuple[Asked, ...],
         samplers: Samplers,
         kinds: tuple[Kind, ...],
+        limits: WorkerLimits = LIMITS,
     ) -> None:
         super().__init__(name, pool)
+        self.limits = limits  # of workers
         self.asked = {each.request_id: each for each in asked}
         self.samplers = samplers
-        self.continuations = Continuations(asked)
+        self.continuations = Continuations(asked, limits)
         self.kinds = kinds
 
     def born(self, number: int) -> SchedulerState:

@@ -135,6 +135,17 @@ SPACES = [
         pausing=named("scheduler0"),
     ),
     Space(
+        "an encoder's prompts are pooled, a worker dies",
+        workers=2,
+        has_two_models=True,
+        has_encoder=True,
+        pools_prompts=True,
+        max_tokens=1,
+        is_warm=True,
+        faults=Faults(deaths=1),
+        mortal=named("worker0"),
+    ),
+    Space(
         "beams, compaction while a scheduler dies",
         searches=True,
         samples=2,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from clients import Client, Got, Phase, ask, contradicts
 from computing import PlanningScheduler, WorkerProcess
-from continuations import MODELS, SHARD
+from continuations import ENCODER, LIMITS, MODELS, SHARD
 from edges import Gateway, TokenizerProcess, with_client
 from explored_pool import ExploredPool, Interned
 from generation import SchedulerProcess
@@ -53,6 +53,7 @@ class Space:
     keeps_nothing: bool = False  # a restart comes soon and brings the first state back
     pools_prompts: bool = False  # the requests ask for vectors of their prompts, likewise
     searches: bool = False  # the outputs are found by a beam search
+    has_encoder: bool = False  # workers compute prompts whole, without blocks
     scores_prompts: bool = False  # the requests ask for logprobs of their prompts, which workers keep
     has_two_models: bool = False  # the first worker has one, the second another
     # The first scheduler has claimed what there is, the first detokenizer has the shard, and of two models the first
@@ -111,13 +112,14 @@ class Penstock:
     def _make(self, others: Mapping[SessionKind, type[Process]]) -> Iterator[Process]:
         space, asked, pool = self.space, self.asked, self.pool
         models = MODELS if space.has_two_models else MODELS[:1]
+        limits = ENCODER if space.has_encoder else LIMITS
         shards, indices = Shards(pool), {each.request_id: each.index for each in asked}
         scheduler = PlanningScheduler if space.workers else SchedulerProcess
         of_kind: dict[SessionKind, tuple[int, type[Any], tuple[Any, ...]]] = {
             SessionKind.GATEWAY: (space.gateways, Gateway, (asked, self.samplers, space.may_cancel)),
             SessionKind.TOKENIZER: (space.tokenizers, TokenizerProcess, (asked,)),
-            SessionKind.SCHEDULER: (space.schedulers, scheduler, (asked, self.samplers, space.kinds)),
-            SessionKind.WORKER: (space.workers, WorkerProcess, (indices, self.samplers, space.kinds, models)),
+            SessionKind.SCHEDULER: (space.schedulers, scheduler, (asked, self.samplers, space.kinds, limits)),
+            SessionKind.WORKER: (space.workers, WorkerProcess, (indices, self.samplers, space.kinds, models, limits)),
             SessionKind.DETOKENIZER: (space.detokenizers, DetokenizerProcess, (shards, space.compacts)),
         }
         for kind, (number, process_type, arguments) in of_kind.items():

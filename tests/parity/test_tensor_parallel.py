@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from contract.domain.errors import PenstockError
 from contract.domain.params import Sampling
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling
 from worker_svc.core.distributed import Group
 from worker_svc.core.layers.placement import Placement
 from worker_svc.factory import load_runner
@@ -56,7 +56,7 @@ def sequences() -> list[Drive]:
     )
     answered += [Drive([*rng.integers(3, VOCAB_SIZE, n).tolist(), OPENS], 5, bound) for n in (3, 30)]
     prompt = rng.integers(3, VOCAB_SIZE, 90).tolist()
-    return [*answered, *(Drive(prompt, 1, pooling=Pooling(kind, normalize=False)) for kind in PoolingKind)]
+    return [*answered, *(Drive(prompt, 1, pooling=Pooling(kind, normalize=False)) for kind in VECTOR_KINDS)]
 
 
 class Ranks:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from vectors import expected_vector
 
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling, PoolingKind
 from penstock import LLM, PenstockError, PoolingParams, SamplingParams
 
 CHECKPOINTS = (
@@ -30,7 +30,7 @@ CHECKPOINTS = (
 )
 # In few blocks, windows that are given up leave room for others, and are then forgotten.
 WINDOWED = ("cohere2_some_not_rotated", "gemma2_caps_and_windows")
-POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(PoolingKind, (True, False))]
+POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(VECTOR_KINDS, (True, False))]
 POOLINGS += [
     Pooling(PoolingKind.MEAN, normalize=True, dimensions=5),
     Pooling(PoolingKind.LAST, normalize=False, dimensions=5),

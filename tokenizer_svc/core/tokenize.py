@@ -1,6 +1,5 @@
 """A request's prompt becomes token ids, and every limit that a vocabulary and a context set is checked."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,14 +10,15 @@ from contract.domain.beams import MAX_CANDIDATES
 from contract.domain.chat_facts import THOUGHT_MARKS
 from contract.domain.errors import PenstockError, context_exceeded, invalid
 from contract.domain.parameter import Biases, TokenIds
-from contract.domain.params import MAX_BAD_WORD_TOKENS, PARAMETERS, Made, SamplingParams, Stopping
+from contract.domain.params import AS_FITS, MAX_BAD_WORD_TOKENS, PARAMETERS, Made, SamplingParams, Stopping
 from contract.domain.plan import U32
 from contract.domain.request import Prompt, Request
 from contract.texts.choice import Decoders
 from tokenizer_svc.core.grammars import GrammarCompiler
+from tokenizer_svc.core.pairs import PairTokenizer
+from tokenizer_svc.core.texts import check_length, known_ids
 from tokenizer_svc.core.vocabulary import Vocabulary
 
-_AS_FITS = -1
 _TOOLS = "tools"  # a variable of chat templates, and the field that gives it
 _OF_TOKENS = tuple(name for name, each in PARAMETERS.items() if isinstance(each.kind, TokenIds | Biases))
 
@@ -31,6 +31,7 @@ class TokenizedPrompt:
     eos_token_ids: tuple[int, ...]  # ascending; the model's, also where the request ignores them
     stopping: Stopping  # the request's, with `max_tokens` resolved to a number that fits the context
     made: Made = field(default_factory=Made)
+    num_first_tokens: int = 0  # as in `Admission`
 
 
 class PromptTokenizer:
@@ -39,6 +40,7 @@ class PromptTokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._grammars = GrammarCompiler(vocabulary)
+        self._pairs = PairTokenizer(vocabulary)
 
     def tokenize(self, request: Request, *, clips: bool = False) -> TokenizedPrompt:
         """Tokenizes and checks one request.
@@ -52,11 +54,13 @@ class PromptTokenizer:
         self._check_params(request, bad_word_ids)
         made = Made(bad_word_ids, self._thinking_token_ids(request.params, bad_word_ids), self._grammar(request))
         clips = clips or "max_tokens" in request.unsaid
-        token_ids = self.encode_prompt(
-            request.prompt, now_ns=request.header.arrival_ns, kept=self._kept(request, clips)
-        )
+        kept, num_first = self._kept(request, clips), 0
+        if request.prompt.pair is not None:
+            token_ids, num_first = self._pairs.encode(request.prompt.pair, kept)
+        else:
+            token_ids = self.encode_prompt(request.prompt, now_ns=request.header.arrival_ns, kept=kept)
         stopping = self._resolve(request, len(token_ids), clips)
-        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, made)
+        return TokenizedPrompt(token_ids, self.vocabulary.eos_token_ids, stopping, made, num_first)
 
     def _grammar(self, request: Request) -> str:
         """The grammar of the output: beside tools it is theirs, and what is wrong with it is wrong with them."""
@@ -73,7 +77,7 @@ class PromptTokenizer:
         num = params.truncate_prompt_tokens
         if num is None:
             return None
-        if num == _AS_FITS:
+        if num == AS_FITS:
             room = 0 if request.pooling is not None else 1 if clips else params.max_tokens or 1
             num = max(1, self.vocabulary.context_length - room)
         return slice(num) if params.truncation_side == "right" else slice(-num, None)
@@ -122,15 +126,7 @@ class PromptTokenizer:
         return self.vocabulary.chat.render(messages, kwargs, now_ns, required=prompt.required_variables)
 
     def _check_length(self, text: str, param: str) -> None:
-        """Refuses a text that cannot fit whatever its tokens are: to find them would take long, for nothing."""
-        context, token_bytes = self.vocabulary.context_length, self.vocabulary.max_token_bytes
-        if token_bytes and len(text) > context * token_bytes:  # a character has a byte at least
-            raise context_exceeded(
-                context,
-                f"the prompt has {len(text)} characters, which are {-(-len(text) // token_bytes)} tokens at the very "
-                "least",
-                param,
-            )
+        check_length(self.vocabulary, len(text), param)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids.
@@ -154,19 +150,7 @@ class PromptTokenizer:
             (encoding,) = self.vocabulary.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise invalid("the text is not valid Unicode: it holds half of a surrogate pair", param) from error
-        # Four times as fast as to make a NumPy array of the list itself.
-        token_ids = np.frombuffer(array("I", encoding.ids), np.uint32)
-        size = self.vocabulary.vocab_size
-        # A tokenizer may have more entries than the model: media tokens, say, that were added and never trained.
-        if len(token_ids) and token_ids.max() >= size:
-            wrong = int(token_ids[token_ids >= size][0])
-            token = self.vocabulary.tokenizer.id_to_token(wrong)
-            raise invalid(
-                f"the text becomes the token {token!r:.80} with the id {wrong}, which is outside the model's "
-                f"vocabulary of {size} tokens",
-                param,
-            )
-        return token_ids
+        return known_ids(self.vocabulary, encoding.ids, param)
 
     def spell(self, token_ids: U32) -> list[str]:
         """Each of a text's tokens as the vocabulary spells it."""

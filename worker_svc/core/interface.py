@@ -5,6 +5,7 @@ from typing import Protocol
 
 from contract.domain.errors import ErrorCode, PenstockError
 from contract.domain.kv_kinds import KVKind
+from contract.domain.model_kind import ModelKind
 from contract.domain.plan import StepPlan, StepResult
 
 
@@ -12,23 +13,25 @@ from contract.domain.plan import StepPlan, StepResult
 class Limits:
     """The facts that a scheduler must know to plan for a runner."""
 
-    num_blocks: int
+    num_blocks: int  # 0 of a model that keeps no keys and values
     block_size: int  # tokens of a block, of the kind of layers whose blocks have the fewest
     max_num_seqs: int  # slots
     max_model_len: int  # tokens of a sequence, prompt and output
     max_num_batched_tokens: int  # tokens that one step may compute
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()  # of a simulated model: which one ends with
-    kinds: tuple[KVKind, ...] = ()  # of the model's layers; empty: all see all tokens before them
+    kinds: tuple[KVKind, ...] = ()  # of a decoder's layers; empty: all see all tokens before them
+    model_kind: ModelKind = ModelKind.DECODER
     has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", self.kinds or (KVKind(self.block_size),))
+        kinds = self.kinds or (KVKind(self.block_size),)
+        object.__setattr__(self, "kinds", () if self.model_kind.computes_whole_prompts else kinds)
 
     @property
     def num_pages(self) -> int:
         """Pages of `block_size` tokens in a block, of the kind whose blocks have the most tokens."""
-        return max(kind.block_size for kind in self.kinds) // self.block_size
+        return max((kind.block_size for kind in self.kinds), default=self.block_size) // self.block_size
 
 
 class DeviceError(PenstockError):

@@ -2,13 +2,14 @@
 and the output of a sequence alone, which tests compare with.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer
 
 from contract.domain import chain
+from contract.domain.model_kind import ModelKind
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_FLOATS, NO_TOKENS, U32, Admission, Logprobs, PromptLogprobs
 from contract.domain.pooling import Pooling, PoolingKind
@@ -44,14 +45,35 @@ def hidden_states(hashes: U64, size: int, model_seed: int) -> F32:
     return values.reshape(len(hashes), size)
 
 
+def encoder_hashes(prompt_ids: Iterable[int], num_first: int = 0) -> U64:
+    """The hashes u64[tokens] of a prompt's tokens, each of all of them, of its position, and of the place at which the
+    second text of a pair begins.
+    """
+    terms = [context_term(int(token_id)) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids)]
+    return np.arange(len(terms), dtype=np.uint64) ^ np.uint64(chain.mix((sum(terms) + num_first) & _MASK))
+
+
+def expected_score(prompt_ids: Sequence[int], num_first: int, *, model_seed: int = 0) -> float:
+    """The score that a simulated cross-encoder gives a pair of texts: what tests compare with."""
+    return float(hidden_states(encoder_hashes(prompt_ids, num_first)[:1], 1, model_seed)[0, 0])
+
+
 def expected_vector(
-    prompt_ids: Sequence[int], pooling: Pooling, *, size: int = HIDDEN_SIZE, model_seed: int = 0
+    prompt_ids: Sequence[int],
+    pooling: Pooling,
+    *,
+    size: int = HIDDEN_SIZE,
+    model_seed: int = 0,
+    model_kind: ModelKind = ModelKind.DECODER,
 ) -> F32:
     """The vector f32[dimensions] of the simulated runner for one prompt, without slots or blocks: what tests compare
     with.
     """
-    terms = [context_term(token_id) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids)]
-    hashes = np.array([sum(terms[: end + 1]) & _MASK for end in range(len(terms))], np.uint64)
+    if model_kind is ModelKind.ENCODER:
+        hashes = encoder_hashes(prompt_ids)
+    else:
+        terms = [context_term(token_id) * pow(BASE, at, 2**64) for at, token_id in enumerate(prompt_ids)]
+        hashes = np.array([sum(terms[: end + 1]) & _MASK for end in range(len(terms))], np.uint64)
     hidden = hidden_states(hashes, size, model_seed).astype(np.float64)
     by_kind = {PoolingKind.LAST: hidden[-1], PoolingKind.MEAN: hidden.mean(axis=0), PoolingKind.CLS: hidden[0]}
     vector = by_kind[pooling.kind][: pooling.dimensions or None]

@@ -1,14 +1,21 @@
 """Sums of the normalised hidden states of prompts, by torch, piece by piece: in fp32 they would not fit at once."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
-
-from worker_svc.core.language_model import LanguageModel
 
 _CELLS = 2**24  # that are in fp32 at once: 64 MiB
 
 
-def sum_hidden(model: LanguageModel, hidden: Tensor, owners: Tensor, num_owners: int) -> Tensor:
+class Normalizing(Protocol):
+    """The part of a model that ends its hidden states."""
+
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size] -> f32[rows, hidden_size], as transformers' last hidden state."""
+
+
+def sum_hidden(model: Normalizing, hidden: Tensor, owners: Tensor, num_owners: int) -> Tensor:
     """f32[num_owners, hidden_size]: sums of normalised hidden states [n, hidden_size], each of one of `owners` i64[n].
 
     By a product of matrices, which adds in the same order each time, and whatever the numbers of rows are.

@@ -36,7 +36,7 @@ class PooledPrompt:
         match self.pooling.kind:
             case PoolingKind.MEAN:
                 return start, end
-            case PoolingKind.CLS:
+            case PoolingKind.CLS | PoolingKind.SCORE:
                 return start, min(end, max(start, 1))
         return (max(start, self.num_tokens - 1), end) if end == self.num_tokens else (start, start)
 

@@ -13,7 +13,7 @@ from bench.rig.chaos.pipeline import EOS, EOS_EVERY, EOS_IDS, NUM_WORDS, VOCAB_S
 from bench.rig.expected_beams import expected_beams
 from contract.domain import chain
 from contract.domain.params import SamplingParams
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling
 from contract.domain.repetition import RepetitionDetectionParams
 from contract.domain.structured_outputs import StructuredOutputsParams
 from servicekit.checkpoint.grammars import GrammarTokens
@@ -161,7 +161,7 @@ def _make(rng: random.Random, kind: str) -> Recipe:
 
 def _pooled(rng: random.Random) -> Recipe:
     prompt_ids = tuple(rng.randrange(EOS) for _ in range(rng.randint(1, _LONG_PROMPT[0])))
-    pooling = Pooling(rng.choice(list(PoolingKind)), rng.random() < 0.5, rng.choice((0, 16)))
+    pooling = Pooling(rng.choice(VECTOR_KINDS), rng.random() < 0.5, rng.choice((0, 16)))
     params = SamplingParams(temperature=0.0, max_tokens=1, seed=rng.randrange(2**31))
     return Recipe("embeddings", rng.random() < 0.5, prompt_ids, params, api=Api.EMBEDDINGS, pooling=pooling)
 

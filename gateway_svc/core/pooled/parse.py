@@ -12,7 +12,7 @@ from contract.domain.pooling import PoolingParams
 from contract.domain.request import Prompt, check_cache_salt
 from gateway_svc.core.ask import Ask, Form, Models
 from gateway_svc.core.bodies import body_fields, check_priority, decode_body, decode_messages
-from gateway_svc.core.field_names import FieldName, FieldNames
+from gateway_svc.core.field_names import FieldName, FieldNames, in_words_of
 from gateway_svc.core.messages import parse_messages
 from gateway_svc.core.pooled.fields import (
     EMBEDDING_FIELDS,
@@ -77,9 +77,12 @@ def ask_scores(raw: ScoreBody, models: Models) -> Ask:
     first, second = _texts("text_1", raw.text_1), _texts("text_2", raw.text_2)
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must be one text, or as many as text_2: {len(first)} and {len(second)}", "text_1")
-    prompts = [Prompt(text=text) for text in (*first, *second)]
-    names = FieldName("prompt", "text_1"), FieldName("prompt", "text_2", since=len(first))
-    return ask_vectors(Form.SCORE, raw, prompts, models, {"num_first": len(first)}, names=names)
+    scores_pairs = models.pooling(raw.model or "").scores_pairs
+    prompts = _compared(first, second, scores_pairs=scores_pairs)
+    names: FieldNames = (FieldName("prompt", "text_1"), FieldName("prompt", "text_2", since=len(first)))
+    names = (FieldName("prompt", "text_2"),) if scores_pairs else names
+    context = {"num_first": 0 if scores_pairs else len(first)}
+    return ask_vectors(Form.SCORE, raw, prompts, models, context, names=names, scores_pairs=scores_pairs)
 
 
 def parse_rerank(body: bytes, models: Models) -> Ask:
@@ -101,10 +104,22 @@ def ask_ranking(raw: RerankBody, models: Models) -> Ask:
     if raw.top_n is not None and raw.top_n < 0:
         raise invalid(f"top_n must be at least 1, or 0 for all documents, got {raw.top_n}", "top_n")
     told = documents if raw.return_documents is not False else None
-    prompts = [Prompt(text=text) for text in (raw.query, *documents)]
-    names = FieldName("prompt", "query"), FieldName("prompt", "documents", since=1)
-    context = {"top_n": raw.top_n or len(documents), "documents": told}
-    return ask_vectors(Form.RERANK, raw, prompts, models, context, names=names)
+    scores_pairs = models.pooling(raw.model or "").scores_pairs
+    prompts = _compared([raw.query], documents, scores_pairs=scores_pairs)
+    names: FieldNames = (FieldName("prompt", "query"), FieldName("prompt", "documents", since=1))
+    context = {"top_n": raw.top_n or len(documents), "documents": told, "num_first": 0 if scores_pairs else 1}
+    names = (FieldName("prompt", "documents"),) if scores_pairs else names
+    return ask_vectors(Form.RERANK, raw, prompts, models, context, names=names, scores_pairs=scores_pairs)
+
+
+def _compared(first: Sequence[str], second: Sequence[str], *, scores_pairs: bool) -> list[Prompt]:
+    """The prompts that compare one text with others, or as many with as many: pairs that a cross-encoder scores, or the
+    first texts and after them the others.
+    """
+    if not scores_pairs:
+        return [Prompt(text=text) for text in (*first, *second)]
+    pairs = zip([*first] * (len(second) if len(first) == 1 else 1), second, strict=True)
+    return [Prompt(pair=pair) for pair in pairs]
 
 
 def ask_vectors(
@@ -115,6 +130,7 @@ def ask_vectors(
     context: Mapping[str, Any],
     *,
     names: FieldNames,
+    scores_pairs: bool = False,
 ) -> Ask:
     """Prompts that become vectors.
 
@@ -125,12 +141,16 @@ def ask_vectors(
         models: by which the call is read.
         context: what the reply needs of the call.
         names: that the caller has for fields.
+        scores_pairs: they are pairs, and become scores.
 
     Raises:
         PenstockError: INVALID_ARGUMENT or UNIMPLEMENTED naming the field; what `models` raises.
     """
+    facts = models.pooling(raw.model or "")
     if raw.normalize is None and raw.use_activation is not None:
         names = (*names, FieldName("normalize", "use_activation"))
+    with in_words_of(names):
+        pooling = (facts.scoring if scores_pairs else facts.pooling)(_pooling_params(raw))
     if raw.stream:
         raise unimplemented("stream", "an event stream of vectors")
     if raw.add_special_tokens is False:
@@ -156,7 +176,7 @@ def ask_vectors(
         cache_salt="" if raw.cache_salt is None else check_cache_salt(raw.cache_salt),
         client_id=raw.request_id,
         context=_json.encode(context),
-        pooling=models.pooling(raw.model or "").pooling(_pooling_params(raw)),
+        pooling=pooling,
         names=names,
     )
 

@@ -77,7 +77,7 @@ class RerankReply(_Gathering):
 
     def fields(self, usages: Sequence[Usage]) -> dict[str, Any]:
         """Implement `api.PlainReply`."""
-        scores, documents = self._scores(1), self._context["documents"]
+        scores, documents = self._scores(self._context.get("num_first", 1)), self._context["documents"]
         return {
             "id": self._head.call_id,
             "model": self._head.model,
@@ -99,7 +99,11 @@ def ranked(scores: Sequence[float], top_n: int) -> list[int]:
 
 
 def cosines(vectors: Sequence[F32], num_first: int) -> list[float]:
-    """The likeness of the first vectors f32[dimensions], or of the only first one, to those after them."""
+    """The likeness of the first vectors f32[dimensions], or of the only first one, to those after them; without a first
+    one each is f32[1], a score.
+    """
+    if not num_first:
+        return [float(vector[0]) for vector in vectors]
     first, second = vectors[:num_first], vectors[num_first:]
     pairs = zip([*first] * (len(second) if num_first == 1 else 1), second, strict=True)
     return [cosine(one, other) for one, other in pairs]

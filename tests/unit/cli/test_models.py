@@ -26,15 +26,17 @@ def test_names_are_those_of_the_registry(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.split() == sorted((*FAMILIES, *TEXTS))
 
 
-def test_decoders_of_transformers_are_listed_with_what_came_of_their_proof(
+def test_models_of_transformers_are_listed_with_what_came_of_their_proof(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = {kind: CONFIG_MAPPING[kind] for kind in ("gpt2", "bloom", "vit")}
+    kinds = {kind: CONFIG_MAPPING[kind] for kind in ("gpt2", "bloom", "vit", "distilbert", "fnet")}
     monkeypatch.setattr(transformers_survey, "survey", partial(transformers_survey.survey, kinds))
     assert main(["models", "--transformers"]) == 0
-    gpt2, bloom = capsys.readouterr().out.splitlines()
+    gpt2, bloom, distilbert, fnet = capsys.readouterr().out.splitlines()
     assert gpt2.startswith("GPT2LMHeadModel proved with transformers")
     assert bloom.startswith("BloomForCausalLM refused: it has attention of its own")
+    assert distilbert.startswith("DistilBertModel proved with transformers")
+    assert fnet.startswith("FNetModel refused: it gives prompts of several lengths in a matrix other hidden states")
 
 
 def test_without_the_package_it_is_said_what_to_install(

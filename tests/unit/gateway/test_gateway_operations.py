@@ -19,6 +19,7 @@ from scripted_pipeline import Incoming, ScriptedPipeline
 
 from contract import __version__
 from contract.domain.errors import ErrorCode, PenstockError
+from contract.domain.model_kind import ModelKind
 from gateway_svc.core.models import OfferedModel, catalogue
 from gateway_svc.service import GatewayService
 from gateway_svc.settings import GatewaySettings
@@ -271,3 +272,10 @@ def test_a_client_that_never_reads_does_not_hold_up_the_end(gateway: RunningGate
     gateway.thread.join(20)
     assert time.monotonic() - began_s < 4.5  # lifecycle gives up after 5
     client.close()
+
+
+def test_an_encoder_is_known_by_its_workers() -> None:
+    worker = OfferedModel("/models/bert", 512, "d", kind=ModelKind.ENCODER)
+    for names in ((), ("bert",), ("another",)):
+        assert [each.kind for each in catalogue(names, [worker], 5).models] == [ModelKind.ENCODER]
+    assert [each.kind for each in catalogue(("bert",), [], 5).models] == [None]

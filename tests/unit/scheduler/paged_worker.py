@@ -120,6 +120,9 @@ class PagedWorker:
         for index, num_tokens in zip(plan.slots.tolist(), plan.num_tokens.tolist(), strict=True):
             slot = self.slots[index]
             assert 0 < num_tokens <= len(slot.tokens) - slot.num_computed
+            if self.limits.model_kind.computes_whole_prompts:
+                assert slot.admission.pooling is not None, "an encoder is to generate"
+                assert (slot.num_computed, num_tokens) == (0, len(slot.tokens)), "a prompt is not computed whole"
             kv = self._read(slot, slot.num_computed)
             self.num_computed += num_tokens
             for position in range(slot.num_computed, slot.num_computed + num_tokens):
@@ -146,6 +149,8 @@ class PagedWorker:
         return [(index, self._sample(self.slots[index], kv, index in silent)) for index, kv in tips]
 
     def _sample(self, slot: Slot, kv: int, is_silent: bool) -> list[int]:
+        if slot.admission.pooling is not None:
+            return []
         if is_silent:
             slot.num_computed -= 1
             return []

@@ -175,6 +175,8 @@ class Scheduling:
 
     def expected(self, request: QueuedRequest, sequence: int) -> tuple[list[int], FinishReason]:
         """What the sequence gives when nothing disturbs it, on the roomiest worker."""
+        if request.pooling is not None:
+            return [], FinishReason.POOLED
         capacity = max(limits.capacity for limits in self.limits.values())
         stopping = request.stopping
         prompt = request.prompt_token_ids.tolist()

@@ -13,6 +13,8 @@ from scheduling import EOS, Scheduling, make_request
 
 from contract.domain.finish import CancelReason
 from contract.domain.kv_kinds import SEES_ALL, KVKind, Reach
+from contract.domain.model_kind import ModelKind
+from contract.domain.pooling import SCORED, Pooling, PoolingKind
 from scheduler_svc.core.isolation import Tolerance
 from scheduler_svc.core.worker import WorkerLimits
 
@@ -49,20 +51,35 @@ class Machine(RuleBasedStateMachine):
         forgiven_after=st.integers(1, 8),
         kinds=st.lists(KINDS, min_size=2, max_size=2),
         has_state=st.lists(st.sampled_from([False, False, True]), min_size=2, max_size=2),
+        model_kind=st.sampled_from([ModelKind.DECODER, *ModelKind]),
     )
     def start(  # noqa: PLR0917
-        self, window, budget, caching, policy, num_blocks, block_size, max_num_seqs, forgiven_after, kinds, has_state
+        self,
+        window,
+        budget,
+        caching,
+        policy,
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        forgiven_after,
+        kinds,
+        has_state,
+        model_kind,
     ):
+        self.model_kind = model_kind
+        is_encoder = model_kind.computes_whole_prompts
         limits = {
             worker_id: WorkerLimits(
-                num_blocks[i] * len(kinds[i]),
+                0 if is_encoder else num_blocks[i] * len(kinds[i]),
                 block_size[i],
                 max_num_seqs[i],
                 max_model_len=30,
                 max_num_batched_tokens=budget,
                 kinds=tuple(KVKind(block_size[i] * factor, reach) for factor, reach in kinds[i]),
                 max_plans=window + 1,
-                has_state=has_state[i],
+                has_state=has_state[i] and not is_encoder,
+                model_kind=model_kind,
             )
             for i, worker_id in enumerate(WORKERS)
         }
@@ -91,17 +108,38 @@ class Machine(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
         salt=st.sampled_from(["", "", "salt"]),
         tenant=st.sampled_from(["", "a", "b"]),
+        pooling=st.sampled_from([Pooling(PoolingKind.MEAN), Pooling()]),
+        is_rare=st.integers(0, 7).map(lambda number: number == 7),
     )
-    def add(self, prefix, tail, n, max_tokens, min_tokens, stop_token_ids, has_eos, priority, patience, salt, tenant):  # noqa: PLR0917
+    def add(  # noqa: PLR0917
+        self,
+        prefix,
+        tail,
+        n,
+        max_tokens,
+        min_tokens,
+        stop_token_ids,
+        has_eos,
+        priority,
+        patience,
+        salt,
+        tenant,
+        pooling,
+        is_rare,
+    ):
         prompt = [1 + position % 3 for position in range(prefix)] + tail
         self.num_requests += 1
+        # Of a decoder few prompts are pooled, of an encoder few are not.
+        is_pooled = self.model_kind.computes_whole_prompts != is_rare
+        pooling = SCORED if self.model_kind is ModelKind.CROSS_ENCODER else pooling
         self.scheduling.add(
             make_request(
                 self.num_requests,
                 prompt or [1],
-                n=n,
-                max_tokens=max_tokens,
-                min_tokens=min(min_tokens, max_tokens or min_tokens),
+                n=1 if is_pooled else n,
+                pooling=pooling if is_pooled else None,
+                max_tokens=1 if is_pooled else max_tokens,
+                min_tokens=0 if is_pooled else min(min_tokens, max_tokens or min_tokens),
                 stop_token_ids=stop_token_ids,
                 eos_token_ids=(EOS,) if has_eos else (),
                 priority=priority,

@@ -33,6 +33,24 @@ def test_without_modules_it_is_the_last_state_of_length_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("LlamaForCausalLM", PoolingKind.LAST),
+        ("GPT2LMHeadModel", PoolingKind.LAST),
+        ("Gemma3ForConditionalGeneration", PoolingKind.LAST),
+        ("BertModel", PoolingKind.CLS),
+        ("ModernBertForMaskedLM", PoolingKind.CLS),
+    ],
+)
+def test_without_modules_it_is_the_first_state_of_what_is_no_decoder(
+    architecture: str, kind: PoolingKind, tmp_path: Path
+) -> None:
+    facts(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "architectures": [architecture]}))
+    assert pooling_facts(read_checkpoint(tmp_path)) == PoolingFacts(kind, normalize=True, size=8)
+
+
+@pytest.mark.parametrize(
     ("mode", "kind"),
     [
         ("pooling_mode_lasttoken", PoolingKind.LAST),

@@ -6,12 +6,12 @@ import pytest
 from contract.domain.errors import PenstockError
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_TOKENS, Admission
-from contract.domain.pooling import Pooling, PoolingKind
+from contract.domain.pooling import VECTOR_KINDS, Pooling
 from worker_svc.core.batch import Batch
 from worker_svc.core.prompt_vectors import SlotVectors, VectorRows
 from worker_svc.core.slots import F32
 
-LAST, MEAN, CLS = (Pooling(kind, normalize=False) for kind in PoolingKind)
+LAST, MEAN, CLS = (Pooling(kind, normalize=False) for kind in VECTOR_KINDS)
 
 
 def admission(slot: int, num_tokens: int, pooling: Pooling | None, computed: int = 0) -> Admission:

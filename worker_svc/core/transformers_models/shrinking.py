@@ -10,7 +10,7 @@ from typing import Any
 
 VOCAB_SIZE = 128
 LONGEST = 64  # tokens of a sequence that stay within all bounds
-_PASSED_WINDOW, _PASSED_POSITIONS = 8, 24
+PASSED_BOUND, _PASSED_POSITIONS = 8, 24
 _LEAST_DIM, _LEAST_HEADS, _LEAST_SIZE = 16, 2, 16
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -21,6 +21,7 @@ _SIZES = ("_size", "_dim", "_dims", "_rank", "n_embd", "d_model", "n_inner", "d_
 _OF_HEADS = ("head_dim", "_rank", "rotary_dim", "kv_channels", "d_kv", "rope_dim")
 _NO_SIZES = ("kernel", "patch", "image", "batch", "group", "conv", "block")
 _COUNTS = ("layer", "expert")
+_TABLES = ("num_buckets",)  # of distances: code has their number, too
 _ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent")
 _FACTORS = ("short_factor", "long_factor")  # one for each pair of dimensions
 _SECTIONS = ("mrope_section",)  # pairs of dimensions
@@ -50,7 +51,7 @@ def _role(name: str, value: int) -> _Role:
         _Role.PAIRS: name in _SECTIONS,
         _Role.DIM: name.endswith(_OF_HEADS) and value > _LEAST_SIZE,
         _Role.SIZE: name.endswith(_SIZES) and not _has(name, _NO_SIZES) and value > _LEAST_SIZE,
-        _Role.COUNT: value <= _LEAST_SIZE or _has(name, _COUNTS),
+        _Role.COUNT: value <= _LEAST_SIZE or _has(name, _COUNTS) or name.endswith(_TABLES),
     }
     return next((role for role, is_it in roles.items() if is_it), _Role.BOUND)
 
@@ -62,6 +63,7 @@ class Shrinking:
     dims: int  # of a head's dimensions
     heads: int
     max_model_len: int  # of the contexts of the whole model
+    passed_bound: int = PASSED_BOUND  # that windows and the like become, where contexts pass them
 
     def shrink(self, fields: Mapping[str, Any], num_layers: int | None = None) -> dict[str, Any]:
         """The fields of `config.json`, and of what stands in it, made small. num_layers: of the first ones that stay;
@@ -91,7 +93,7 @@ class Shrinking:
             _Role.VOCABULARY: min(value, VOCAB_SIZE),
             _Role.TOKEN: min(value, VOCAB_SIZE - 1),
             _Role.POSITIONS: self._bound(value, _PASSED_POSITIONS),
-            _Role.BOUND: self._bound(value, _PASSED_WINDOW),
+            _Role.BOUND: self._bound(value, self.passed_bound),
             _Role.HEADS: max(1, value // self.heads),
             _Role.PAIRS: max(1, of_dims),
             _Role.DIM: max(2, of_dims // 2 * 2),
@@ -107,15 +109,15 @@ class Shrinking:
         return LONGEST if value >= self.max_model_len else min(value, passed)
 
 
-def shrinkings(fields: Mapping[str, Any], max_model_len: int) -> Iterator[Shrinking]:
+def shrinkings(fields: Mapping[str, Any], max_model_len: int, passed_bound: int = PASSED_BOUND) -> Iterator[Shrinking]:
     """Ways to shrink the fields of `config.json`, the smallest first."""
     leaves = _leaves(_of_text(fields))
     sizes = {name: value for name, value in leaves.items() if isinstance(value, int) and not isinstance(value, bool)}
     heads = _heads_divisor(sizes)
     for dims in dict.fromkeys((_dims_divisor(leaves, sizes), 1)):
-        yield Shrinking(dims, heads, max_model_len)
+        yield Shrinking(dims, heads, max_model_len, passed_bound)
     if heads > 1:
-        yield Shrinking(1, 1, max_model_len)
+        yield Shrinking(1, 1, max_model_len, passed_bound)
 
 
 def num_layers_of(fields: Mapping[str, Any]) -> int | None:
