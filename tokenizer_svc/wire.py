@@ -61,7 +61,7 @@ def num_chars(message: requests_pb2.GenerateRequest) -> int:
         return len(chat.template_kwargs_json) + sum(
             len(m.content) + len(m.parts_json) + len(m.extra_json) for m in chat.messages
         )
-    return len(message.text)
+    return len(message.text) + len(message.pair.first) + len(message.pair.second)
 
 
 def decode_request(header: Header, message: requests_pb2.GenerateRequest) -> Request:
@@ -94,6 +94,10 @@ def decode_prepare(call: tokenizer_pb2.PrepareCall) -> Request:
     Raises:
         PenstockError: INVALID_ARGUMENT naming the field that is to blame.
     """
+    try:
+        _ = pooling.decode_pooling(call.request.pooling) if call.request.HasField("pooling") else None
+    except PoisonMessageError as error:
+        raise invalid(str(error), "pooling") from error
     return decode_request(Header(b"", "", 0, call.arrival_unix_ns, 0, "", 0), call.request)
 
 

@@ -47,6 +47,7 @@ def inspect(settings: WorkerSettings) -> dict[str, Any]:
         settings.model,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
+        device=settings.device,
         max_model_len=settings.max_model_len,
         rank=settings.rank,
         world_size=settings.tensor_parallel_size,

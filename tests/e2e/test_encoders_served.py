@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -13,7 +14,8 @@ import torch
 from byte_tokenizer import write_tokenizer
 from served import Served, wait_until
 from test_vectors import NUM_CALLS, NUM_CLIENTS, SIZE, embed, prompt_of
-from transformers import BertConfig, BertModel
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from contract.domain.model_kind import ModelKind
 from contract.domain.pooling import Pooling, PoolingKind
@@ -62,6 +64,34 @@ def test_openai_embeddings_are_those_of_transformers_and_nothing_is_generated(
                 model=name, input="x" * (POSITIONS + 1), extra_body={"truncate_prompt_tokens": -1}
             )
             np.testing.assert_allclose(cut.data[0].embedding, wanted(directory, module, "x" * POSITIONS), atol=1e-5)
+
+
+def test_documents_are_ranked_as_transformers_scores_them(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=VOCAB_SIZE, max_position_embeddings=POSITIONS, num_labels=1, **sizes)
+    config.initializer_range = 0.3  # scores far enough apart
+    model = BertForSequenceClassification(config).eval()
+    directory = tmp_path / "model"
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+    tokenizer = read_tokenizer(directory)
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair="$A <eos> $B:1 <eos>:1", special_tokens=[("<eos>", 256)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    expected = []
+    for text in TEXTS:
+        joined = tokenizer.encode("who?", text)
+        with torch.inference_mode():
+            output = model(torch.tensor([joined.ids]), token_type_ids=torch.tensor([joined.type_ids]))
+        expected.append(float(torch.sigmoid(output.logits[0, 0])))
+    with Served(tmp_path, f"--model={directory}", "--device=cpu") as served:
+        served.wait_ready()
+        body = {"query": "who?", "documents": TEXTS}
+        told = httpx.post(f"{served.http_url}/v1/rerank", json=body, timeout=60).json()["results"]
+    assert [each["index"] for each in told] == sorted(range(len(TEXTS)), key=lambda at: -expected[at])
+    for each in told:
+        assert each["relevance_score"] == pytest.approx(expected[each["index"]], abs=1e-5)
 
 
 @pytest.fixture(scope="module")

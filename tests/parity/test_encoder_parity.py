@@ -29,11 +29,13 @@ from transformers import PreTrainedModel
 from contract.domain.errors import ErrorCode
 from contract.domain.pooling import VECTOR_KINDS, Pooling, PoolingKind
 from penstock import LLM, PenstockError, PoolingParams, SamplingParams
+from worker_svc import inspection
 from worker_svc.core.encoder import Padded, PaddedPrompts
 from worker_svc.core.transformers_models import encoder_proof
 from worker_svc.core.transformers_models.encoder import TransformersEncoder
 from worker_svc.core.transformers_models.encoder_proof import prove_encoder
 from worker_svc.core.transformers_models.refusal import NotDoneError
+from worker_svc.settings import WorkerSettings
 
 TOLERANCE = 2e-5
 POOLINGS = [Pooling(kind, normalize) for kind, normalize in product(VECTOR_KINDS, (True, False))]
@@ -146,7 +148,7 @@ def test_tokens_of_a_step_bound_prompts_unless_more_were_asked_for(tmp_path: Pat
         engine_of(tmp_path, max_num_batched_tokens=20, max_model_len=30)
 
 
-def test_nothing_is_generated_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_nothing_is_generated_and_vectors_are_made_all_the_same(tmp_path: Path) -> None:
     save_encoder(tmp_path, named("bert"))
     llm = engine_of(tmp_path)
     with pytest.raises(PenstockError, match="is an encoder, which makes vectors"):
@@ -209,6 +211,13 @@ def test_half_precision_stays_close(tmp_path: Path) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         expected = expected_vector(model, prompt, Pooling(PoolingKind.CLS))
         assert float(expected @ torch.tensor(output.outputs.embedding)) > 0.995
+
+
+def test_an_encoder_is_described_without_its_weights(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, named("bert"))
+    found = inspection.inspect(WorkerSettings(model=str(tmp_path), device="cpu", redis_url="unix:///nowhere"))
+    assert (found["architecture"], found["implementation"], found["layers"]) == ("BertModel", "transformers", 3)
+    assert found["memory_bytes"] == 4 * model.num_parameters()
 
 
 def named(name: str) -> EncoderCheckpoint:

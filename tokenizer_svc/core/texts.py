@@ -1,4 +1,4 @@
-"""What holds for every text that becomes tokens."""
+"""Checks of texts that become tokens."""
 
 from array import array
 

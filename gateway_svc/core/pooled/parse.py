@@ -32,6 +32,7 @@ from gateway_svc.core.template_fields import required_variables, template_kwargs
 from gateway_svc.core.unsupported import check_fields
 
 MAX_INPUTS = 2048  # of one call, as OpenAI has it
+MAX_PAIR_CHARS = 2**24  # of a call's pairs together: a text that is in many counts in each
 ENCODINGS = ("float", "base64")
 
 _INPUT = (FieldName("prompt", "input"),)
@@ -78,7 +79,7 @@ def ask_scores(raw: ScoreBody, models: Models) -> Ask:
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must be one text, or as many as text_2: {len(first)} and {len(second)}", "text_1")
     scores_pairs = models.pooling(raw.model or "").scores_pairs
-    prompts = _compared(first, second, scores_pairs=scores_pairs)
+    prompts = _compared(first, second, "text_2", scores_pairs=scores_pairs)
     names: FieldNames = (FieldName("prompt", "text_1"), FieldName("prompt", "text_2", since=len(first)))
     names = (FieldName("prompt", "text_2"),) if scores_pairs else names
     context = {"num_first": 0 if scores_pairs else len(first)}
@@ -105,19 +106,29 @@ def ask_ranking(raw: RerankBody, models: Models) -> Ask:
         raise invalid(f"top_n must be at least 1, or 0 for all documents, got {raw.top_n}", "top_n")
     told = documents if raw.return_documents is not False else None
     scores_pairs = models.pooling(raw.model or "").scores_pairs
-    prompts = _compared([raw.query], documents, scores_pairs=scores_pairs)
+    prompts = _compared([raw.query], documents, "documents", scores_pairs=scores_pairs)
     names: FieldNames = (FieldName("prompt", "query"), FieldName("prompt", "documents", since=1))
     context = {"top_n": raw.top_n or len(documents), "documents": told, "num_first": 0 if scores_pairs else 1}
     names = (FieldName("prompt", "documents"),) if scores_pairs else names
     return ask_vectors(Form.RERANK, raw, prompts, models, context, names=names, scores_pairs=scores_pairs)
 
 
-def _compared(first: Sequence[str], second: Sequence[str], *, scores_pairs: bool) -> list[Prompt]:
+def _compared(first: Sequence[str], second: Sequence[str], name: str, *, scores_pairs: bool) -> list[Prompt]:
     """The prompts that compare one text with others, or as many with as many: pairs that a cross-encoder scores, or the
-    first texts and after them the others.
+    first texts and after them the others. `name`: of the field of the others.
+
+    Raises:
+        PenstockError: INVALID_ARGUMENT: pairs are too large together, since each has both of its texts.
     """
     if not scores_pairs:
         return [Prompt(text=text) for text in (*first, *second)]
+    num_chars = sum(map(len, second)) + sum(map(len, first)) * (len(second) // len(first))
+    if num_chars > MAX_PAIR_CHARS:
+        raise invalid(
+            f"the pairs have {num_chars} characters together, in which a text counts for each one that it is compared "
+            f"with; at most {MAX_PAIR_CHARS} in one call",
+            name,
+        )
     pairs = zip([*first] * (len(second) if len(first) == 1 else 1), second, strict=True)
     return [Prompt(pair=pair) for pair in pairs]
 

@@ -18,7 +18,7 @@ from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_request, decode_worker_info, encode_plan
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 from tokenizer_svc.wire import decode_request as decode_tokenizer_request
-from tokenizer_svc.wire import encode_tokenized
+from tokenizer_svc.wire import encode_tokenized, num_chars
 from worker_svc.core.interface import Limits
 from worker_svc.wire import decode_plan, worker_info
 
@@ -57,7 +57,9 @@ def test_where_the_second_text_of_a_pair_begins_is_told_on_every_hop() -> None:
     header = Header(b"r" * 16, "", 0, 0, 0, "", 0)
     request = Request(header, "m", Prompt(pair=("one", "two")), SamplingParams(max_tokens=1), pooling=SCORED)
     body = encode_request(request)
-    read = decode_tokenizer_request(header, GenerateRequest.FromString(encode_prompt(request.prompt) + body))
+    whole = GenerateRequest.FromString(encode_prompt(request.prompt) + body)
+    assert num_chars(whole) == len("onetwo")
+    read = decode_tokenizer_request(header, whole)
     assert (read.prompt, read.pooling) == (request.prompt, SCORED)
     queued = decode_request(b"r" * 16, encode_header(header), body, encode_tokenized(tokenized), ids.tobytes())
     assert (queued.num_first_tokens, queued.pooling) == (2, SCORED)

@@ -7,9 +7,10 @@ import pytest
 from known_models import Known
 
 from contract.domain.errors import ErrorCode, PenstockError
-from contract.domain.pooling import Pooling, PoolingFacts, PoolingKind
+from contract.domain.pooling import SCORED, Pooling, PoolingFacts, PoolingKind
 from contract.domain.request import Prompt
 from gateway_svc.core.ask import Ask, Form
+from gateway_svc.core.pooled import parse as pooled_parse
 from gateway_svc.core.pooled.apis import EMBEDDINGS, POOLED_APIS, POOLINGS, RERANKS, SCORES
 
 INPUT: dict[str, Any] = {"input": "a"}
@@ -128,3 +129,49 @@ def test_a_score_of_one_text_with_others_asks_for_it_once() -> None:
 
 def test_fields_that_nobody_knows_are_told() -> None:
     assert parse(EMBEDDINGS, INPUT | {"nonsense": 1, "user": "me"}).ignored_fields == ("nonsense",)
+
+
+SCORING = PoolingFacts(scores_pairs=True)
+
+
+@pytest.mark.parametrize("api", [EMBEDDINGS, POOLINGS], ids=lambda api: api.form.value)
+def test_a_model_that_scores_pairs_makes_no_vectors(api: Any) -> None:
+    with pytest.raises(PenstockError, match="is a cross-encoder") as caught:
+        parse(api, INPUT, SCORING)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "model")
+
+
+def test_texts_that_it_compares_are_pairs() -> None:
+    one = parse(SCORES, {"text_1": "a", "text_2": ["b", "c"]}, SCORING)
+    assert one.prompts == (Prompt(pair=("a", "b")), Prompt(pair=("a", "c")))
+    assert (one.pooling, json.loads(one.context)["num_first"]) == (SCORED, 0)
+    each = parse(SCORES, {"text_1": ["a", "b"], "text_2": ["c", "d"]}, SCORING)
+    assert each.prompts == (Prompt(pair=("a", "c")), Prompt(pair=("b", "d")))
+    ranked = parse(RERANKS, RERANK, SCORING)
+    assert ranked.prompts == (Prompt(pair=("a", "b")), Prompt(pair=("a", "c")))
+    assert (ranked.pooling, json.loads(ranked.context)["num_first"]) == (SCORED, 0)
+
+
+@pytest.mark.parametrize("field", [{"pooling_type": "mean"}, {"dimensions": 2}, {"normalize": False}])
+def test_of_a_score_nothing_is_asked_that_a_vector_has(field: dict[str, Any]) -> None:
+    assert parse(SCORES, {**SCORE, "normalize": True}, SCORING).pooling == SCORED
+    with pytest.raises(PenstockError, match="cross-encoder") as caught:
+        parse(SCORES, {**SCORE, **field}, SCORING)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNIMPLEMENTED, next(iter(field)))
+
+
+def test_nobody_asks_for_scores_as_a_pooling() -> None:
+    with pytest.raises(PenstockError, match="one of LAST, MEAN, CLS"):
+        parse(EMBEDDINGS, {**INPUT, "pooling_type": "SCORE"})
+
+
+def test_pairs_are_bounded_together_since_a_query_is_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled_parse, "MAX_PAIR_CHARS", 100)
+    body = {"query": "q" * 40, "documents": ["d" * 10] * 2}
+    assert len(parse(RERANKS, body, SCORING).prompts) == 2
+    with pytest.raises(PenstockError, match="150 characters together") as caught:
+        parse(RERANKS, body | {"documents": ["d" * 10] * 3}, SCORING)
+    assert caught.value.param == "documents"
+    assert len(parse(RERANKS, body | {"documents": ["d" * 10] * 3}).prompts) == 4
+    with pytest.raises(PenstockError, match="102 characters together"):
+        parse(SCORES, {"text_1": ["q" * 30] * 2, "text_2": ["d" * 21] * 2}, SCORING)
