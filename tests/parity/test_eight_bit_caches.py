@@ -88,7 +88,8 @@ def test_a_token_does_not_depend_on_its_batch(name: str, tmp_path: Path) -> None
     for batch, options in BATCHES.items():
         llm, runs[batch] = generate(tmp_path, enable_prefix_caching=batch != "whole", **options)
         counters = llm.llm_engine.stats().counters
-        assert (counters.num_preemptions > 0) == (batch == "preempted")
+        # Blocks that chunks give up leave room for others.
+        assert (counters.num_preemptions > 0) == (batch == "preempted" and name != "llama4_chunks_and_temperature")
         assert (counters.num_cached_tokens > 0) == (batch != "whole")
     num_compared = 0
     for prompt, *outputs in zip(make_prompts(), *runs.values(), strict=True):
