@@ -1,6 +1,6 @@
 """Latent attention against double precision: groups of heads, splits, block sizes, ragged and padded batches."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def make_kernels(count: int, num_heads: int, dims: LatentDims, table: Tensor) ->
 
 
 def assert_attended(
-    heads: Tensor, out: Tensor, cache: Paged, slot: int, past: int, num_heads: int, dims: LatentDims, table: Tensor
+    heads: Tensor, out: Tensor, cache: Paged, slot: int, past: int, *, num_heads: int, dims: LatentDims, table: Tensor
 ) -> None:
     """Of a sequence's rows: what is in `out` and what was written."""
     positions = past + torch.arange(len(heads), device=DEVICE)
@@ -69,7 +69,7 @@ def check_decode(past: list[int], *, num_heads: int = 5, dims: LatentDims = SMAL
         kernels.decode(heads, decodes, cache.tables, cache.keys, out)
     for slot, length in enumerate(past):
         row = slice(int(rows[slot]), int(rows[slot]) + 1)
-        assert_attended(heads[row], out[row], cache, slot, length, num_heads, dims, table)
+        assert_attended(heads[row], out[row], cache, slot, length, num_heads=num_heads, dims=dims, table=table)
     assert torch.isnan(out[1]).all()
 
 
@@ -97,7 +97,7 @@ def check_prefill(
     kernels.prefill(heads, tiles, cache.tables, cache.keys, out)
     for slot, before in enumerate(past):
         rows = slice(starts[slot], starts[slot + 1])
-        assert_attended(heads[rows], out[rows], cache, slot, before, num_heads, dims, table)
+        assert_attended(heads[rows], out[rows], cache, slot, before, num_heads=num_heads, dims=dims, table=table)
 
 
 def cut(splits: int, split_tokens: int = 16, rows: int = 16, tokens: int = 16) -> LatentCut:
@@ -176,13 +176,25 @@ def test_tiles_have_no_more_rows_than_needed(rows: int, expected: int) -> None:
     assert find_latent_tile(rows, 514).rows == 16
 
 
-def launch_latent(num_heads: int, dims: LatentDims) -> None:
+KERNELS = ("_write_latents", "_attend_latents", "_add_parts")
+
+
+class Nothing:
+    """A kernel that is not launched."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_args, **_options: None
+
+
+def launch_latent(kernel: str, num_heads: int, dims: LatentDims) -> None:
+    """One kernel of decodes in splits and of chunks; in a process that is for this alone."""
+    for other in {*KERNELS} - {kernel}:
+        setattr(module, other, Nothing())
+    setattr(module, "multiprocessors", lambda *_: 132)  # noqa: B010  (it is no attribute to mypy that one may set)
     table, heads = torch.zeros(4096, dims.head_dim), torch.zeros(64, (num_heads + 1) * dims.head_dim).bfloat16()
     cache, tables = heads.new_zeros(9, 16, 1, dims.head_dim), torch.zeros(9, 9, dtype=torch.int32)
     out, column = heads[:, dims.head_dim :].contiguous(), torch.zeros(3, dtype=torch.int64)
-    module.multiprocessors = lambda *_: 132  # type: ignore[assignment]
-    kernels: Any = make_kernels(8, num_heads, dims, table)
-    rows = DecodeRows(column, column, column)
+    kernels, rows = make_kernels(8, num_heads, dims, table), DecodeRows(column, column, column)
     kernels.write_decodes(heads, rows, tables, cache)
     kernels.decode(heads, rows, tables, cache, out)
     kernels.write_tokens(heads, column, column, cache)
@@ -199,8 +211,9 @@ def launch_latent(num_heads: int, dims: LatentDims) -> None:
         ("_add_parts", 128, 512, "st.global"),
     ],
 )
-def test_tiles_fit_a_hopper(
+def test_kernels_fit_a_hopper(
     monkeypatch: pytest.MonkeyPatch, kernel: str, num_heads: int, rank: int, instruction: str
 ) -> None:
     where = f"worker_svc.core.kernels.attention.latent.{kernel}"
-    compile_for_hopper(monkeypatch, where, instruction, launch_latent, num_heads, LatentDims(rank, 64))
+    dims = LatentDims(rank, 576 - rank)
+    compile_for_hopper(monkeypatch, where, instruction, launch_latent, kernel, num_heads, dims)

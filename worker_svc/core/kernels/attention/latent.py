@@ -33,7 +33,9 @@ def _padded(dims: tl.constexpr):
 
 @triton.jit
 def _splits(context, most, SPLIT_T: tl.constexpr, BLOCK_T: tl.constexpr):
-    """How many splits a context is cut into, and how many tokens one has: whole tiles, so that none is empty."""
+    """The number of splits that a context is cut into, and of tokens that each but the last has, in whole tiles: where
+    so many as are wanted would leave some empty, there are fewer.
+    """
     wanted = tl.minimum(most, (context + SPLIT_T - 1) // SPLIT_T)
     length = (context + wanted * BLOCK_T - 1) // (wanted * BLOCK_T) * BLOCK_T
     return (context + length - 1) // length, length
@@ -234,7 +236,7 @@ def _attend_latents(
         store(outs + PAIRS + LATENT, acc2.to(out_ptr.dtype.element_ty), dims, LATENT, is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_splits"])
 def _add_parts(
     partial_ptr,  # see `_attend_latents`, as the next
     weight_ptr,
@@ -309,7 +311,8 @@ class LatentKernels:
         self._scale = scale * _LOG2E  # softmax is to the base of 2
         self._dependent = has_dependent_launch(device)
         self._multiprocessors = multiprocessors(device, 0)
-        most = max(self._find_cut(count).splits * count for count in range(1, max_sequences + 1))
+        splits = {count: self._find_cut(count).splits for count in range(1, max_sequences + 1)}
+        most = max((count * each for count, each in splits.items() if each > 1), default=0)
         self._partial = torch.empty(most * num_heads * dims.rank, device=device)
         self._weight = torch.empty(most * num_heads, device=device)
 
