@@ -14,6 +14,7 @@ from random_models import random_model, unwritten_cache, unwritten_states
 from contract.domain.params import Sampling
 from contract.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
+from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCacheShape
@@ -401,6 +402,13 @@ def test_stop_tokens_are_possible_again_once_there_are_enough(min_output_tokens:
         num_forbidden = min_output_tokens + index % 2
         assert 7 not in output[:num_forbidden]
         assert set(output[num_forbidden:]) == {7}
+
+
+@pytest.mark.parametrize(("config", "expected"), [(CONFIG, True), (changed(**DEEPSEEK_V3), False)])
+def test_a_package_may_attend_to_all_but_latents(config: ModelConfig, *, expected: bool) -> None:
+    attention = make_runner(config, TritonCompute("", DEVICE, LINES))._attention
+    assert isinstance(attention, TritonAttention)
+    assert attention.takes_flash is expected
 
 
 def test_counts_on_the_device_are_those_of_the_host() -> None:
