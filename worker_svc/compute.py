@@ -277,6 +277,8 @@ def _look_for_flash_attention(
             raise invalid(f"prefill_attention is flash_attn, but the device is {device.type}", "prefill_attention")
         if shape.scales is not None:
             raise invalid("prefill_attention is flash_attn, but the KV cache has 8-bit floats", "prefill_attention")
+        if shape.shares_values:
+            raise invalid("prefill_attention is flash_attn, but the model has latent attention", "prefill_attention")
     elif (reason := "asked for" if prefill == "triton" else _unmeasured(device, shape)) is not None:
         _log.info(_PREFILL_CHOSEN, extra={"attention": "triton", "reason": reason})
         return None
@@ -310,6 +312,8 @@ def _unmeasured(device: torch.device, shape: KVCacheShape) -> str | None:
         return "FlashAttention was measured on a Hopper only"
     if shape.scales is not None:
         return "FlashAttention is not given 8-bit floats"
+    if shape.shares_values:
+        return "FlashAttention is not given latents"
     if shape.head_dim not in _FLASH_HEAD_DIMS:
         return f"FlashAttention was not measured with heads of {shape.head_dim} dimensions"
     return None

@@ -18,6 +18,7 @@ from checkpoints import (
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
+    LATENT,
     LLAMA3_ROPE,
     LLAMA4,
     MAX_POSITIONS,
@@ -43,7 +44,9 @@ from worker_svc.runner_options import RunnerOptions
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ALL = {"num_experts_per_tok": 8}
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
 WIDE_DELTA_RULE = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+PUBLISHED_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 VARIANTS = (
     Variant("qwen3", "qwen3", {"head_dim": 128, "tie_word_embeddings": True}),
     Variant("qwen2", "qwen2", {"head_dim": 64}),
@@ -60,7 +63,9 @@ VARIANTS = (
     Variant(
         "qwen2_moe", "qwen2_moe", {**OF_EXPERTS, **ALL, **SHARED, "num_attention_heads": 1, "num_key_value_heads": 1}
     ),
-    Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, "n_group": 1, "topk_group": 1, "head_dim": 128}),
+    Variant("glm4_moe", "glm4_moe", {**GLM4_MOE, **ALL, **ONE_GROUP, "head_dim": 128}),
+    Variant("deepseek_v2", "deepseek_v2", {**LATENT, **ALL, **ONE_GROUP, **PUBLISHED_LATENT, "q_lora_rank": None}),
+    Variant("deepseek_v3", "deepseek_v3", {**LATENT, **ALL, **ONE_GROUP, "attention_bias": True}),
     Variant("gpt_oss", "gpt_oss", {**GPT_OSS, **ALL, "head_dim": 64, "sliding_window": 70}),
     Variant("llama4", "llama4", {**LLAMA4, **ALL, "head_dim": 64, "attention_chunk_size": 70}),
     Variant("qwen3_next", "qwen3_next", {**DELTA_RULE, **OF_EXPERTS, **ALL, **SHARED, "head_dim": 64}),

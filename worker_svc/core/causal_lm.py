@@ -15,7 +15,13 @@ from worker_svc.core.layers.norm import make_norm
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.layers.rotary import RotaryEmbedding
 from worker_svc.core.layers.sublayer import Sublayer
-from worker_svc.core.models.spec import AnyAttentionSpec, DecoderSpec, DeltaRuleSpec, SublayerSpec
+from worker_svc.core.models.spec import (
+    AnyAttentionSpec,
+    DecoderSpec,
+    DeltaRuleSpec,
+    LatentAttentionSpec,
+    SublayerSpec,
+)
 
 
 class CausalLM:
@@ -133,6 +139,7 @@ def _kind_of(attention: AnyAttentionSpec, rotary: RotaryEmbedding, max_model_len
         has_sinks=attention.sinks is not None,
         chunk=reach.chunk,
         temperature=attention.temperature,
+        rank=attention.rank if isinstance(attention, LatentAttentionSpec) else 0,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from kernel_inputs import DEVICE, LINES
 from plans import Drive, drive
 from test_flash_attention import always, reference  # noqa: F401  (a fixture)
-from test_triton_runner import CONFIG, PLAIN, QWEN3_5, QWEN3_NEXT, changed, make_runner, sequences
+from test_triton_runner import CONFIG, DEEPSEEK_V3, PLAIN, QWEN3_5, QWEN3_NEXT, changed, make_runner, sequences
 
 from contract.domain.params import Sampling
 from contract.domain.pooling import Pooling, PoolingKind
@@ -21,8 +21,8 @@ from worker_svc.core.config import ModelConfig
 from worker_svc.core.decode_step import StepDecoder
 from worker_svc.core.device_decoding import DecodeOutput
 from worker_svc.core.interface import Limits
-from worker_svc.core.kernels.attention import decode
-from worker_svc.core.kernels.attention.tuning import Shares
+from worker_svc.core.kernels.attention import decode, latent
+from worker_svc.core.kernels.attention.tuning import LatentCut, LatentTile, Shares
 from worker_svc.core.runner import ModelRunner
 from worker_svc.core.slots import I64
 
@@ -53,8 +53,9 @@ class Unrecorded(StepDecoder):
         (CONFIG, [*PLAIN[:2], Sampling(temperature=0.0, num_logprobs=2)]),
         (changed(**QWEN3_NEXT), PLAIN[:3]),
         (changed(**QWEN3_5), PLAIN[:3]),
+        (changed(**DEEPSEEK_V3), PLAIN[:3]),
     ],
-    ids=["plain", "logprobs", "qwen3_next", "qwen3_5"],
+    ids=["plain", "logprobs", "qwen3_next", "qwen3_5", "deepseek_v3"],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
     shapes = Shape(0, 16), Shape(3, 16), Shape(3, 80)
@@ -83,11 +84,15 @@ def test_what_a_step_has_no_room_for_enters_before_it(monkeypatch: pytest.Monkey
     assert [each.output for each in padded] == [each.output for each in expected]
 
 
-def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("config", [CONFIG, changed(**DEEPSEEK_V3)], ids=["qwen3", "deepseek_v3"])
+def test_tokens_stand_where_decodes_are_not(monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> None:
     monkeypatch.setattr(decode, "find_shares", lambda *_: Shares(3, 16, 3, 2, 1))
+    monkeypatch.setattr(latent, "find_latent_cut", lambda *_: LatentCut(3, 8, LatentTile(16, 16, 4, 2)))
     expected, padded = sequences(PLAIN[:3], num=3), sequences(PLAIN[:3], num=3)
-    drive(make_runner(CONFIG, TorchCompute("")), expected, chunk=16, stagger=1)
-    runner = make_runner(CONFIG, TritonCompute("", DEVICE, LINES))
+    drive(make_runner(config, TorchCompute("")), expected, chunk=16, stagger=1)
+    runner = make_runner(config, TritonCompute("", DEVICE, LINES))
+    assert isinstance(runner._attention, TritonAttention)
+    assert runner._attention.takes_finished(3)
     decoder = runner._decoder = Unrecorded(runner, Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True))
     drive(runner, padded, chunk=16, stagger=1)
     assert set(decoder.taken) == {Shape(3, 14, is_flexible=True), Shape(3, 40, is_flexible=True)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from test_triton_runner import CONFIG, PLAIN, QWEN3_NEXT, changed, make_runner
+from test_triton_runner import CONFIG, DEEPSEEK_V3, PLAIN, QWEN3_NEXT, changed, make_runner
 from torch import Tensor
 
 from contract.domain.params import Sampling
@@ -60,7 +60,9 @@ class Unrecorded(DecodeGraphs):
         return {size: replay.num_replays for size, replay in replays.items()}
 
 
-@pytest.fixture(params=[CONFIG, changed(**QWEN3_NEXT)], ids=["qwen3", "qwen3_next"])
+@pytest.fixture(
+    params=[CONFIG, changed(**QWEN3_NEXT), changed(**DEEPSEEK_V3)], ids=["qwen3", "qwen3_next", "deepseek_v3"]
+)
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     found: ModelConfig = request.param
     return found

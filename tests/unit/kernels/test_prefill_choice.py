@@ -52,11 +52,12 @@ def chosen(
     requested: str = "auto",
     *,
     scales: KVScales | None = None,
+    shares_values: bool = False,
 ) -> Compute:
     """What is chosen on a GPU of that kind, once its packages are imported."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(compute, "find_lines", lambda *_: LINES)
-    shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16, scales=scales)
+    shape = KVCacheShape(1, 2, head_dim, 16, torch.bfloat16, shares_values=shares_values, scales=scales)
     found = choose_compute(requested, prefill, torch.device("cuda", 0), shape, 4, products=())
     if isinstance(found, TritonCompute) and found._flash is not None:
         found._flash.result()
@@ -134,6 +135,16 @@ def test_no_package_is_given_eight_bits(monkeypatch: pytest.MonkeyPatch, caplog:
     assert said(caplog) == [("triton", "FlashAttention is not given 8-bit floats")]
     with pytest.raises(PenstockError, match="is flash_attn, but the KV cache has 8-bit floats") as caught:
         chosen(monkeypatch, "flash_attn", HOPPER, 128, scales=scales)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "prefill_attention")
+
+
+@pytest.mark.usefixtures("installed")
+def test_no_package_is_given_latents(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert chosen(monkeypatch, "auto", HOPPER, 64, shares_values=True).name == "triton"
+    assert said(caplog) == [("triton", "FlashAttention is not given latents")]
+    with pytest.raises(PenstockError, match="is flash_attn, but the model has latent attention") as caught:
+        chosen(monkeypatch, "flash_attn", HOPPER, 64, shares_values=True)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_ARGUMENT, "prefill_attention")
 
 

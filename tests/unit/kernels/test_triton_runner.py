@@ -14,6 +14,7 @@ from random_models import random_model, unwritten_cache, unwritten_states
 from contract.domain.params import Sampling
 from contract.domain.plan import StepPlan
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
+from worker_svc.core.attention.triton_backend import TritonAttention
 from worker_svc.core.config import ModelConfig, parse_config
 from worker_svc.core.interface import Limits
 from worker_svc.core.kv_cache import KVCacheShape
@@ -105,6 +106,33 @@ QWEN3_5 = {
 }
 
 
+DEEPSEEK_V2 = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V3 = {
+    **DEEPSEEK_V2,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 40,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 0,
+}
+
+
 def changed(**changes: Any) -> ModelConfig:
     return parse_config({**FIELDS, **changes}, "config.json")
 
@@ -145,10 +173,18 @@ def make_runner(
         has_state=bool(config.decoder.delta_rules),
     )
     model = random_model(config, compute, limits.max_model_len)
-    heads = config.attention.num_kv_heads, config.attention.head_dim
-    shape = KVCacheShape(len(config.decoder.attentions), *heads, limits.block_size, torch.float32, scales=scales)
+    attention = config.attention
+    shape = KVCacheShape(
+        len(config.decoder.attentions),
+        attention.num_kv_heads,
+        attention.head_dim,
+        limits.block_size,
+        torch.float32,
+        shares_values=attention.shares_values,
+        scales=scales,
+    )
     cache, states = unwritten_cache(shape, limits.num_blocks + 1), unwritten_states(config, max_num_seqs + 1)
-    given = model, cache, config.attention.num_heads, limits, lambda: 0
+    given = model, cache, attention.num_heads, limits, lambda: 0
     return compute.make_runner(*given, num_graphs=0, states=states)
 
 
@@ -226,6 +262,9 @@ TWOFOLD = [
         (changed(**LLAMA4), PLAIN),
         (changed(**QWEN3_NEXT), PLAIN),
         (changed(**QWEN3_5), PLAIN),
+        (changed(**DEEPSEEK_V2), PLAIN),
+        (changed(**DEEPSEEK_V3), PLAIN),
+        (changed(**DEEPSEEK_V3), MIXED),
     ],
     ids=[
         "qwen3-plain",
@@ -245,6 +284,9 @@ TWOFOLD = [
         "llama4-plain",
         "qwen3_next-plain",
         "qwen3_5-plain",
+        "deepseek_v2-plain",
+        "deepseek_v3-plain",
+        "deepseek_v3-mixed",
     ],
 )
 def test_tokens_are_those_of_the_reference(config: ModelConfig, samplings: list[Sampling]) -> None:
@@ -360,6 +402,13 @@ def test_stop_tokens_are_possible_again_once_there_are_enough(min_output_tokens:
         num_forbidden = min_output_tokens + index % 2
         assert 7 not in output[:num_forbidden]
         assert set(output[num_forbidden:]) == {7}
+
+
+@pytest.mark.parametrize(("config", "expected"), [(CONFIG, True), (changed(**DEEPSEEK_V3), False)])
+def test_a_package_may_attend_to_all_but_latents(config: ModelConfig, *, expected: bool) -> None:
+    attention = make_runner(config, TritonCompute("", DEVICE, LINES))._attention
+    assert isinstance(attention, TritonAttention)
+    assert attention.takes_flash is expected
 
 
 def test_counts_on_the_device_are_those_of_the_host() -> None:

@@ -23,8 +23,9 @@ def chosen(
     has_eight_bits: bool = True,
     is_interpreted: bool = False,
     scales: KVScales | None = None,
+    shares_values: bool = False,
 ) -> Choice:
-    shape = KVCacheShape(1, 2, head_dim, 16, dtype, scales=scales)
+    shape = KVCacheShape(1, 2, head_dim, 16, dtype, shares_values=shares_values, scales=scales)
     machine = {"has_triton": has_triton, "has_eight_bits": has_eight_bits, "is_interpreted": is_interpreted}
     return choose(requested, device, shape, num_heads, **machine)
 
@@ -39,6 +40,11 @@ def test_triton_has_heads_whose_dimensions_are_no_power_of_two(head_dim: int) ->
     assert chosen("auto", head_dim=head_dim).name == "triton"
 
 
+@pytest.mark.parametrize("head_dim", [48, 72, 576])
+def test_triton_has_latents_of_any_number_of_heads(head_dim: int) -> None:
+    assert chosen("auto", head_dim=head_dim, num_heads=128, shares_values=True).name == "triton"
+
+
 @pytest.mark.parametrize(
     ("differs", "reason"),
     [
@@ -48,6 +54,7 @@ def test_triton_has_heads_whose_dimensions_are_no_power_of_two(head_dim: int) ->
         ({"head_dim": 100}, "not of 100"),
         ({"head_dim": 264}, "not of 264"),
         ({"num_heads": 34}, "more than 16 queries"),
+        ({"head_dim": 578, "shares_values": True}, "up to 576 dimensions, not 578"),
         ({"has_triton": False}, "triton is not installed"),
         ({"has_eight_bits": False, "scales": KVScales.of_one(1)}, "does not convert the 8-bit floats"),
     ],

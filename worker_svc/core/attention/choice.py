@@ -10,6 +10,7 @@ from worker_svc.core.kv_cache import KVCacheShape
 _HALF = (torch.bfloat16, torch.float16)
 _HEAD_DIMS = range(64, 257, 8)  # kernels read eight of a head's dimensions at a time, and have tiles of up to 256
 _MAX_QUERIES_PER_KV_HEAD = 16
+_MAX_LATENT_DIMS = 576  # with rotated keys; more would not fit into a program's registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,10 @@ def _missing(device: torch.device, shape: KVCacheShape, *, has_eight_bits: bool)
 def _unfit(shape: KVCacheShape, num_heads: int) -> str | None:
     """The reason why the kernels cannot attend over such a cache; None: they can."""
     if shape.shares_values:
-        return "its kernels do not read values out of keys, as latent attention does"
+        if shape.head_dim > _MAX_LATENT_DIMS:
+            most = _MAX_LATENT_DIMS
+            return f"its kernels have latents and rotated keys of up to {most} dimensions, not {shape.head_dim}"
+        return None
     if shape.head_dim not in _HEAD_DIMS:
         return f"its kernels have heads of 64 to 256 dimensions, in steps of 8, not of {shape.head_dim}"
     if num_heads > _MAX_QUERIES_PER_KV_HEAD * shape.num_kv_heads:

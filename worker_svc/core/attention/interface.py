@@ -35,12 +35,16 @@ class AttentionKind:
     has_sinks: bool = False  # see `StepAttention.attend`
     chunk: int | None = None  # contexts are cut into so many tokens, of which a query sees those of its own alone
     temperature: TemperatureSpec | None = None  # of queries
+    rank: int = 0  # of the latent that is key and value of all heads, beside rotated dimensions; 0: they have their own
 
     @property
     def is_plain(self) -> bool:
-        """Return whether all before a query is seen, by its scores as they are, and nothing else."""
+        """Return whether all before a query is seen, by its scores as they are, and nothing else, as values that are
+        no keys.
+        """
         is_seen = self.window is None and self.chunk is None
-        return is_seen and self.temperature is None and self.softcap is None and not self.has_sinks
+        is_as_it_is = self.temperature is None and self.softcap is None and not self.has_sinks
+        return is_seen and is_as_it_is and not self.rank
 
 
 class StepAttention(Protocol):
@@ -66,8 +70,9 @@ class StepAttention(Protocol):
         and values to the cache of `layer`, then attend causally over each context.
 
         qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]: query, key and value heads one after the other, without
-        the last where keys are the values; it may be overwritten -> [tokens, num_heads * head_dim]. sinks [num_heads]:
-        scores that take part in each head's softmax and have no value.
+        the last where keys are the values; it may be overwritten -> [tokens, num_heads * head_dim], of which dimensions
+        that no latent has may be anything. sinks [num_heads]: scores that take part in each head's softmax and have no
+        value.
         """
 
 

@@ -14,6 +14,7 @@ from worker_svc.core.attention.flash_attention import Chunks, PagedAttention
 from worker_svc.core.attention.interface import AttentionKind, HeadNorms
 from worker_svc.core.batch import Batch
 from worker_svc.core.kernels.attention.decode import DecodeAttention, DecodeRows
+from worker_svc.core.kernels.attention.latent import LatentDims, LatentKernels
 from worker_svc.core.kernels.attention.prefill import QUERY_TILE, PrefillTiles, prefill_attention
 from worker_svc.core.kernels.attention.rope import rope_write
 from worker_svc.core.kernels.delta.sequences import Sequences
@@ -51,7 +52,14 @@ class TritonAttention:
         self.flash: PagedAttention | None = None
         # Layers that attend alike see as much, and so are of one kind in the cache.
         self.tables = dict(zip(kinds, cache.kinds, strict=True))
-        self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in dict.fromkeys(kinds)}
+        different = dict.fromkeys(kinds)
+        self.decodes = {kind: self._make_decode(kind, max_num_seqs) for kind in different if not kind.rank}
+        self.latents = {kind: self._make_latents(kind, max_num_seqs) for kind in different if kind.rank}
+
+    def _make_latents(self, kind: AttentionKind, max_num_seqs: int) -> LatentKernels:
+        assert kind == AttentionKind(kind.rotary, kind.scale, rank=kind.rank), "latents are seen as they are"
+        dims = LatentDims(kind.rank, self.cache.shape.head_dim - kind.rank)
+        return LatentKernels(max_num_seqs, self.num_heads, dims, kind.rotary.table, kind.scale)
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
         shape = self.cache.shape
@@ -74,7 +82,7 @@ class TritonAttention:
         )
 
     def takes_finished(self, sequences: int) -> bool:
-        """See `DecodeAttention.takes_finished`: those of all layers do, or none."""
+        """See `DecodeAttention.takes_finished`: those of all layers do, or none. Latents are always written ahead."""
         return all(decode.takes_finished(sequences) for decode in self.decodes.values())
 
     @property
@@ -277,6 +285,9 @@ class TritonStepAttention:
         """Implement `StepAttention.attend`."""
         backend, num_decodes = self._backend, len(self._decode_rows)
         kind = backend.kinds[layer]
+        if kind in backend.latents:
+            assert (head_norms, unscaled, sinks) == (None, None, None), "latents are attended to as they come"
+            return self._attend_latents(layer, qkv)
         place = backend.tables[kind]
         tables = self._block_tables[place]
         decode = backend.decodes[kind]
@@ -312,6 +323,23 @@ class TritonStepAttention:
             rows = self._decode_rows
             given = qkv, norms, eps, rows, tables, keys, values, out
             decode.attend(*given, unscaled, sinks, scales=scales, is_finished=is_finished)
+        return out
+
+    def _attend_latents(self, layer: int, heads: Tensor) -> Tensor:
+        """`attend` where keys are the values: all are written before any is read."""
+        backend, rows, chunked = self._backend, self._decode_rows, self._chunked
+        kind, (cached, _) = backend.kinds[layer], backend.cache.layer(layer)
+        place, kernels = backend.tables[kind], backend.latents[kind]
+        tables = self._block_tables[place]
+        out = torch.empty(len(heads), backend.num_heads * cached.shape[-1], dtype=heads.dtype, device=heads.device)
+        if chunked is None:
+            kernels.write_decodes(heads, rows, tables, cached)
+        else:
+            assert isinstance(chunked.work, PrefillTiles), "no package attends to latents"
+            kernels.write_tokens(heads, chunked.positions, chunked.slot_mappings[place], cached)
+            kernels.prefill(heads, chunked.work, tables, cached, out)
+        if len(rows):
+            kernels.decode(heads, rows, tables, cached, out)
         return out
 
     def _attend_chunks(self, layer: int, tables: Tensor, qkv: Tensor, sinks: Tensor | None) -> Tensor:

@@ -67,8 +67,10 @@ class LatentAttention:
         """x [tokens, hidden_size] -> like x, or of `rows` i64[n] alone; latents are all written."""
         spec = self._spec
         first, down = torch.split(self._operations.norm_linear(*operand(x), self.input), self.input.sizes, dim=-1)
-        query = first if self._query is None else self._operations.norm_linear(first, self._query_norm, self._query)
-        queries = query.reshape(len(query), self._num_heads, spec.query_dims)
+        if self._query is not None:
+            # Kernels read rows that follow each other.
+            first = self._operations.norm_linear(first.contiguous(), self._query_norm, self._query)
+        queries = first.reshape(len(first), self._num_heads, spec.query_dims)
         plain, turned = torch.split(queries, [spec.plain_dims, spec.rotated_dims], dim=-1)
         latent, key = torch.split(down, [spec.rank, spec.rotated_dims], dim=-1)
         latent = self._operations.norm(latent, self._norm)

@@ -116,3 +116,43 @@ def find_prefill_tile(programs: int, head_dim: int) -> PrefillTile:
 
 def _is_upto(value: int, most: int | None) -> bool:
     return most is None or value <= most
+
+
+@dataclass(frozen=True, slots=True)
+class LatentTile:
+    """The tile of a program of latent attention."""
+
+    rows: int  # heads of its tokens
+    tokens: int  # of the cache
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentCut:
+    """The cut of contexts into the work of programs."""
+
+    splits: int  # of a context, at most
+    split_tokens: int  # a split reads at least so many, unless the context is shorter
+    tile: LatentTile
+
+
+_LATENT_SPLIT_TOKENS = 128
+_MOST_LATENT_RANK = 512  # of which 64 rows have sums in the registers of eight warps
+
+
+def find_latent_tile(rows: int, rank: int) -> LatentTile:
+    """Of so many rows. Nobody has measured these: they fit into a Hopper's shared memory and registers."""
+    if rank > _MOST_LATENT_RANK or rows <= MIN_QUERY_ROWS:
+        return LatentTile(MIN_QUERY_ROWS, 32, 4, 2)
+    return LatentTile(32, 32, 4, 2) if rows <= 32 else LatentTile(64, 64, 8, 2)
+
+
+def find_latent_cut(sequences: int, num_heads: int, rank: int, most_tokens: int, multiprocessors: int) -> LatentCut:
+    """Of contexts of at most `most_tokens`, for a device that has so many multiprocessors: a program for each, as far
+    as contexts are long enough.
+    """
+    tile = find_latent_tile(num_heads, rank)
+    programs = sequences * -(-num_heads // tile.rows)
+    splits = min(multiprocessors // programs, -(-most_tokens // _LATENT_SPLIT_TOKENS))
+    return LatentCut(max(1, splits), _LATENT_SPLIT_TOKENS, tile)
