@@ -57,8 +57,8 @@ def transformers_loader(options: RunnerOptions, checkpoint: Checkpoint) -> Loade
     Raises:
         PenstockError: see `load_runner` and `read_module_config`.
     """
-    found = read_module_config(checkpoint)
     refuse_options(options)
+    found = read_module_config(checkpoint)
     if found.kind is not ModelKind.DECODER:
         return EncoderLoader(options, checkpoint, found)
     return TransformersLoader(options, checkpoint, found)

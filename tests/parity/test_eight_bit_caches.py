@@ -37,7 +37,7 @@ BATCHES = {
     "whole": {"num_blocks": 2000, "max_num_batched_tokens": 1024},
     "pieces": {"num_blocks": 2000, "max_num_batched_tokens": 16},
     "preempted": {"num_blocks": 80, "max_num_batched_tokens": 64},
-    "alone": {"num_blocks": 80, "max_num_seqs": 1},
+    "alone": {"num_blocks": 100, "max_num_seqs": 1},
 }
 
 
