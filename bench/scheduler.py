@@ -19,9 +19,9 @@ from contract.domain.plan import StepPlan, StepResult
 from contract.domain.timeline import Computed
 from contract.v1 import results_pb2
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_result, encode_plan, encode_rows
 
 SESSION, INCARNATION = b"s" * 16, b"i" * 16

@@ -20,10 +20,10 @@ from detokenizer_svc.core.request import OpenRequest
 from penstock.outputs import RequestOutput, new_samples, prompt_entries
 from penstock.prompts import PromptLike, parse_prompt
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.stats import SchedulerStats
-from scheduler_svc.core.worker import WorkerLimits
 from tokenizer_svc.core.tokenize import PromptTokenizer
 from tokenizer_svc.core.vocabulary import Vocabulary
 from worker_svc.core.interface import PendingStep, Runner

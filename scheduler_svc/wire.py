@@ -24,9 +24,9 @@ from contract.wire.model_kind import decode_model_kind
 from contract.wire.pooling import decode_pooling, encode_pooling
 from contract.wire.requests import decode_sampling, decode_stopping, encode_sampling
 from scheduler_svc.core.history import History
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
 from scheduler_svc.core.stats import WorkerStats
-from scheduler_svc.core.worker import WorkerLimits
 from servicekit.bus import keys
 from servicekit.bus.calls import Loaded, StoredRequest, WorkerEntry
 

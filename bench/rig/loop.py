@@ -7,9 +7,9 @@ import numpy as np
 
 from contract.domain.params import Sampling, Stopping
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 from worker_svc.core.interface import Limits, PendingStep
 from worker_svc.core.simulated import SimulatedConfig, SimulatedRunner
 

@@ -16,7 +16,7 @@ def reusable(worker: WorkerState, sequence: SequenceState, *, has_cache: bool) -
     where the prompt's logprobs are asked for, or a vector of all its hidden states, or by a model that keeps none, or
     where layers keep a state, which stands for all tokens of a slot and so for no prefix.
     """
-    if sequence.computes_whole_prompt or worker.computes_whole_prompts or worker.limits.has_state:
+    if sequence.computes_whole_prompt or not worker.limits.finds_prefixes:
         return worker.rules.nothing_reused()
     size = worker.limits.block_size
     found = worker.rules.nothing_reused()

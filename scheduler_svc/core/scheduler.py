@@ -20,6 +20,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.early_cancels import EarlyCancel, EarlyCancels
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.introspection import RequestInfo, SequenceInfo, describe_request, describe_sequences
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.plan_draft import PlanDraft
 from scheduler_svc.core.policy import POLICIES
 from scheduler_svc.core.requests import Requests
@@ -41,7 +42,7 @@ from scheduler_svc.core.searching import NOTHING, fork, take, together, whole
 from scheduler_svc.core.sequence import QueuedRequest, ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import Counters, SchedulerStats
 from scheduler_svc.core.tables import Reused
-from scheduler_svc.core.worker import I64, WorkerLimits, WorkerState
+from scheduler_svc.core.worker import I64, WorkerState
 
 _MAX_PASSED_OVER = 16  # waiting sequences that a worker may pass over in one plan
 _NEARLY_FULL = 16  # a worker of whose slots fewer than one in so many is free

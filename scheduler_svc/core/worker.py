@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from contract.domain.kv_kinds import KVKind, longest_sequence
-from contract.domain.model_kind import ModelKind
 from contract.domain.plan import StepPlan, StepResult
 from contract.domain.pooling import is_done_by
 from contract.domain.timeline import Start
 from scheduler_svc.core.blocks import BlockManager, hash_of_kind
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.planned_steps import PlannedStep, StepError
 from scheduler_svc.core.sequence import ScheduledRequest, SequenceState, Status
 from scheduler_svc.core.stats import WorkerStats
@@ -27,37 +26,6 @@ from scheduler_svc.core.tables import Reused, TableRules
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _NO_TOKEN = -1  # fills the rows of `stops`
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """The capacity of a worker."""
-
-    num_blocks: int  # KV blocks; 0 of a model that keeps no keys and values
-    block_size: int  # tokens of a block, of the kind of layers whose blocks have the fewest
-    max_num_seqs: int  # slots
-    max_model_len: int  # prompt and output tokens of one sequence
-    max_num_batched_tokens: int = 2**32 - 1  # tokens that one step can compute
-    kinds: tuple[KVKind, ...] = ()  # of a decoder's layers; empty: all see all tokens before them
-    has_state: bool = False  # layers keep a state in a sequence's slot: blocks alone are of no use to another
-    max_plans: int = 1  # that are planned before their results come
-    model_kind: ModelKind = ModelKind.DECODER
-    capacity: int = field(init=False, compare=False)  # tokens of the longest sequence that the worker can compute
-
-    def __post_init__(self) -> None:
-        if self.model_kind.computes_whole_prompts:
-            kinds: tuple[KVKind, ...] = ()
-            capacity = min(self.max_model_len, self.max_num_batched_tokens)
-        else:
-            kinds = self.kinds or (KVKind(self.block_size),)
-            capacity = longest_sequence(kinds, self.num_blocks, self.longest_step, self.max_model_len)
-        object.__setattr__(self, "kinds", kinds)
-        object.__setattr__(self, "capacity", capacity)
-
-    @property
-    def longest_step(self) -> int:
-        """Tokens by which a sequence may be planned to be ahead of what is known to be computed."""
-        return max(self.max_num_batched_tokens, self.max_plans)
 
 
 @dataclass(slots=True)
@@ -307,14 +275,13 @@ class WorkerState:
         return {row: Start(int(placed_ns[row]), reason) for row, reason in reasons.items()}
 
     def register_blocks(self, sequence: SequenceState, num_tokens: int) -> None:
-        """Make the full blocks among the first `num_tokens` findable, unless they are of no use without a state; their
-        tokens have come, their KV is planned."""
-        if self.computes_whole_prompts:
+        """Make the full blocks among the first `num_tokens` findable; their tokens have come, their KV is planned."""
+        if not self.limits.finds_prefixes:
             return
         size = self.limits.block_size
         before, full = int(self.num_registered_blocks[sequence.slot]), num_tokens // size
-        hashes = [] if self.limits.has_state else sequence.hashes(size)
-        for kind, factor in enumerate(() if self.limits.has_state else self.factors):
+        hashes = sequence.hashes(size)
+        for kind, factor in enumerate(self.factors):
             table = sequence.tables[kind]
             for index in range(max(table.first, before // factor), full // factor):
                 block_hash = hash_of_kind(hashes[(index + 1) * factor - 1], kind)

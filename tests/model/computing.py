@@ -20,8 +20,8 @@ from samplers import Kind, Samplers
 from contract.domain.model_kind import ModelKind
 from contract.domain.params import Sampling
 from contract.domain.plan import NO_TOKENS, Admission, StepPlan, StepResult
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.models import Absences
-from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.pairing import PairedWorker, Pairings, gap_plan
 from scheduler_svc.wire import (
     ReceivedResult,

@@ -18,9 +18,9 @@ from contract.domain.timeline import Computed
 from scheduler_svc.core import rows as core_rows
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.history import History
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest, Status
-from scheduler_svc.core.worker import WorkerLimits
 from scheduler_svc.wire import decode_request, encode_rows
 from servicekit.bus.calls import (
     StoredRequest,

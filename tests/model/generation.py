@@ -12,7 +12,7 @@ from samplers import Kind, Samplers
 
 from contract.domain.timeline import Computed
 from scheduler_svc.core.history import History, diverged_rows, restore
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.wire import decode_witness, encode_rows, read_loaded
 from servicekit.bus import keys as k
 from servicekit.bus.calls import (

@@ -14,7 +14,7 @@ from contract.v1.requests_pb2 import GenerateRequest
 from contract.wire.pooling import decode_facts, encode_facts
 from gateway_svc.wire.operations import decode_worker
 from gateway_svc.wire.requests import encode_header, encode_prompt, encode_request
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.wire import decode_request, decode_worker_info, encode_plan
 from tokenizer_svc.core.tokenize import TokenizedPrompt
 from tokenizer_svc.wire import decode_request as decode_tokenizer_request

@@ -17,9 +17,9 @@ from contract.domain.kv_kinds import KVKind, Reach
 from contract.domain.params import Sampling, Stopping
 from contract.domain.plan import StepPlan
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 from worker_svc.compute import Compute, TorchCompute, TritonCompute
 from worker_svc.core.chunk_graphs import Shape
 from worker_svc.core.config import ModelConfig, parse_config

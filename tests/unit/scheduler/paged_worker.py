@@ -13,7 +13,7 @@ import numpy as np
 
 from contract.domain import chain
 from contract.domain.plan import Admission, Logprobs, StepPlan, StepResult
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 
 VOCAB = 11
 

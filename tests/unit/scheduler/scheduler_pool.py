@@ -16,7 +16,7 @@ from contract.domain.finish import FinishReason, RequestError
 from contract.domain.rows import TokenRows
 from contract.domain.timeline import Computed
 from contract.v1 import common_pb2, requests_pb2, results_pb2
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.wire import decode_rows, encode_rows

@@ -15,10 +15,10 @@ from contract.domain.rows import TokenRows
 from contract.domain.timeline import Start
 from scheduler_svc.core.beams import Found
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.policy import Fair
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 
 EOS = 0
 STOPPING = [each.name for each in fields(Stopping)]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from contract.domain.plan import StepPlan
-from scheduler_svc.core.worker import WorkerLimits, WorkerState
+from scheduler_svc.core.limits import WorkerLimits
+from scheduler_svc.core.worker import WorkerState
 from scheduler_svc.gathering import IDLE_NS, NS_PER_TOKEN, PAUSE_NS, Gathering
 
 BUDGET = 64

@@ -7,8 +7,8 @@ from scheduling import Scheduling, make_request
 
 from contract.domain.kv_kinds import KVKind, Reach, blocks_of_sequence, longest_sequence
 from scheduler_svc.core.blocks import BlockManager, extend_hashes
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.tables import TableRules, held_blocks
-from scheduler_svc.core.worker import WorkerLimits
 
 FULL, WINDOW = KVKind(6), KVKind(2, Reach(5))
 

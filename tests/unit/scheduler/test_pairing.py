@@ -3,7 +3,7 @@
 import pytest
 
 from contract.v1 import status_pb2
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.pairing import (
     GAP_STEP,
     PairedWorker,

@@ -8,8 +8,8 @@ from contract.domain.errors import ErrorCode
 from contract.domain.finish import CancelReason, FinishReason
 from contract.domain.plan import Logprobs, StepPlan, StepResult
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.worker import WorkerLimits
 
 
 def limits(num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 8, max_model_len: int = 128) -> WorkerLimits:

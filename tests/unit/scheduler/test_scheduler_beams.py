@@ -11,8 +11,8 @@ from scheduling import EOS, Scheduling, make_request, request_id
 from contract.domain.beams import BeamSearch
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import CancelReason, FinishReason
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 
 ROOMY = WorkerLimits(num_blocks=200, block_size=4, max_num_seqs=16, max_model_len=128, max_num_batched_tokens=64)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]

@@ -8,9 +8,9 @@ from contract.domain.errors import ErrorCode
 from contract.domain.finish import CancelReason, FinishReason
 from contract.domain.plan import Logprobs, StepResult
 from scheduler_svc.core.early_cancels import MAX_REQUESTS
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.planned_steps import StepError
 from scheduler_svc.core.rows import token_rows
-from scheduler_svc.core.worker import WorkerLimits
 
 SECOND = 10**9
 

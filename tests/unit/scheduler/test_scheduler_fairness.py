@@ -9,7 +9,7 @@ from scheduling import Scheduling, make_request, request_id
 
 from contract.domain.finish import FinishReason
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.settings import SchedulerSettings
 from servicekit.settings import load
 

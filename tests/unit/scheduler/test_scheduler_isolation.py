@@ -7,7 +7,7 @@ from scheduling import Scheduling, make_request, request_id
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import CancelReason, FinishReason
 from scheduler_svc.core.isolation import Tolerance
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 
 
 def limits(max_num_seqs: int = 8, max_model_len: int = 128) -> WorkerLimits:

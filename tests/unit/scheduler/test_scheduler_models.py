@@ -5,8 +5,8 @@ from scheduling import Scheduling, make_request, request_id
 
 from contract.domain.errors import ErrorCode
 from contract.domain.finish import CancelReason, FinishReason
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.models import Absences
-from scheduler_svc.core.worker import WorkerLimits
 
 OLD, NEW = b"old-----", b"new-----"
 

@@ -11,9 +11,9 @@ from contract.domain.plan import NO_TOKENS, StepPlan, StepResult
 from contract.domain.pooling import Pooling, PoolingKind
 from contract.domain.rows import TokenRows
 from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 
 PROMPT = list(range(1, 12))
 DIGEST = b"digest--"

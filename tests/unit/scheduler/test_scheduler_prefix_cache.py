@@ -5,7 +5,7 @@ import pytest
 from scheduling import Scheduling, make_request, request_id
 
 from contract.domain.finish import CancelReason
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 
 SIZE = 4
 

@@ -8,8 +8,8 @@ from scheduling import Scheduling, make_request
 from contract.domain.finish import CancelReason
 from contract.domain.params import Sampling
 from contract.domain.plan import Admission
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 
 PROMPT = list(range(1, 12))
 

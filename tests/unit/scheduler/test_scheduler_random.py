@@ -16,7 +16,7 @@ from contract.domain.kv_kinds import SEES_ALL, KVKind, Reach
 from contract.domain.model_kind import ModelKind
 from contract.domain.pooling import SCORED, Pooling, PoolingKind
 from scheduler_svc.core.isolation import Tolerance
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 
 WORKERS = ("a", "b")
 # Of the layers of a worker's model: how much larger than the smallest their blocks are, and how much they see.

@@ -11,9 +11,9 @@ from scheduling import Scheduling, make_request, request_id
 
 from contract.domain.finish import FinishReason
 from contract.domain.repetition import RepetitionDetectionParams
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.repetition import RepetitionDetector
 from scheduler_svc.core.rows import finish_of
-from scheduler_svc.core.worker import WorkerLimits
 
 LIMITS = {"a": WorkerLimits(64, 4, 8, 200)}
 TWICE = RepetitionDetectionParams(max_pattern_size=1, min_count=2)

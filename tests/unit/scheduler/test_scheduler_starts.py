@@ -4,7 +4,7 @@ import numpy as np
 from scheduling import Scheduling, make_request
 
 from contract.domain.timeline import Start, StartReason
-from scheduler_svc.core.worker import WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
 
 ROOMY = WorkerLimits(num_blocks=64, block_size=4, max_num_seqs=4, max_model_len=200)
 TIGHT = WorkerLimits(num_blocks=6, block_size=4, max_num_seqs=4, max_model_len=24)

@@ -11,7 +11,8 @@ from contract.domain.beams import BeamSearch
 from contract.domain.finish import FinishReason
 from contract.domain.plan import StepResult
 from contract.domain.pooling import Pooling, PoolingKind
-from scheduler_svc.core.worker import StepError, WorkerLimits
+from scheduler_svc.core.limits import WorkerLimits
+from scheduler_svc.core.worker import StepError
 
 LIMITS = WorkerLimits(60, 4, 6, 64, 32, has_state=True)
 PROMPT = range(1, 11)

@@ -10,8 +10,8 @@ from contract.domain.errors import ErrorCode
 from contract.domain.finish import FinishReason
 from contract.domain.model_kind import ModelKind
 from contract.domain.pooling import SCORED, VECTOR_KINDS, Pooling, PoolingKind
+from scheduler_svc.core.limits import WorkerLimits
 from scheduler_svc.core.sequence import QueuedRequest
-from scheduler_svc.core.worker import WorkerLimits
 
 ENCODER = WorkerLimits(0, 16, 8, 30, 20, model_kind=ModelKind.ENCODER)
 
