@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, LINES
-from test_triton_runner import CONFIG, DEEPSEEK_V3, PLAIN, QWEN3_NEXT, changed, make_runner
+from latent_families import DEEPSEEK_V3
+from test_triton_runner import CONFIG, PLAIN, QWEN3_NEXT, changed, make_runner
 from torch import Tensor
 
 from contract.domain.params import Sampling

@@ -59,7 +59,8 @@ class TritonAttention:
     def _make_latents(self, kind: AttentionKind, max_num_seqs: int) -> LatentKernels:
         assert kind == AttentionKind(kind.rotary, kind.scale, rank=kind.rank), "latents are seen as they are"
         dims = LatentDims(kind.rank, self.cache.shape.head_dim - kind.rank)
-        return LatentKernels(max_num_seqs, self.num_heads, dims, kind.rotary.table, kind.scale)
+        item_bytes = self.cache.shape.dtype.itemsize
+        return LatentKernels(max_num_seqs, self.num_heads, dims, kind.rotary.table, kind.scale, item_bytes)
 
     def _make_decode(self, kind: AttentionKind, max_num_seqs: int) -> DecodeAttention:
         shape = self.cache.shape

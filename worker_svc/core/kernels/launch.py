@@ -9,6 +9,8 @@ import triton.language as tl
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)  # Hopper
+_HOPPER_SHARED_BYTES = 227 * 1024
+_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, for each program
 
 
 @cache
@@ -30,6 +32,14 @@ def multiprocessors(device: torch.device, shared_memory: int) -> int:
         return 1
     properties = torch.cuda.get_device_properties(device)
     return properties.multi_processor_count if properties.shared_memory_per_multiprocessor >= shared_memory else 0
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that a program can have; where none is launched, those of a Hopper."""
+    if device.type != "cuda" or INTERPRETED:
+        return _HOPPER_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - _RESERVED_BYTES
 
 
 def options(*, warps: int = 4, dependent: bool = False, registers: int | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from worker_svc.core.kernels.attention.prefill import PrefillTiles
 from worker_svc.core.kernels.attention.tuning import LatentCut, LatentTile, find_latent_cut, find_latent_tile
 
 SMALL = LatentDims(32, 16)
+HOPPER_BYTES = 227 * 1024
 
 
 def turning(positions: int, dims: LatentDims) -> Tensor:
@@ -164,19 +165,35 @@ def test_tiles_of_no_rows_are_left_out() -> None:
 
 
 def test_cuts_have_a_program_for_each_multiprocessor_as_far_as_contexts_are_long_enough() -> None:
-    assert find_latent_cut(1, 128, 512, 1 << 17, 132).splits == 66
-    assert find_latent_cut(16, 128, 512, 1 << 17, 132).splits == 4
-    assert find_latent_cut(100, 128, 512, 1 << 17, 132).splits == 1
-    assert find_latent_cut(1, 128, 512, 1000, 132).splits == 8
+    tile = LatentTile(64, 64, 8, 2)
+    assert find_latent_cut(1, 128, tile, 1 << 17, 132).splits == 66
+    assert find_latent_cut(16, 128, tile, 1 << 17, 132).splits == 4
+    assert find_latent_cut(100, 128, tile, 1 << 17, 132).splits == 1
+    assert find_latent_cut(1, 128, tile, 1000, 132).splits == 8
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 16), (17, 32), (33, 64), (8192, 64)])
+@pytest.mark.parametrize(("rows", "expected"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (8192, 64)])
 def test_tiles_have_no_more_rows_than_needed(rows: int, expected: int) -> None:
-    assert find_latent_tile(rows, 512).rows == expected
-    assert find_latent_tile(rows, 514).rows == 16
+    assert find_latent_tile(rows, 512, 1152, HOPPER_BYTES).rows == expected
+    assert find_latent_tile(rows, 514, 2112, HOPPER_BYTES).rows == 16
 
 
-KERNELS = ("_write_latents", "_attend_latents", "_add_parts")
+@pytest.mark.parametrize(("shared_kib", "rows", "tokens"), [(227, 64, 64), (163, 32, 32), (99, 16, 32), (64, 16, 16)])
+def test_tiles_of_published_dims_fit_any_card(shared_kib: int, rows: int, tokens: int) -> None:
+    """Hopper, Ampere, Ada and Turing."""
+    row_bytes = LatentDims(512, 64).tile_dims * 2
+    tile = find_latent_tile(128, 512, row_bytes, shared_kib * 1024)
+    assert (tile.rows, tile.tokens) == (rows, tokens)
+    assert (tile.rows + tile.stages * tile.tokens) * 1152 <= shared_kib * 1024
+
+
+def test_dims_are_padded_to_powers_of_two_that_products_can_have() -> None:
+    assert LatentDims(512, 64).tile_dims == 576
+    assert LatentDims(24, 12).tile_dims == 64
+    assert LatentDims(514, 40).tile_dims == 1024 + 64
+
+
+KERNELS = ("write_latents", "attend_latents", "add_parts")
 
 
 class Nothing:
@@ -204,11 +221,11 @@ def launch_latent(kernel: str, num_heads: int, dims: LatentDims) -> None:
 @pytest.mark.parametrize(
     ("kernel", "num_heads", "rank", "instruction"),
     [
-        ("_attend_latents", 128, 512, "wgmma.mma_async"),
-        ("_attend_latents", 16, 512, "cp.async.cg"),
-        ("_attend_latents", 16, 560, "cp.async.cg"),
-        ("_write_latents", 128, 512, "st.global"),
-        ("_add_parts", 128, 512, "st.global"),
+        ("attend_latents", 128, 512, "wgmma.mma_async"),
+        ("attend_latents", 16, 512, "cp.async.cg"),
+        ("attend_latents", 16, 560, "cp.async.cg"),
+        ("write_latents", 128, 512, "st.global"),
+        ("add_parts", 128, 512, "st.global"),
     ],
 )
 def test_kernels_fit_a_hopper(

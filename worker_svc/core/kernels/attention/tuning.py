@@ -138,21 +138,31 @@ class LatentCut:
 
 
 _LATENT_SPLIT_TOKENS = 128
-_MOST_LATENT_RANK = 512  # of which 64 rows have sums in the registers of eight warps
+_MOST_LATENT_RANK = 512  # of which more than 16 rows have sums in registers
+# Nobody has measured these: the first fits into a Hopper's shared memory and the registers of eight warps, the others
+# are for fewer rows and for cards with less.
+_LATENT_TILES = (LatentTile(64, 64, 8, 2), LatentTile(32, 32, 4, 2), LatentTile(16, 32, 4, 2), LatentTile(16, 16, 4, 2))
 
 
-def find_latent_tile(rows: int, rank: int) -> LatentTile:
-    """Of so many rows. Nobody has measured these: they fit into a Hopper's shared memory and registers."""
-    if rank > _MOST_LATENT_RANK or rows <= MIN_QUERY_ROWS:
-        return LatentTile(MIN_QUERY_ROWS, 32, 4, 2)
-    return LatentTile(32, 32, 4, 2) if rows <= 32 else LatentTile(64, 64, 8, 2)
+def find_latent_tile(rows: int, rank: int, row_bytes: int, shared_bytes: int) -> LatentTile:
+    """Of so many rows, each of which takes `row_bytes` as one of the cache does; `shared_bytes`: of a program."""
+    most_rows = MIN_QUERY_ROWS if rank > _MOST_LATENT_RANK else max(MIN_QUERY_ROWS, 2 * rows - 1)
+    return next(
+        (
+            tile
+            for tile in _LATENT_TILES
+            if tile.rows <= most_rows and (tile.rows + tile.stages * tile.tokens) * row_bytes <= shared_bytes
+        ),
+        _LATENT_TILES[-1],
+    )
 
 
-def find_latent_cut(sequences: int, num_heads: int, rank: int, most_tokens: int, multiprocessors: int) -> LatentCut:
+def find_latent_cut(
+    sequences: int, num_heads: int, tile: LatentTile, most_tokens: int, multiprocessors: int
+) -> LatentCut:
     """Of contexts of at most `most_tokens`, for a device that has so many multiprocessors: a program for each, as far
     as contexts are long enough.
     """
-    tile = find_latent_tile(num_heads, rank)
     programs = sequences * -(-num_heads // tile.rows)
     splits = min(multiprocessors // programs, -(-most_tokens // _LATENT_SPLIT_TOKENS))
     return LatentCut(max(1, splits), _LATENT_SPLIT_TOKENS, tile)

@@ -1,0 +1,29 @@
+"""What configurations of families with latent attention say, beside `FIELDS` of `test_triton_runner`."""
+
+from typing import Any
+
+DEEPSEEK_V2: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": None,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    **DEEPSEEK_V2,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "q_lora_rank": 40,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 0,
+}
