@@ -393,9 +393,5 @@ class Scheduler:
         return [describe_request(request, self.workers) for request in self.requests.values()]
 
     def check_integrity(self) -> None:
-        """Prove that the books balance.
-
-        Raises:
-            AssertionError: they do not; the message says where.
-        """
+        """Raise an AssertionError that says where the books do not balance, if they do not."""
         check_integrity(self.workers, self.requests)
