@@ -1,9 +1,11 @@
 """What the parity tests switch on and off, and the proof that it was on."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 from recorder import Recorder
 from reference import BUNDLED
@@ -83,12 +85,28 @@ def assert_switched_on(case: Case, recorder: Recorder, counters: Counters) -> No
 
 
 def pairwise(names: Sequence[str]) -> list[tuple[str, Case]]:
-    """Few of all combinations, in which any two values of any two dimensions meet; greedy, always the same."""
-    rows = list(product(names, WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS))
+    """Few of all combinations, in which any two values of any two dimensions meet; always the same."""
+    rows = product(names, WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS)
+    return [(str(name), Case(*values)) for name, *values in covering(rows)]
+
+
+def cases_of(number: int) -> list[Case]:
+    """Few of `CASES`, in which any two values of any two dimensions meet: those of the checkpoint of this number. All
+    checkpoints together have all cases.
+    """
+    return [Case(*row) for row in covering(product(WINDOWS, BUDGETS, PREFIX_CACHING, NUM_BLOCKS), number)]
+
+
+def covering(all_rows: Iterable[tuple[Any, ...]], number: int = 0) -> list[tuple[Any, ...]]:
+    """Some of the rows, in which any two values of any two columns meet if they ever do; greedy, and for each number
+    others.
+    """
+    rows = list(all_rows)
+    random.Random(number).shuffle(rows)
     missing = {pair for row in rows for pair in combinations(enumerate(row), 2)}
     chosen = []
     while missing:
         best = max(rows, key=lambda row: len(missing.intersection(combinations(enumerate(row), 2))))
         missing.difference_update(combinations(enumerate(best), 2))
-        chosen.append((str(best[0]), Case(*best[1:])))
+        chosen.append(best)
     return chosen

@@ -7,16 +7,28 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from cases import CHECKPOINTS
+from cases import CHECKPOINTS, covering
 from reference import Reference
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock import LLM, BeamSearchParams, SamplingParams
 
 MAX_TOKENS = 12
+NUM_BLOCKS = (240, 34)
 SEARCHES = list(product((1, 2, 3, 5), (-1.0, 0.0, 0.6, 1.0, 2.0), (False, True, "never")))
 # What `generate` takes beside beams it takes of one, too: there it changes nothing, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def searches_of(name: str, num_blocks: int) -> list[tuple[int, float, bool | str]]:
+    """Those of `SEARCHES` that a checkpoint has: any two values of any two parameters meet."""
+    return covering(SEARCHES, num_blocks + CHECKPOINTS.index(name))
+
+
+def test_every_search_is_some_checkpoints() -> None:
+    assert {each for name, blocks in product(CHECKPOINTS, NUM_BLOCKS) for each in searches_of(name, blocks)} == set(
+        SEARCHES
+    )
 
 
 def searched(
@@ -62,14 +74,14 @@ def engine(reference: Reference, **settings: object) -> Iterator[tuple[LLM, PreT
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-@pytest.mark.parametrize("num_blocks", [240, 34], ids=["room", "few blocks"])
+@pytest.mark.parametrize("num_blocks", NUM_BLOCKS, ids=["room", "few blocks"])
 def test_outputs_and_their_order_are_those_of_transformers(
     reference: Callable[[str], Reference], name: str, num_blocks: int
 ) -> None:
     rng = np.random.default_rng(5)
     with engine(reference(name), num_blocks=num_blocks) as (llm, model):
         prompts, params, wanted = [], [], []
-        for index, (width, penalty, early) in enumerate(SEARCHES):
+        for index, (width, penalty, early) in enumerate(searches_of(name, num_blocks)):
             prompt = rng.integers(3, model.config.vocab_size, int(rng.integers(1, 20))).tolist()
             common = SamplingParams(
                 n=width,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, num_blocks_of
+from cases import BLOCK_SIZE, CASES, CHECKPOINTS, FEW_BLOCKS, Case, assert_switched_on, cases_of, num_blocks_of
 from checkpoints import VARIANTS
 from recorder import Recorder
 from reference import (
@@ -21,9 +21,13 @@ from reference import (
 from penstock import LLM
 
 EXTREMES = [Case(2, 16, True, FEW_BLOCKS), Case(4, 512, False, FEW_BLOCKS)]
-PAIRS = [(name, case) for name in CHECKPOINTS for case in CASES] + [
+PAIRS = [(name, case) for number, name in enumerate(CHECKPOINTS) for case in cases_of(number)] + [
     (variant.name, case) for variant in VARIANTS if variant.name not in CHECKPOINTS for case in EXTREMES
 ]
+
+
+def test_every_case_is_some_checkpoints() -> None:
+    assert {case for name, case in PAIRS if name in CHECKPOINTS} == set(CASES)
 
 
 def check(reference: Reference, case: Case) -> None:
