@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import __version__ as version
 
-from contract.domain.errors import broken, invalid, unimplemented
+from contract.domain.errors import invalid, unimplemented
 from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.core.transformers_models.encoder import TransformersCrossEncoder, TransformersEncoder
@@ -20,7 +20,7 @@ from worker_svc.core.transformers_models.tiny import CROSS_ENCODERS, ENCODERS, b
 from worker_svc.device import choose_device, choose_dtype
 from worker_svc.loaded_model import LoadedEncoder, ModelDescription, ModelSource
 from worker_svc.runner_options import RunnerOptions
-from worker_svc.transformers_checkpoint import ModuleConfig, check_loaded, refusal, stored_dtype
+from worker_svc.transformers_checkpoint import ModuleConfig, check_loaded, load_module, refusal, stored_dtype
 from worker_svc.weights import weight_files
 
 # Of the standard library, as in `factory`.
@@ -108,27 +108,12 @@ class EncoderLoader:
             return build(self._found.config, self._proof.attention, self._door).num_parameters()
 
     def _with_weights(self, source: ModelSource, dtype: torch.dtype) -> Any:
-        directory, config = source.directory, self._found.config
-        files = weight_files(directory)  # says what is missing
-        config.return_dict = True
-        try:
-            loaded: Any = self._door.auto.from_pretrained(
-                directory,
-                config=config,
-                dtype=dtype,
-                attn_implementation=self._proof.attention,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise broken(f"transformers cannot read the weights in {directory}: {error}") from error
-        module, told = loaded
+        directory, config, proof = source.directory, self._found.config, self._proof
+        module, told = load_module(self._door.auto, directory, config, proof.attention, dtype, source.device)
         is_cross = self._found.kind is ModelKind.CROSS_ENCODER
-        heads = frozenset() if is_cross else _outside(files, module.base_model_prefix)
-        check_loaded(directory, told, self._proof.unused | heads)
-        return module.eval().to(source.device)
+        heads = frozenset() if is_cross else _outside(weight_files(directory), module.base_model_prefix)
+        check_loaded(directory, told, proof.unused | heads)
+        return module
 
 
 def _outside(files: list[Path], prefix: str) -> frozenset[str]:

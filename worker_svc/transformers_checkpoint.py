@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -20,6 +21,7 @@ from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import CONFIG, Checkpoint
 from worker_svc.core.models import FAMILIES
 from worker_svc.runner_options import RunnerOptions
+from worker_svc.weights import weight_files
 
 _ADAPTER = "adapter_config.json"  # transformers would add it to the weights
 _BY_KIND = {
@@ -83,6 +85,34 @@ def _names_in(mappings: Collection[Mapping[Any, Any]], made: type[PreTrainedConf
     for mapping in mappings:
         found = mapping.get(made, ())
         yield from (str(each.__name__) for each in (found if isinstance(found, tuple) else (found,)))
+
+
+def load_module(  # noqa: PLR0917
+    auto: Any, directory: Path, config: PreTrainedConfig, attention: str, dtype: torch.dtype, device: torch.device
+) -> tuple[Any, Mapping[str, Any]]:
+    """The module with its weights, and what transformers tells of these; see `check_loaded`.
+
+    `auto`: of transformers' classes that find the module of a configuration; `attention`: as it names them.
+
+    Raises:
+        PenstockError: INTERNAL (operator): the weights are missing or cannot be read.
+    """
+    weight_files(directory)  # says what is missing
+    config.return_dict = True
+    try:
+        module, told = auto.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise broken(f"transformers cannot read the weights in {directory}: {error}") from error
+    return module.eval().to(device), told
 
 
 def check_loaded(directory: Path, told: Mapping[str, Any], ignored: Collection[str] = ()) -> None:

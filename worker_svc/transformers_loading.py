@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers import __version__ as version
 
-from contract.domain.errors import broken
 from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import Checkpoint
 from worker_svc.compute import choose_compute
@@ -25,12 +24,12 @@ from worker_svc.runner_options import RunnerOptions
 from worker_svc.transformers_checkpoint import (
     ModuleConfig,
     check_loaded,
+    load_module,
     read_module_config,
     refusal,
     refuse_options,
     stored_dtype,
 )
-from worker_svc.weights import weight_files
 
 # Of the standard library, as in `factory`.
 _log = logging.getLogger(__name__)
@@ -137,22 +136,6 @@ def _make(source: ModelSource, found: Module, dtype: torch.dtype) -> Transformer
 
 
 def _with_weights(source: ModelSource, config: PreTrainedConfig, dtype: torch.dtype) -> Any:
-    directory = source.directory
-    weight_files(directory)  # says what is missing
-    config.return_dict = True
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            attn_implementation=NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise broken(f"transformers cannot read the weights in {directory}: {error}") from error
-    module, told = loaded
-    check_loaded(directory, told)
-    return module.eval().to(source.device)
+    module, told = load_module(AutoModelForCausalLM, source.directory, config, NAME, dtype, source.device)
+    check_loaded(source.directory, told)
+    return module

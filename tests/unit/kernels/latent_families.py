@@ -1,4 +1,4 @@
-"""What configurations of families with latent attention say, beside `FIELDS` of `test_triton_runner`."""
+"""Configurations of families with latent attention, beside `FIELDS` of `test_triton_runner`."""
 
 from typing import Any
 
