@@ -56,7 +56,7 @@ def test_openai_embeddings_are_those_of_transformers_and_nothing_is_generated(
             for told, text in zip(client.embeddings.create(model=name, input=TEXTS).data, TEXTS, strict=True):
                 np.testing.assert_allclose(told.embedding, wanted(directory, module, text), atol=1e-5)
             with pytest.raises(openai.BadRequestError, match="is an encoder") as refused:
-                client.chat.completions.create(model=name, messages=[{"role": "user", "content": "hello"}])
+                client.completions.create(model=name, prompt="hello")
             assert refused.value.param == "model"
             with pytest.raises(openai.BadRequestError, match=f"maximum context length is {POSITIONS} tokens"):
                 client.embeddings.create(model=name, input="x" * (POSITIONS + 1))
