@@ -20,6 +20,7 @@ from contract.domain.errors import ErrorCode, PenstockError, broken, unimplement
 from contract.domain.model_kind import ModelKind
 from servicekit.checkpoint.model import CONFIG, Checkpoint
 from worker_svc.core.models import FAMILIES
+from worker_svc.core.models.media import TEXTS
 from worker_svc.runner_options import RunnerOptions
 from worker_svc.weights import weight_files
 
@@ -159,7 +160,7 @@ def refusal(name: str, why: str) -> PenstockError:
     """The error of an architecture that is not done."""
     way_out = (
         "leave model_impl out, Penstock has a family for it"
-        if name in FAMILIES
+        if name in FAMILIES or name in TEXTS
         else "take a model that `penstock models` lists or, where it is a bound of the context, a lower max_model_len"
     )
     message = f"model architecture {name} cannot be run by transformers' own module: it {why}; {way_out}"

@@ -41,7 +41,6 @@ class Admission:
     # Of a model whose layers keep a state: the slot whose occupant so far has that of the computed tokens; it is copied
     # before anything is computed. None: nothing is computed.
     state_slot: int | None = None
-
     num_first_tokens: int = 0  # of a pair of texts: tokens before those of the second type; 0: all are of the first
 
     @property

@@ -323,8 +323,7 @@ class WorkerState:
         if num_tokens != len(result.token_ids):
             raise StepError(self.worker_id, f"result of step {result.step} has counts that do not match its tokens")
         stays = self.generation[planned.slots] == planned.generations
-        lacks = stays & (missing[planned.slots] > 0) & ~self.is_pooled[planned.slots]
-        if self.limits.has_state and np.count_nonzero(lacks):
+        if self.limits.has_state and (stays & (missing[planned.slots] > 0) & ~self.is_pooled[planned.slots]).any():
             why = "lacks a token, whose position cannot be computed again: states have taken it in"
             raise StepError(self.worker_id, f"result of step {result.step} {why}")
         self.in_flight.popleft()

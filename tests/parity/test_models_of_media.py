@@ -145,6 +145,12 @@ def test_a_text_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_by_transformers_such_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    save_whole(tmp_path, "Mistral3")
+    with pytest.raises(PenstockError, match=r"Mistral3ForConditionalGeneration .*leave model_impl out"):
+        load(tmp_path, model_impl="transformers")
+
+
 def test_a_field_of_the_whole_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     save_whole(tmp_path, "Gemma3")
     change(tmp_path, a_field_of_tomorrow="on")

@@ -1,6 +1,5 @@
 """Carries out step plans on an encoder: prompts go up whole, vectors come down, and nothing stays on the device."""
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from contract.domain.plan import NO_TOKENS, StepPlan, StepResult
 from worker_svc.core.batch import Batch
+from worker_svc.core.current_device import CurrentDevice
 from worker_svc.core.encoder import Encoder, PaddedPrompts, pad
 from worker_svc.core.interface import DeviceError, Limits
 from worker_svc.core.prompt_hidden import sum_hidden
@@ -67,7 +67,7 @@ class EncoderRunner:
         self._vectors = SlotVectors()
         self._downloads = Downloads(device, 1)
         self._last_timing: StepTiming | None = None
-        self._thread = 0  # the one that launched last
+        self._current = CurrentDevice(self._device)
 
     @property
     def limits(self) -> Limits:
@@ -81,7 +81,7 @@ class EncoderRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
-        self._enter()
+        self._current.enter()
         try:
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update(plan)
@@ -100,13 +100,6 @@ class EncoderRunner:
     def close(self) -> None:
         """Implement `Runner.close`."""
         del self._model
-
-    def _enter(self) -> None:
-        """Make this device the current one: that is up to each thread."""
-        if self._thread != (thread := threading.get_ident()):
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
-            self._thread = thread
 
     def _update(self, plan: StepPlan) -> None:
         if plan.step == 1:

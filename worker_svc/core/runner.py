@@ -1,6 +1,5 @@
 """Carries out step plans on a model: state stays on the device, changes go up, results come down, nothing waits."""
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from contract.domain.plan import F32, NO_TOKENS, U32, PromptLogprobs, StepPlan, 
 from worker_svc.core.attention.interface import AttentionBackend
 from worker_svc.core.batch import Batch, advance, build_batch, tokens_of
 from worker_svc.core.continuation import Continuation
+from worker_svc.core.current_device import CurrentDevice
 from worker_svc.core.device_decoding import DecodeOutput, DeviceDecoder
 from worker_svc.core.device_grammars import DeviceGrammars
 from worker_svc.core.device_slots import DeviceSlots
@@ -172,7 +172,7 @@ class ModelRunner:
         self._last_timing: StepTiming | None = None
         # Where the last step may just go on.
         self._going_on: tuple[Continuation, _Sampling, Extras | None] | None = None
-        self._thread = 0  # the one that launched last
+        self._current = CurrentDevice(self._device)
 
     @property
     def limits(self) -> Limits:
@@ -190,7 +190,7 @@ class ModelRunner:
         Raises:
             DeviceError: the device is of no further use.
         """
-        self._enter()
+        self._current.enter()
         try:
             timing = StepTiming(self._device, self._clock_ns, self._last_timing)
             self._update_slots(plan)
@@ -208,13 +208,6 @@ class ModelRunner:
     def close(self) -> None:
         """Implement `Runner.close`."""
         del self._model, self._cache, self._states, self._attention, self._slots, self._decoder
-
-    def _enter(self) -> None:
-        """Make this device the current one: that is up to each thread."""
-        if self._thread != (thread := threading.get_ident()):
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
-            self._thread = thread
 
     def _go_on(self, batch: Continuation, sampling: _Sampling, extras: Extras | None) -> tuple[list[Tensor], _Sampling]:
         """Launch the step of a batch that is as it was."""

@@ -15,6 +15,7 @@ from worker_svc.core.batch import Batch, build_batch, tokens_of
 from worker_svc.core.grammars import SlotGrammars
 from worker_svc.core.interface import Limits
 from worker_svc.core.pretended_cache import BASE, PretendedCache, token_hashes
+from worker_svc.core.pretended_device import PendingSimulatedStep, PretendedDevice
 from worker_svc.core.pretended_model import (
     HIDDEN_SIZE,
     U64,
@@ -53,24 +54,6 @@ class SimulatedConfig:
     hidden_size: int = HIDDEN_SIZE  # of its vectors
 
 
-class PendingSimulatedStep:
-    """Implement `PendingStep`."""
-
-    def __init__(
-        self, result: StepResult, end_ns: int, clock_ns: Callable[[], int], sleep: Callable[[float], None]
-    ) -> None:
-        self._result = result
-        self._end_ns = end_ns
-        self._clock_ns = clock_ns
-        self._sleep = sleep
-
-    def result(self) -> StepResult:
-        """Implement `PendingStep.result`: waits until the pretended device has ended the step."""
-        while (left_ns := self._end_ns - self._clock_ns()) > 0:
-            self._sleep(left_ns / 1e9)
-        return self._result
-
-
 class SimulatedRunner:
     """Implement `Runner`. The device begins a step when the one before has ended; `sleep` takes seconds."""
 
@@ -87,10 +70,7 @@ class SimulatedRunner:
             raise ValueError("with a state no step may give a slot no token: its position is not computed again")
         self._limits = limits
         self._config = config
-        self._clock_ns = clock_ns
-        self._sleep = sleep
-        self._step_ns = round(config.step_s * 1e9)
-        self._device_free_ns: int | None = None
+        self._device = PretendedDevice(config.step_s, clock_ns, sleep)
         self._slots = HostSlots(limits)
         self._tokens = np.zeros((limits.max_num_seqs, self._slots.max_tokens), np.uint32)
         self._salts = np.zeros(limits.max_num_seqs, np.uint64)
@@ -117,26 +97,23 @@ class SimulatedRunner:
 
     def launch(self, plan: StepPlan) -> PendingSimulatedStep:
         """Implement `Runner.launch`."""
-        now_ns = self._clock_ns()
-        free_ns = now_ns if self._device_free_ns is None else self._device_free_ns
-        start_ns = max(now_ns, free_ns)
+        times = self._device.next_step()
         self._update_slots(plan)
         self._failures = {}
         slots, counts, token_ids = self._compute(plan)
-        self._device_free_ns = start_ns + self._step_ns
         result = StepResult(
             step=plan.step,
             slots=np.concatenate((slots.astype(np.uint32), self._finished_slots)),
             counts=np.concatenate((counts.astype(np.uint32), np.zeros_like(self._finished_slots))),
             token_ids=token_ids,
             logprobs=self._logprobs(slots, counts, token_ids),
-            step_ns=self._step_ns,
-            idle_ns=start_ns - free_ns,
+            step_ns=times.step_ns,
+            idle_ns=times.idle_ns,
             failures=self._failures,
             prompts=complete_prompts(self._prompt_rows, self._limits.vocab_size),
             vectors=self._vectors,
         )
-        return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
+        return self._device.launch(times, result)
 
     def close(self) -> None:
         """Implement `Runner.close`."""

@@ -7,9 +7,10 @@ import numpy as np
 from contract.domain.model_kind import ModelKind
 from contract.domain.plan import NO_TOKENS, StepPlan, StepResult
 from worker_svc.core.interface import Limits
+from worker_svc.core.pretended_device import PendingSimulatedStep, PretendedDevice
 from worker_svc.core.pretended_model import encoder_hashes, hidden_states
 from worker_svc.core.prompt_vectors import SlotVectors
-from worker_svc.core.simulated import PendingSimulatedStep, SimulatedConfig
+from worker_svc.core.simulated import SimulatedConfig
 from worker_svc.core.whole_prompts import WholePrompts
 
 
@@ -21,10 +22,7 @@ class SimulatedEncoder:
     ) -> None:
         self._limits = limits
         self._config = config
-        self._clock_ns = clock_ns
-        self._sleep = sleep
-        self._step_ns = round(config.step_s * 1e9)
-        self._device_free_ns: int | None = None
+        self._device = PretendedDevice(config.step_s, clock_ns, sleep)
         self._prompts = WholePrompts(limits)
         self._pooled = SlotVectors()
 
@@ -35,9 +33,7 @@ class SimulatedEncoder:
 
     def launch(self, plan: StepPlan) -> PendingSimulatedStep:
         """Implement `Runner.launch`."""
-        now_ns = self._clock_ns()
-        free_ns = now_ns if self._device_free_ns is None else self._device_free_ns
-        start_ns = max(now_ns, free_ns)
+        times = self._device.next_step()
         if plan.step == 1:
             self._pooled.clear()
         self._prompts.update(plan)
@@ -46,7 +42,6 @@ class SimulatedEncoder:
             self._pooled.admit(admission)
         batch, prompts = self._prompts.take(plan)
         rows = self._pooled.take(batch)
-        self._device_free_ns = start_ns + self._step_ns
         slots, vectors = NO_TOKENS, {}
         if rows is not None:
             hashes = np.concatenate([encoder_hashes(*prompt) for prompt in prompts])[rows.rows]
@@ -60,11 +55,11 @@ class SimulatedEncoder:
             slots=slots,
             counts=np.zeros_like(slots),
             token_ids=NO_TOKENS,
-            step_ns=self._step_ns,
-            idle_ns=start_ns - free_ns,
+            step_ns=times.step_ns,
+            idle_ns=times.idle_ns,
             vectors=vectors,
         )
-        return PendingSimulatedStep(result, self._device_free_ns, self._clock_ns, self._sleep)
+        return self._device.launch(times, result)
 
     def close(self) -> None:
         """Implement `Runner.close`."""
