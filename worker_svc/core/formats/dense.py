@@ -44,6 +44,6 @@ class DenseFormat:
         """Implement `StoredFormat.widen`."""
         return tensors["weight"]
 
-    def pack(self, tensors: Tensors) -> Dense:
+    def pack(self, tensors: Tensors, inputs: int) -> Dense:  # noqa: ARG002
         """Implement `Format.pack`."""
         return Dense(tensors["weight"])

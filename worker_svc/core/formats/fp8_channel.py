@@ -75,7 +75,7 @@ class Fp8ChannelFormat:
         """Implement `StoredFormat.widen`."""
         return tensors["weight"].float() * tensors["weight_scale"]
 
-    def pack(self, tensors: Tensors) -> Fp8Channel:
+    def pack(self, tensors: Tensors, inputs: int) -> Fp8Channel:  # noqa: ARG002
         """Implement `Format.pack`."""
         return Fp8Channel(tensors["weight"], tensors["weight_scale"], rounds_inputs=self.spec.rounds_inputs)
 
