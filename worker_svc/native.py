@@ -19,7 +19,7 @@ from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import AttentionSpec
 from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec
-from worker_svc.device import choose_dtype
+from worker_svc.device import choose_dtype, has_fp8
 from worker_svc.kv_scales import read_kv_scales
 from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
 from worker_svc.model_config import read_model_config
@@ -50,7 +50,8 @@ class NativeLoader:
         """Implement `Loader.describe`."""
         config, group = self._config, Group(options.rank, options.world_size)
         dtype = choose_dtype(options.dtype, config.dtype, device)
-        plain = Placement(torch.device("meta"), dtype, group, quantization=config.quantization)
+        meta = torch.device("meta")
+        plain = Placement(meta, dtype, group, quantization=config.quantization, has_fp8=has_fp8(device))
         method = config.quantization.method if config.quantization is not None else None
         num_bytes = num_weights_bytes(config, plain)
         return ModelDescription(
@@ -65,7 +66,7 @@ class NativeLoader:
 def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     options, device = source.options, source.device
     dtype = choose_dtype(options.dtype, config.dtype, device)
-    plain = Placement(device, dtype, source.group, quantization=config.quantization)
+    plain = Placement(device, dtype, source.group, quantization=config.quantization, has_fp8=has_fp8(device))
     attention = config.attention
     heads = plain.part(attention.num_heads, "num_attention_heads")
     kv_heads = plain.kv_heads(attention.num_kv_heads)
@@ -175,8 +176,8 @@ def _tell_conversions(config: ModelConfig, placement: Placement) -> None:
         return
     num_bytes: dict[torch.dtype, int] = defaultdict(int)
     for conversion in placement.conversions:
-        weight = conversion.made["weight"].destination
-        num_bytes[weight.dtype] += weight.nbytes
+        made = [each.destination for each in conversion.made.values()]
+        num_bytes[made[0].dtype] += sum(each.nbytes for each in made)  # the numbers come first
     for dtype, size in num_bytes.items():
         name = str(dtype).removeprefix("torch.")
         event = "weights widened" if dtype == placement.dtype else "weights converted"

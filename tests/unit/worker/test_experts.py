@@ -1,5 +1,6 @@
 """Mixtures of experts as values and as weights: what counts for what, what ranks have, what is refused."""
 
+import math
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +18,7 @@ from worker_svc.core.kernels.linear.ways import Product
 from worker_svc.core.layers.experts import Router
 from worker_svc.core.layers.linear import Projection
 from worker_svc.core.layers.placement import Placement
-from worker_svc.core.layers.stacked import StackedLinear
+from worker_svc.core.layers.stacked import StackedLinear, inputs_together
 from worker_svc.core.models.spec import ExpertsSpec, GatedMLPSpec, RouterSpec, StoredRows
 from worker_svc.core.quantization.choice import parse_quantization
 from worker_svc.core.quantization.spec import Fp8ChannelSpec, Mxfp4Spec, QuantizationSpec
@@ -133,14 +134,14 @@ def test_quantized_experts_are_those_that_they_stand_for_on_each_rank(tmp_path: 
     quantization = parse_quantization(case.config)
     for rank in range(2):
         placement = Placement(torch.device("cpu"), torch.float32, Group(rank, 2), quantization=quantization)
-        part = placement.columns(96, 16)
+        part = placement.columns(96, math.lcm(16, inputs_together(placement, spec, down)))
         inputs = StackedLinear(placement, spec, [Projection(each, 96, part) for each in (gate, up)], 32)
         output = StackedLinear(placement, spec, [Projection(down, 32, slice(0, 32))], 96, part)
         load_weights(tmp_path, placement.wanted, placement.conversions, unused_suffixes=quantization.unused)
         for number in range(3):
             expected = torch.cat([whole[f"e.{number}.{name}"][part] for name in ("gate", "up")])
-            torch.testing.assert_close(inputs.weight[number], expected)
-            torch.testing.assert_close(output.weight[number], whole[f"e.{number}.down"][:, part])
+            torch.testing.assert_close(inputs.weight.of(number), expected)
+            torch.testing.assert_close(output.weight.of(number), whole[f"e.{number}.down"][:, part])
 
 
 @pytest.mark.parametrize("layout", ["stacked", "transposed"])
@@ -183,6 +184,10 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
         load_weights(tmp_path, placement.wanted)
 
 
+def floats(linear: StackedLinear) -> Tensor:
+    return torch.stack([linear.weight.of(expert) for expert in range(linear.weight.count)])
+
+
 def stored(layout: Layout, weights: Tensor, biases: Tensor) -> dict[str, Tensor]:
     if layout == "single":
         of_kinds = {"weight": weights, "bias": biases}
@@ -206,8 +211,8 @@ def test_ranks_have_their_part_of_every_expert_and_one_adds_the_bias(tmp_path: P
         found.append(StackedLinear(placement, spec, [Projection(rows, 8, slice(0, 8))], 40, part))
         load_weights(tmp_path, placement.wanted)
         found[-1].prepare()
-    assert torch.cat([each.weight for each in found], 2).equal(weights)
-    assert found[0].weight.shape[2] == 32
+    assert torch.cat([floats(each) for each in found], 2).equal(weights)
+    assert found[0].weight.inputs == 32
     summed = sum(each.bias for each in found if each.bias is not None)
     assert isinstance(summed, Tensor)
     assert summed.equal(biases)
@@ -224,6 +229,6 @@ def test_outputs_that_stand_in_turns_are_told_apart(tmp_path: Path) -> None:
         linear = StackedLinear(placement, spec, [Projection(each, 4, mine) for each in rows], 5)
         load_weights(tmp_path, placement.wanted)
         order = [4 * rank, 4 * rank + 2, 4 * rank + 1, 4 * rank + 3]
-        assert linear.weight.equal(weights[:, order])
+        assert floats(linear).equal(weights[:, order])
         assert linear.bias is not None
         assert linear.bias.equal(biases[:, order])

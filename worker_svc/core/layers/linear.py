@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker_svc.core.formats.interface import Reading
+from worker_svc.core.formats.interface import Format, Reading
 from worker_svc.core.layers.fusion import Normed, Product
 from worker_svc.core.layers.placement import Placement, StoredPart
 from worker_svc.core.models.spec import StoredRows
@@ -141,7 +141,7 @@ def _heads(projection: Projection) -> slice | None:
     return None if projection.stored.every == 1 else slice(mine.start // run, mine.stop // run)
 
 
-def _readings(placement: Placement, projections: Sequence[Projection]) -> list[Reading]:
+def _readings(placement: Placement, projections: Sequence[Projection]) -> list[Reading[Format]]:
     """Those of one product: where they would be multiplied in different ways, as floats."""
     names = [each.stored.name for each in projections]
     readings = [placement.reading_of(name) for name in names]

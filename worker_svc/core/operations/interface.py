@@ -5,6 +5,7 @@ from typing import Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Packed
+from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.models.spec import RouterSpec
 
@@ -56,7 +57,7 @@ class RouterLayer(Protocol):
 class StackedLayer(Protocol):
     """A linear layer of each expert, this rank's part of it."""
 
-    weight: Tensor  # [experts, outputs, inputs]
+    weight: StackedWeight
     bias: Tensor | None  # [experts, outputs]
 
 

@@ -11,9 +11,22 @@ from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
-from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
+from worker_svc.core.kernels.experts.weights import (
+    FLOATS,
+    FP4,
+    FP4_GROUP,
+    ExpertWeights,
+    power_of_two,
+    read,
+    read_fp4,
+    row_numbers,
+    step_inputs,
+)
+from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
 
-_MOST_INPUTS = 64  # of a step of the loop
+_STEP_INPUTS = 64  # of the loop; of weights with scales for groups of inputs, no more than share one
+_FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
+_FP4_GROUP = tl.constexpr(FP4_GROUP)
 _COLUMNS = 1024  # of a program that adds up
 
 
@@ -33,9 +46,12 @@ _TILES = {8: Tile(16, 128, 4, 4), 32: Tile(64, 128, 4, 4)}
 _LARGEST = Tile(128, 128, 8, 4)
 
 
-def tile_for(num_pairs: int, num_experts: int) -> Tile:
-    """The tile whose pairs are filled about, if all experts have as many."""
-    return next((tile for most, tile in _TILES.items() if num_pairs <= most * num_experts), _LARGEST)
+def tile_for(num_pairs: int, num_experts: int, form: int = FLOATS) -> Tile:
+    """The tile whose pairs are filled about, if all experts have as many. The compiler brings weights of 4 bits to the
+    multiprocessors ahead of their use in tiles of four warps alone.
+    """
+    largest = _TILES[32] if form == FP4 else _LARGEST
+    return next((tile for most, tile in _TILES.items() if num_pairs <= most * num_experts), largest)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
@@ -65,17 +81,65 @@ def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, B
 
 
 @triton.jit
-def _load(pointers, is_inside, is_input, EVEN: tl.constexpr):
-    """EVEN: no inputs are missing."""
-    if EVEN:
-        return tl.load(pointers, mask=is_inside, other=0.0)
-    return tl.load(pointers, mask=is_inside & is_input, other=0.0)
+def _input_tiles(xs, k, is_pair, inputs, K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr):
+    """Of a step's inputs, from k on, those of the pairs: of FP4 for each half of a span, else all and nothing."""
+    x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
+    after = x
+    if FORM == _FP4:
+        after = read(xs + k + _FP4_GROUP, is_pair, (inputs + k + _FP4_GROUP < K)[:, None], EVEN)
+    return x, after
+
+
+@triton.jit
+def _add_product(
+    sums,
+    rows,  # i64[outputs, 1]: of the weights of all experts
+    x,  # of `_input_tiles`
+    x_after,
+    numbers_ptr,
+    exponents_ptr,
+    scales_ptr,
+    k,
+    is_output,
+    inputs,
+    K: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """One step more."""
+    if FORM == _FP4:
+        packed = tl.load(numbers_ptr + k // 2, mask=is_output, other=0)
+        exponents = exponents_ptr + rows * (row_numbers(K, FORM) // (_FP4_GROUP // 2)) + k // _FP4_GROUP
+        low_power = power_of_two(tl.load(exponents, mask=is_output, other=0))
+        high_power = power_of_two(tl.load(exponents + 1, mask=is_output, other=0))
+        low, high = read_fp4(packed, x.dtype)
+        of_low, of_high = tl.dot(low, x), tl.dot(high, x_after)
+        sums += of_low * low_power + of_high * high_power
+    else:
+        weight = read(numbers_ptr + k, is_output, (inputs + k < K)[None, :], EVEN).to(x.dtype)
+        if GROUP > 0:
+            scales = scales_ptr + rows * ((K + GROUP - 1) // GROUP) + k // GROUP
+            sums += tl.dot(weight, x) * tl.load(scales, mask=is_output, other=0.0)
+        else:
+            sums = tl.dot(weight, x, sums)
+    return sums
+
+
+@triton.jit
+def _scaled(sums, rows, scales_ptr, is_output, FORM: tl.constexpr, GROUP: tl.constexpr):
+    """Products by what each output has."""
+    if FORM != _FLOATS and GROUP == 0:
+        sums *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)
+    return sums
 
 
 @triton.jit
 def _gate_tiles(
     x_ptr,  # [rows, K]
-    weight_ptr,  # [EXPERTS, 2 N, K], gates then ups
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [EXPERTS, 2 N, K], gates then ups
+    exponents_ptr,
+    scales_ptr,
     bias_ptr,  # [EXPERTS, 2 N]
     order_ptr,
     counts_ptr,
@@ -90,6 +154,8 @@ def _gate_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,  # FP8: inputs that share a scale, which a step's do; 0: all
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # rows of x are multiplied by the weights
@@ -103,17 +169,24 @@ def _gate_tiles(
     if count > 0:
         outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, BLOCK_K)
+        inputs = tl.arange(0, step_inputs(BLOCK_K, FORM))
         xs = x_ptr + (pairs // TOP_K)[None, :] * K + inputs[:, None]
-        gates = weight_ptr + expert * 2 * N * K + outputs[:, None] * K + inputs[None, :]
+        rows = expert * 2 * N + outputs[:, None]
+        gates = numbers_ptr + rows * row_numbers(K, FORM) + inputs[None, :]
+        ups = gates + N * row_numbers(K, FORM)
         EVEN: tl.constexpr = K % BLOCK_K == 0
         gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            is_input = inputs + k < K
-            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
-            gate = tl.dot(_load(gates + k, is_output, is_input[None, :], EVEN), x, gate)
-            up = tl.dot(_load(gates + N * K + k, is_output, is_input[None, :], EVEN), x, up)
+            x, after = _input_tiles(xs, k, is_pair, inputs, K, FORM, EVEN)
+            gate = _add_product(
+                gate, rows, x, after, gates, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+            )
+            up = _add_product(
+                up, rows + N, x, after, ups, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+            )
+        gate = _scaled(gate, rows, scales_ptr, is_output, FORM, GROUP)
+        up = _scaled(up, rows + N, scales_ptr, is_output, FORM, GROUP)
         if WEIGHS:
             weights = tl.load(weights_ptr + pairs)[None, :]
             gate *= weights
@@ -129,7 +202,9 @@ def _gate_tiles(
 @triton.jit
 def _multiply_tiles(
     x_ptr,  # [pairs, K]
-    weight_ptr,  # [EXPERTS, N, K]
+    numbers_ptr,  # see `ExpertWeights`, as the next: of [EXPERTS, N, K]
+    exponents_ptr,
+    scales_ptr,
     bias_ptr,  # [EXPERTS, N]
     order_ptr,
     counts_ptr,
@@ -143,6 +218,8 @@ def _multiply_tiles(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
     BIAS: tl.constexpr,
     WEIGHS: tl.constexpr,  # products are multiplied by the weights
     DEPENDENT: tl.constexpr,
@@ -155,15 +232,18 @@ def _multiply_tiles(
     if count > 0:
         outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, BLOCK_K)
+        inputs = tl.arange(0, step_inputs(BLOCK_K, FORM))
         xs = x_ptr + pairs[None, :] * K + inputs[:, None]
-        weights = weight_ptr + expert * N * K + outputs[:, None] * K + inputs[None, :]
+        rows = expert * N + outputs[:, None]
+        numbers = numbers_ptr + rows * row_numbers(K, FORM) + inputs[None, :]
         EVEN: tl.constexpr = K % BLOCK_K == 0
         product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            is_input = inputs + k < K
-            x = _load(xs + k, is_pair, is_input[:, None], EVEN)
-            product = tl.dot(_load(weights + k, is_output, is_input[None, :], EVEN), x, product)
+            x, after = _input_tiles(xs, k, is_pair, inputs, K, FORM, EVEN)
+            product = _add_product(
+                product, rows, x, after, numbers, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+            )
+        product = _scaled(product, rows, scales_ptr, is_output, FORM, GROUP)
         if BIAS:
             bias = tl.load(bias_ptr + expert * N + outputs[:, None], mask=is_output, other=0.0)
             product += bias.to(tl.float32)
@@ -198,7 +278,7 @@ def _add_up(
 
 def gate_tiles(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     bias: Tensor | None,
     routed: Routed,
     pairs: SortedPairs,
@@ -209,14 +289,13 @@ def gate_tiles(
     """activation(gate) * up of each pair: x [rows, inputs], weight [experts, 2 * outputs, inputs], gates then ups, bias
     [experts, 2 * outputs] -> [pairs, outputs]; `weighs`: inputs are multiplied by the pair's weight.
     """
-    num_pairs, outputs = routed.ids.numel(), weight.shape[1] // 2
+    num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_for(num_pairs, len(weight))
+    tile = tile_for(num_pairs, weight.count, weight.form)
     dependent = has_dependent_launch(x.device)
-    _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+    _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        weight,
-        weight if bias is None else bias,
+        *_operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -224,12 +303,14 @@ def gate_tiles(
         out,
         N=outputs,
         K=x.shape[1],
-        EXPERTS=len(weight),
+        EXPERTS=weight.count,
         TOP_K=routed.ids.shape[1],
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_MOST_INPUTS,
+        BLOCK_K=_step(weight),
         STAGES=tile.stages,
+        FORM=weight.form,
+        GROUP=weight.group,
         ACTIVATION=ACTIVATIONS[activation],
         BIAS=bias is not None,
         WEIGHS=weighs,
@@ -241,7 +322,7 @@ def gate_tiles(
 
 def add_tiles(
     x: Tensor,
-    weight: Tensor,
+    weight: ExpertWeights,
     bias: Tensor | None,
     routed: Routed,
     pairs: SortedPairs,
@@ -254,12 +335,11 @@ def add_tiles(
     """
     (rows, outputs), num_pairs = residual.shape, len(x)
     parts = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_for(num_pairs, len(weight))
+    tile = tile_for(num_pairs, weight.count, weight.form)
     dependent = has_dependent_launch(x.device)
-    _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, len(weight), tile))](
+    _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        weight,
-        weight if bias is None else bias,
+        *_operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -267,11 +347,13 @@ def add_tiles(
         parts,
         N=outputs,
         K=x.shape[1],
-        EXPERTS=len(weight),
+        EXPERTS=weight.count,
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_MOST_INPUTS,
+        BLOCK_K=_step(weight),
         STAGES=tile.stages,
+        FORM=weight.form,
+        GROUP=weight.group,
         BIAS=bias is not None,
         WEIGHS=weighs,
         DEPENDENT=dependent,
@@ -286,3 +368,13 @@ def add_tiles(
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
+
+
+def _operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """As the kernels take them; what is not there is never read."""
+    exponents, scales = (x if each is None else each for each in (weight.exponents, weight.scales))
+    return weight.numbers, exponents, scales, x if bias is None else bias
+
+
+def _step(weight: ExpertWeights) -> int:
+    return _STEP_INPUTS if weight.group == 0 else power_of_two_divisor(weight.group, 2 * _STEP_INPUTS)
