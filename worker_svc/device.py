@@ -6,7 +6,6 @@ from contract.domain.errors import invalid
 from worker_svc.core.memory import Budget
 from worker_svc.runner_options import RunnerOptions
 
-_FIRST_WITH_FP8 = (8, 9)  # Ada
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,11 +40,6 @@ def choose_dtype(name: str, stored: str | None, device: torch.device) -> torch.d
     if name not in _DTYPES:
         raise invalid(f"dtype must be auto, {', '.join(_DTYPES)}, got {name!r}", "dtype")
     return _DTYPES[name]
-
-
-def has_fp8(device: torch.device) -> bool:
-    """Return whether what computes there reads 8-bit floats: torch on a CPU, and kernels from Ada and Hopper on."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8
 
 
 def measure_budget(device: torch.device, share: float) -> Budget | None:

@@ -17,9 +17,11 @@ from worker_svc.core.kv_scales import KVScales
 from worker_svc.core.layers.delta_rule import delta_rule_state
 from worker_svc.core.layers.placement import Placement
 from worker_svc.core.models.spec import AttentionSpec
+from worker_svc.core.operations.interface import Operations
+from worker_svc.core.operations.torch_operations import TorchOperations
 from worker_svc.core.quantization.choice import choose_quantization
 from worker_svc.core.quantization.spec import Fp8OnlineSpec
-from worker_svc.device import choose_dtype, has_fp8
+from worker_svc.device import choose_dtype
 from worker_svc.kv_scales import read_kv_scales
 from worker_svc.loaded_model import LoadedModel, ModelDescription, ModelSource
 from worker_svc.model_config import read_model_config
@@ -50,8 +52,8 @@ class NativeLoader:
         """Implement `Loader.describe`."""
         config, group = self._config, Group(options.rank, options.world_size)
         dtype = choose_dtype(options.dtype, config.dtype, device)
-        meta = torch.device("meta")
-        plain = Placement(meta, dtype, group, quantization=config.quantization, has_fp8=has_fp8(device))
+        operations = _operations(device)
+        plain = Placement(torch.device("meta"), dtype, group, operations, config.quantization)
         method = config.quantization.method if config.quantization is not None else None
         num_bytes = num_weights_bytes(config, plain)
         return ModelDescription(
@@ -66,7 +68,7 @@ class NativeLoader:
 def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     options, device = source.options, source.device
     dtype = choose_dtype(options.dtype, config.dtype, device)
-    plain = Placement(device, dtype, source.group, quantization=config.quantization, has_fp8=has_fp8(device))
+    plain = Placement(device, dtype, source.group, quantization=config.quantization)
     attention = config.attention
     heads = plain.part(attention.num_heads, "num_attention_heads")
     kv_heads = plain.kv_heads(attention.num_kv_heads)
@@ -94,7 +96,7 @@ def _load(source: ModelSource, config: ModelConfig) -> LoadedModel:
     )
     placement = replace(plain, operations=compute.operations)
     if source.budget is not None:
-        source.budget.check_weights(num_weights_bytes(config, plain))
+        source.budget.check_weights(num_weights_bytes(config, placement))
     model = CausalLM(config.decoder, placement, source.max_model_len)
     _fill(source, config, placement)
     model.prepare()
@@ -133,9 +135,18 @@ def _kv_scales(source: ModelSource, config: ModelConfig) -> KVScales | None:
     return scales
 
 
-def num_weights_bytes(config: ModelConfig, plain: Placement) -> int:
+def _operations(device: torch.device) -> Operations:
+    """Those that would compute there, unless other ones are asked for."""
+    if device.type != "cuda":
+        return TorchOperations()
+    from worker_svc.core.operations.triton_operations import TritonOperations  # noqa: PLC0415  (imports triton)
+
+    return TritonOperations(device, ())
+
+
+def num_weights_bytes(config: ModelConfig, placement: Placement) -> int:
     """The bytes that this rank's weights will take: the model is built without memory."""
-    meta = replace(plain, device=torch.device("meta"), wanted=[], conversions=[])
+    meta = replace(placement, device=torch.device("meta"), wanted=[], conversions=[])
     CausalLM(config.decoder, meta, max_model_len=1)
     return sum(tensor.destination.nbytes for tensor in meta.weights)
 

@@ -15,6 +15,7 @@ from worker_svc.core.quantization.spec import Fp8ChannelSpec
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
+_FIRST_WITH_FP8 = (8, 9)
 _ALIGNED = 16  # inputs and outputs of the products that cards have
 
 
@@ -42,7 +43,7 @@ class Fp8Channel:
         if not self._rounds_inputs:
             return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
         rounded, scales = round_rows(x)
-        if x.dtype is torch.bfloat16 and self._is_aligned and _has_fp8_products(x.device):
+        if x.dtype is torch.bfloat16 and self._is_aligned and has_fp8(x.device):
             return torch._scaled_mm(
                 rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
             )
@@ -87,5 +88,6 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 
-def _has_fp8_products(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+def has_fp8(device: torch.device) -> bool:
+    """Return whether it is a card that multiplies and converts 8-bit floats by itself: Ada, Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8

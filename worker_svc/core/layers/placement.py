@@ -8,8 +8,9 @@ from torch import Tensor
 
 from contract.domain.errors import unimplemented
 from worker_svc.core.distributed import Group
-from worker_svc.core.formats.choice import find_reading, find_stacked_reading
+from worker_svc.core.formats.choice import find_reading
 from worker_svc.core.formats.interface import Format, Multiplied, Piece, Reading, Tensors
+from worker_svc.core.formats.stacked.choice import FLOATS_ALONE, find_stacked_reading
 from worker_svc.core.formats.stacked.interface import StackedFormat
 from worker_svc.core.operations.interface import Operations
 from worker_svc.core.operations.torch_operations import TorchOperations
@@ -77,7 +78,6 @@ class Placement:
     group: Group = field(default_factory=Group)
     operations: Operations = field(default_factory=TorchOperations)
     quantization: QuantizationSpec | None = None
-    has_fp8: bool = True  # kernels for experts can read 8-bit floats there
     wanted: list[WantedTensor] = field(default_factory=list)  # a stored tensor may have several
     conversions: list[Conversion] = field(default_factory=list)
 
@@ -98,10 +98,10 @@ class Placement:
 
     def stacked_readings_of(self, names: Sequence[str]) -> list[Reading[StackedFormat]]:
         """Those of the experts of these names, which are multiplied in one form: floats, if that would be several."""
-        readings = [find_stacked_reading(self.quantization, name, has_fp8=self.has_fp8) for name in names]
+        readings = [find_stacked_reading(self.quantization, name, self.operations.expert_forms) for name in names]
         if all(type(each.multiplied) is type(readings[0].multiplied) for each in readings):
             return readings
-        return [find_stacked_reading(self.quantization, name, widens=True) for name in names]
+        return [find_stacked_reading(self.quantization, name, FLOATS_ALONE) for name in names]
 
     def want_part(self, reading: Reading[Multiplied], part: StoredPart, destinations: Tensors) -> None:
         """Ask for a part of a linear layer; `destinations` are tensors of `reading.multiplied` by suffix."""

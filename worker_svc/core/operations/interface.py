@@ -5,6 +5,7 @@ from typing import Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from worker_svc.core.formats.interface import Packed
+from worker_svc.core.formats.stacked.choice import Forms
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.linear.unscaled import Unscaled
 from worker_svc.core.models.spec import RouterSpec
@@ -83,6 +84,10 @@ class Operations(Protocol):
     """Chosen once from device and dtype. Hidden states and residuals are [tokens, hidden_size]; a norm that is None
     changes nothing.
     """
+
+    @property
+    def expert_forms(self) -> Forms:
+        """The forms of experts' weights that are multiplied here."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """norm(x) -> like x [tokens, size]."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.formats.stacked.choice import kernel_forms
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.linear.activation import silu_mul
@@ -26,6 +27,7 @@ class TritonOperations:
 
     def __init__(self, device: torch.device, lines: Sequence[Line]) -> None:
         self.dense = DenseMultiplier(device, lines)
+        self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
         self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
 
