@@ -7,8 +7,10 @@ from worker_svc.core.formats.stacked.fp4 import StackedFp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.experts.routing import Choosing, Routed, choose_experts, score_experts, sort_pairs
+from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
 from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP8, ExpertWeights
+from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 
@@ -16,8 +18,15 @@ from worker_svc.core.operations.interface import ExpertsLayer, RouterLayer
 def add_experts(x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
     """See `Operations.experts_add`; in place."""
     routed, up, down = _route(x, experts.router), experts.input, experts.output
-    pairs, of_inputs = sort_pairs(routed.ids, up.weight.count), experts.router.spec.weighs_inputs
+    of_inputs, num_pairs = experts.router.spec.weighs_inputs, routed.ids.numel()
     first, second = weights_of(up.weight), weights_of(down.weight)
+    if takes_rows(first, num_pairs):
+        gated = gate_rows(x, first, up.bias, routed, activation=experts.activation, weighs=of_inputs)
+        add_rows(gated, second, down.bias, routed, residual, weighs=not of_inputs)
+        return residual
+    pairs = sort_pairs(routed.ids, first.count)
+    if takes_floats(first, num_pairs):
+        first, second = widen(first, x.dtype), widen(second, x.dtype)
     gated = gate_tiles(x, first, up.bias, routed, pairs, activation=experts.activation, weighs=of_inputs)
     add_tiles(gated, second, down.bias, routed, pairs, residual, weighs=not of_inputs)
     return residual

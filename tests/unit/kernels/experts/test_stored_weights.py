@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hopper import compile_for_hopper
-from kernel_inputs import DEVICE, assert_near, randn
+from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, round_rows
@@ -11,9 +11,11 @@ from worker_svc.core.formats.stacked.fp4 import GROUP, SPAN, StackedFp4, pack_fp
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
+from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
-from worker_svc.core.kernels.experts.weights import FP4, FP4_GROUP, FP4_SPAN, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP4_GROUP, FP4_SPAN, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
+from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.operations.torch_experts import gated
 from worker_svc.core.operations.triton_experts import weights_of
 
@@ -71,8 +73,48 @@ def test_products_are_those_of_what_weights_stand_for(form: str, rows: int, size
     assert_near(between, gated(*product.chunk(2, 1), "clamped_silu"))
     given = torch.einsum("pk,pnk->pn", between.double(), floats(down)[flat]) * to.weights.double().reshape(-1, 1)
     expected = residual.double() + given.unflatten(0, (-1, TOP_K)).sum(1)
+    by_rows = residual.clone()
     add_tiles(between, weights_of(down), None, to, pairs, residual)
     assert_near(residual, expected)
+    if rows < 10:
+        of_rows = gate_rows(x, weights_of(up), bias, to, activation="clamped_silu")
+        assert_near(of_rows, gated(*product.chunk(2, 1), "clamped_silu"))
+        add_rows(between, weights_of(down), None, to, by_rows)
+        assert_near(by_rows, expected)
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups"])
+def test_weights_are_those_of_what_rows_are_given_or_of_what_they_give(form: str) -> None:
+    up, down, x = weights(form, 128, 96, 1), weights(form, 96, 64, 3), randn(2, 96, seed=1)
+    to = Routed(
+        torch.tensor([[1, 4], [4, 0]], dtype=torch.int32, device=DEVICE), randn(2, 2, dtype=torch.float32).abs()
+    )
+    pairs, bias = sort_pairs(to.ids, EXPERTS), randn(EXPERTS, 96, seed=4)
+    first = gate_rows(x, weights_of(up), None, to, activation="silu", weighs=True)
+    assert_near(first, gate_tiles(x, weights_of(up), None, to, pairs, activation="silu", weighs=True).double())
+    found, expected = torch.zeros_like(x), torch.zeros_like(x)
+    add_rows(first, weights_of(down), bias, to, found, weighs=False)
+    add_tiles(first, weights_of(down), bias, to, pairs, expected, weighs=False)
+    assert_near(found, expected.double())
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8", "fp8_groups", "fp8_few"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(20, 96), (33, 640)])
+def test_widened_weights_are_what_they_stand_for(form: str, outputs: int, inputs: int) -> None:
+    weight = weights(form, outputs, inputs, 1)
+    assert_near(widen(weights_of(weight), DTYPE).numbers, floats(weight))
+
+
+def test_few_pairs_have_rows_and_many_have_floats() -> None:
+    fours, eights = weights_of(four_bits(4, 64, 1)), weights_of(eight_bits(4, 64, 1, None))
+    assert takes_rows(fours, 4)
+    assert takes_rows(eights, 8)
+    assert not takes_rows(fours, 1000)
+    assert not takes_floats(fours, 1000)
+    assert takes_floats(fours, 4096)
+    dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
+    assert not takes_rows(dense, 1)
+    assert not takes_floats(dense, 1 << 20)
 
 
 def test_kernels_and_formats_hold_numbers_alike() -> None:

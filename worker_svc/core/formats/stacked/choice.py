@@ -28,7 +28,7 @@ from worker_svc.core.quantization.spec import (
 Forms: TypeAlias = frozenset[type[StackedFormat]]
 
 FLOATS_ALONE: Forms = frozenset((StackedFloatsFormat,))
-_STEP = 32  # inputs that kernels multiply with one scale, at least
+_GROUPS = tuple(1 << each for each in range(5, 11))  # of inputs with one scale, as kernels take them
 
 
 def kernel_forms(device: torch.device) -> Forms:
@@ -62,7 +62,7 @@ def _converted(stored: Fp8TensorFormat | Fp8OnlineFormat) -> Reading[StackedForm
 
 
 def _blocks(spec: Fp8BlockSpec) -> Reading[StackedFormat] | None:
-    if spec.inputs % _STEP:
+    if spec.inputs not in _GROUPS:
         return None
     stored = Fp8BlockFormat(spec)
     return Reading(stored.pieces, StackedFp8Format(spec.inputs), stored.of_outputs)

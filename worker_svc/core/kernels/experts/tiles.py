@@ -16,6 +16,7 @@ from worker_svc.core.kernels.experts.weights import (
     FP4,
     FP4_GROUP,
     ExpertWeights,
+    operands,
     power_of_two,
     read,
     read_fp4,
@@ -295,7 +296,7 @@ def gate_tiles(
     dependent = has_dependent_launch(x.device)
     _gate_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        *_operands(weight, x, bias),
+        *operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -339,7 +340,7 @@ def add_tiles(
     dependent = has_dependent_launch(x.device)
     _multiply_tiles[(triton.cdiv(outputs, tile.outputs), most_tiles(num_pairs, weight.count, tile))](
         x,
-        *_operands(weight, x, bias),
+        *operands(weight, x, bias),
         pairs.order,
         pairs.counts,
         pairs.firsts,
@@ -368,12 +369,6 @@ def add_tiles(
         DEPENDENT=dependent,
         **options(warps=4, dependent=dependent),
     )
-
-
-def _operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """As the kernels take them; what is not there is never read."""
-    exponents, scales = (x if each is None else each for each in (weight.exponents, weight.scales))
-    return weight.numbers, exponents, scales, x if bias is None else bias
 
 
 def _step(weight: ExpertWeights) -> int:

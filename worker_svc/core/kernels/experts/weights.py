@@ -71,6 +71,12 @@ class ExpertWeights:
         return self.numbers.shape[1]
 
 
+def operands(weight: ExpertWeights, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Numbers, exponents, scales and bias as kernels take them; what is not there is never read."""
+    exponents, scales = (x if each is None else each for each in (weight.exponents, weight.scales))
+    return weight.numbers, exponents, scales, x if bias is None else bias
+
+
 @triton.jit
 def _e2m1(bits):
     """The floats that numbers of 4 bits stand for, in fp32."""
