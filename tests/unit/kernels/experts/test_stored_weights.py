@@ -7,13 +7,13 @@ from kernel_inputs import DEVICE, DTYPE, assert_near, randn
 from torch import Tensor
 
 from worker_svc.core.formats.fp8_channel import FP8, round_rows
-from worker_svc.core.formats.stacked.fp4 import GROUP, SPAN, StackedFp4, pack_fp4
+from worker_svc.core.formats.stacked.fp4 import GROUP, StackedFp4, pack_fp4
 from worker_svc.core.formats.stacked.fp8 import StackedFp8
 from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
 from worker_svc.core.kernels.experts.rows import add_rows, gate_rows, takes_rows
 from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles
-from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP4_GROUP, FP4_SPAN, ExpertWeights
+from worker_svc.core.kernels.experts.weights import FLOATS, FP4, FP4_GROUP, ExpertWeights
 from worker_svc.core.kernels.experts.weights import FP8 as FP8_FORM
 from worker_svc.core.kernels.experts.widening import takes_floats, widen
 from worker_svc.core.operations.torch_experts import gated
@@ -35,7 +35,7 @@ def four_bits(outputs: int, inputs: int, seed: int) -> StackedFp4:
     ]
     found = [pack_fp4(*each) for each in zip(packed, scales, strict=True)]
     numbers, exponents, of_outputs = (torch.stack([each[name] for each in found]).to(DEVICE) for name in found[0])
-    return StackedFp4(numbers, exponents, of_outputs, inputs)
+    return StackedFp4(numbers, exponents, of_outputs)
 
 
 def eight_bits(outputs: int, inputs: int, seed: int, group: int | None) -> StackedFp8:
@@ -118,14 +118,14 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
 
 
 def test_kernels_and_formats_hold_numbers_alike() -> None:
-    assert (FP4_GROUP, FP4_SPAN) == (GROUP, SPAN)
+    assert FP4_GROUP == GROUP
 
 
 def launch(form: int) -> None:
     """Of gpt-oss-20b, with fewer experts, and of 8 bits in blocks of 128."""
     experts, hidden, size = 8, 2880, 2880
     if form == FP4:
-        numbers, exponents = (torch.zeros(experts, 2 * size, hidden // 64, each, dtype=torch.uint8) for each in (32, 2))
+        numbers, exponents = (torch.zeros(experts, 2 * size, hidden // each, dtype=torch.uint8) for each in (2, 32))
         weight = ExpertWeights(FP4, numbers, hidden, exponents, torch.zeros(experts, 2 * size, 1))
     else:
         hidden = 2048
@@ -138,7 +138,7 @@ def launch(form: int) -> None:
         gate_tiles(x, weight, None, to, pairs, activation="silu")
 
 
-@pytest.mark.parametrize(("form", "instruction"), [(FP4, "fma.rn.bf16x2"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
+@pytest.mark.parametrize(("form", "instruction"), [(FP4, "wgmma"), (FP8_FORM, "cvt.rn.f16x2.e4m3x2")])
 def test_stored_weights_are_read_by_a_hopper_s_own_instructions(
     monkeypatch: pytest.MonkeyPatch, form: int, instruction: str
 ) -> None:

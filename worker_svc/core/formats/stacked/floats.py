@@ -42,6 +42,6 @@ class StackedFloatsFormat:
     pieces = DenseFormat.pieces
     unit = 1
 
-    def stack(self, tensors: Tensors, inputs: int) -> StackedFloats:  # noqa: ARG002  (the tensor tells)
+    def stack(self, tensors: Tensors) -> StackedFloats:
         """Implement `StackedFormat.stack`."""
         return StackedFloats(tensors["weight"])

@@ -15,18 +15,16 @@ from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
     FP4_GROUP,
-    FP4_SPAN,
     FP8,
     ExpertWeights,
     operands,
     power_of_two,
     read_fp4,
-    row_numbers,
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 _FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
-_FP4_GROUP, _FP4_SPAN = tl.constexpr(FP4_GROUP), tl.constexpr(FP4_SPAN)
+_FP4_GROUP = tl.constexpr(FP4_GROUP)
 # Pairs up to which this is faster than tiles.
 _MOST_PAIRS = {FLOATS: 0, FP8: 16, FP4: 48}
 
@@ -65,21 +63,20 @@ def _partial(
 ):
     """f32[BLOCK_N]: the sums over BLOCK_K inputs from k on."""
     if FORM == _FP4:
-        SPANS: tl.constexpr = row_numbers(K, FORM) // _FP4_GROUP
-        span = k // _FP4_SPAN + tl.arange(0, BLOCK_K // _FP4_SPAN)
-        place = tl.arange(0, _FP4_GROUP)
-        is_there = is_output[:, None] & (span < SPANS)[None, :]
-        cells = rows[:, None] * SPANS + span[None, :]
-        numbers = numbers_ptr + cells[:, :, None] * _FP4_GROUP + place[None, None, :]
+        GROUPS: tl.constexpr = K // _FP4_GROUP
+        HALF: tl.constexpr = _FP4_GROUP // 2
+        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)
+        place = tl.arange(0, HALF)
+        is_there = is_output[:, None] & (group < GROUPS)[None, :]
+        cells = rows[:, None] * GROUPS + group[None, :]
+        numbers = numbers_ptr + cells[:, :, None] * HALF + place[None, None, :]
         low, high = read_fp4(tl.load(numbers, mask=is_there[:, :, None], other=0), DTYPE)
-        inputs = span[:, None] * _FP4_SPAN + place[None, :]
+        inputs = group[:, None] * _FP4_GROUP + 2 * place[None, :]
         low_x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
-        inputs += _FP4_GROUP
-        high_x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
-        low_power = power_of_two(tl.load(exponents_ptr + cells * 2, mask=is_there, other=0))
-        high_power = power_of_two(tl.load(exponents_ptr + cells * 2 + 1, mask=is_there, other=0))
-        of_low = tl.sum(low.to(tl.float32) * low_x[None, :, :], 2) * low_power
-        sums = tl.sum(of_low + tl.sum(high.to(tl.float32) * high_x[None, :, :], 2) * high_power, 1)
+        high_x = tl.load(x_ptr + inputs + 1, mask=inputs < K, other=0.0).to(tl.float32)
+        products = low.to(tl.float32) * low_x[None, :, :] + high.to(tl.float32) * high_x[None, :, :]
+        power = power_of_two(tl.load(exponents_ptr + cells, mask=is_there, other=0))
+        sums = tl.sum(tl.sum(products, 2) * power, 1)
     else:
         inputs = k + tl.arange(0, BLOCK_K)
         is_there = is_output[:, None] & (inputs < K)[None, :]
@@ -87,11 +84,11 @@ def _partial(
         x = tl.load(x_ptr + inputs, mask=inputs < K, other=0.0).to(tl.float32)
         products = numbers.to(DTYPE).to(tl.float32) * x[None, :]
         if GROUP > 0:
-            GROUPS: tl.constexpr = BLOCK_K // GROUP
-            group = k // GROUP + tl.arange(0, GROUPS)
+            COUNT: tl.constexpr = BLOCK_K // GROUP
+            group = k // GROUP + tl.arange(0, COUNT)
             is_group = is_output[:, None] & (group * GROUP < K)[None, :]
             scales = scales_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP) + group[None, :]
-            of_groups = tl.sum(products.reshape(products.shape[0], GROUPS, GROUP), 2)
+            of_groups = tl.sum(products.reshape(products.shape[0], COUNT, GROUP), 2)
             sums = tl.sum(of_groups * tl.load(scales, mask=is_group, other=0.0), 1)
         else:
             sums = tl.sum(products, 1)

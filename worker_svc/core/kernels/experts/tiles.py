@@ -16,12 +16,9 @@ from worker_svc.core.kernels.experts.weights import (
     FP4,
     FP4_GROUP,
     ExpertWeights,
+    add_fp4_product,
     operands,
-    power_of_two,
     read,
-    read_fp4,
-    row_numbers,
-    step_inputs,
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
 
@@ -82,43 +79,32 @@ def _find_tile(order_ptr, counts_ptr, firsts_ptr, tile, EXPERTS: tl.constexpr, B
 
 
 @triton.jit
-def _input_tiles(xs, k, is_pair, inputs, K: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr):
-    """Of a step's inputs, from k on, those of the pairs: of FP4 for each half of a span, else all and nothing."""
-    x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
-    after = x
-    if FORM == _FP4:
-        after = read(xs + k + _FP4_GROUP, is_pair, (inputs + k + _FP4_GROUP < K)[:, None], EVEN)
-    return x, after
-
-
-@triton.jit
 def _add_product(
     sums,
     rows,  # i64[outputs, 1]: of the weights of all experts
-    x,  # of `_input_tiles`
-    x_after,
+    x,  # [inputs, pairs]
     numbers_ptr,
     exponents_ptr,
     scales_ptr,
     k,
     is_output,
-    inputs,
     K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """One step more."""
+    """Those of one step's inputs more, from k on."""
     if FORM == _FP4:
-        packed = tl.load(numbers_ptr + k // 2, mask=is_output, other=0)
-        exponents = exponents_ptr + rows * (row_numbers(K, FORM) // (_FP4_GROUP // 2)) + k // _FP4_GROUP
-        low_power = power_of_two(tl.load(exponents, mask=is_output, other=0))
-        high_power = power_of_two(tl.load(exponents + 1, mask=is_output, other=0))
-        low, high = read_fp4(packed, x.dtype)
-        of_low, of_high = tl.dot(low, x), tl.dot(high, x_after)
-        sums += of_low * low_power + of_high * high_power
+        byte = k // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
+        group = k // _FP4_GROUP + tl.arange(0, BLOCK_K // _FP4_GROUP)[None, :]
+        packed = read(numbers_ptr + rows * (K // 2) + byte, is_output, byte < K // 2, EVEN, 0)
+        exponents_ptr += rows * (K // _FP4_GROUP) + group
+        exponents = read(exponents_ptr, is_output, group < K // _FP4_GROUP, EVEN, 0)
+        sums = add_fp4_product(sums, packed, exponents, x)
     else:
-        weight = read(numbers_ptr + k, is_output, (inputs + k < K)[None, :], EVEN).to(x.dtype)
+        inputs = k + tl.arange(0, BLOCK_K)[None, :]
+        weight = read(numbers_ptr + rows * K + inputs, is_output, inputs < K, EVEN).to(x.dtype)
         if GROUP > 0:
             scales = scales_ptr + rows * ((K + GROUP - 1) // GROUP) + k // GROUP
             sums += tl.dot(weight, x) * tl.load(scales, mask=is_output, other=0.0)
@@ -170,21 +156,19 @@ def _gate_tiles(
     if count > 0:
         outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, step_inputs(BLOCK_K, FORM))
+        inputs = tl.arange(0, BLOCK_K)
         xs = x_ptr + (pairs // TOP_K)[None, :] * K + inputs[:, None]
         rows = expert * 2 * N + outputs[:, None]
-        gates = numbers_ptr + rows * row_numbers(K, FORM) + inputs[None, :]
-        ups = gates + N * row_numbers(K, FORM)
         EVEN: tl.constexpr = K % BLOCK_K == 0
         gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x, after = _input_tiles(xs, k, is_pair, inputs, K, FORM, EVEN)
+            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             gate = _add_product(
-                gate, rows, x, after, gates, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+                gate, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
             )
             up = _add_product(
-                up, rows + N, x, after, ups, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+                up, rows + N, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
             )
         gate = _scaled(gate, rows, scales_ptr, is_output, FORM, GROUP)
         up = _scaled(up, rows + N, scales_ptr, is_output, FORM, GROUP)
@@ -233,16 +217,15 @@ def _multiply_tiles(
     if count > 0:
         outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output = (outputs < N)[:, None]
-        inputs = tl.arange(0, step_inputs(BLOCK_K, FORM))
+        inputs = tl.arange(0, BLOCK_K)
         xs = x_ptr + pairs[None, :] * K + inputs[:, None]
         rows = expert * N + outputs[:, None]
-        numbers = numbers_ptr + rows * row_numbers(K, FORM) + inputs[None, :]
         EVEN: tl.constexpr = K % BLOCK_K == 0
         product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x, after = _input_tiles(xs, k, is_pair, inputs, K, FORM, EVEN)
+            x = read(xs + k, is_pair, (inputs + k < K)[:, None], EVEN)
             product = _add_product(
-                product, rows, x, after, numbers, exponents_ptr, scales_ptr, k, is_output, inputs, K, FORM, GROUP, EVEN
+                product, rows, x, numbers_ptr, exponents_ptr, scales_ptr, k, is_output, K, BLOCK_K, FORM, GROUP, EVEN
             )
         product = _scaled(product, rows, scales_ptr, is_output, FORM, GROUP)
         if BIAS:

@@ -1,8 +1,4 @@
-"""Weights of experts as tiles read them: floats, 8-bit floats with scales, or floats of 4 bits.
-
-Floats of 4 bits are exact in bf16, in which their bits are put where they belong, without a table; sums are multiplied
-by their powers of two. In Triton's interpreter, and for other floats, the same is done number by number.
-"""
+"""Weights of experts as kernels read them: floats, 8-bit floats with scales, or floats of 4 bits."""
 
 from dataclasses import dataclass
 
@@ -13,10 +9,10 @@ from torch import Tensor
 from worker_svc.core.kernels.launch import INTERPRETED
 
 FLOATS, FP8, FP4 = range(3)
-FP4_GROUP, FP4_SPAN = 32, 64  # inputs that share a power of two, and that share bytes
+FP4_GROUP = 32  # inputs that share a power of two
 _INTERPRETED = tl.constexpr(INTERPRETED)
-# Bytes a, b, c, d hold numbers of two products: the sign goes to the top of 16 bits, the rest to where exponent and
-# mantissa meet. That is too small by 2^126.
+# Of four bytes, the floats that their lower bits stand for, and those of the upper ones. The sign goes to the top of 16
+# bits, the rest to where the exponent and the mantissa of bf16 meet. That is too small by 2^126.
 _READ_LOW = tl.constexpr(
     """
     {
@@ -54,9 +50,9 @@ class ExpertWeights:
     """The weights of the products of all experts, [experts, outputs, inputs]."""
 
     form: int
-    numbers: Tensor  # [experts, outputs, inputs]; FP4: u8[experts, outputs, spans, FP4_GROUP]
+    numbers: Tensor  # [experts, outputs, inputs]; FP4: u8[experts, outputs, inputs / 2], the lower four bits first
     inputs: int
-    exponents: Tensor | None = None  # FP4: u8[experts, outputs, spans, 2], at most 127, which stands for 1
+    exponents: Tensor | None = None  # FP4: u8[experts, outputs, inputs / FP4_GROUP], at most 127, which stands for 1
     scales: Tensor | None = None  # FP8: f32[experts, outputs, groups], FP4: f32[experts, outputs, 1]
     group: int = 0  # FP8: inputs that share a scale; 0: all
 
@@ -89,9 +85,7 @@ def _e2m1(bits):
 
 @triton.jit
 def read_fp4(packed, dtype: tl.constexpr):
-    """packed u8[outputs, FP4_GROUP] -> the halves of a span [outputs, FP4_GROUP], without their powers of two: with
-    these, which have to be loaded in between, the compiler would take both through shared memory.
-    """
+    """packed u8[...] -> the floats in the lower and in the upper bits of each byte, without their powers of two."""
     if _INTERPRETED or dtype != tl.bfloat16:
         bits = packed.to(tl.int32)
         low, high = _e2m1(bits & 15).to(dtype), _e2m1(bits >> 4).to(dtype)
@@ -103,26 +97,31 @@ def read_fp4(packed, dtype: tl.constexpr):
 
 @triton.jit
 def power_of_two(exponents):
-    """exponents u8: 127 stands for 1; of 0 it is zero."""
+    """exponents u8 -> f32: 127 stands for 1; of 0 it is zero."""
     return (exponents.to(tl.int32) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def read(numbers_ptr, is_output, is_input, EVEN: tl.constexpr):
-    """A tile of floats, of 8-bit ones or not; EVEN: no inputs are missing."""
+def add_fp4_product(sums, packed, exponents, x):
+    """sums + weight @ x [inputs, rows]: packed u8[outputs, inputs / 2], exponents u8[outputs, inputs / FP4_GROUP]."""
+    if _INTERPRETED:
+        OUTPUTS: tl.constexpr = packed.shape[0]
+        INPUTS: tl.constexpr = 2 * packed.shape[1]
+        GROUPS: tl.constexpr = exponents.shape[1]
+        low, high = read_fp4(packed, tl.float32)
+        numbers = tl.join(low, high).reshape(OUTPUTS, GROUPS, INPUTS // GROUPS)
+        weight = (numbers * power_of_two(exponents)[:, :, None]).reshape(OUTPUTS, INPUTS)
+        sums = tl.dot(weight.to(x.dtype), x, sums)
+    else:
+        form: tl.constexpr = "bf16" if x.dtype == tl.bfloat16 else "fp16"
+        sums = tl.dot_scaled(packed, exponents, "e2m1", x, None, form, sums, fast_math=True)
+    return sums
+
+
+@triton.jit
+def read(numbers_ptr, is_output, is_input, EVEN: tl.constexpr, NOTHING: tl.constexpr = 0.0):
+    """A tile of numbers, NOTHING where there is none; EVEN: no inputs are missing."""
     if EVEN:
-        return tl.load(numbers_ptr, mask=is_output, other=0.0)
+        return tl.load(numbers_ptr, mask=is_output, other=NOTHING)
     else:  # noqa: RET505  (the compiler would go on after the return)
-        return tl.load(numbers_ptr, mask=is_output & is_input, other=0.0)
-
-
-@triton.constexpr_function
-def row_numbers(inputs, form):
-    """From the first number of an output to that of the next."""
-    return -(-inputs // FP4_SPAN) * FP4_GROUP if form == FP4 else inputs
-
-
-@triton.constexpr_function
-def step_inputs(inputs, form):
-    """Of so many inputs of a step, those that one product takes."""
-    return FP4_GROUP if form == FP4 else inputs
+        return tl.load(numbers_ptr, mask=is_output & is_input, other=NOTHING)

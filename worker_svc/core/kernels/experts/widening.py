@@ -10,17 +10,15 @@ from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
     FP4_GROUP,
-    FP4_SPAN,
     ExpertWeights,
     operands,
     power_of_two,
     read_fp4,
-    row_numbers,
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, release, wait
 
 _FP4 = tl.constexpr(FP4)
-_FP4_GROUP, _FP4_SPAN = tl.constexpr(FP4_GROUP), tl.constexpr(FP4_SPAN)
+_FP4_GROUP = tl.constexpr(FP4_GROUP)
 _OUTPUTS, _INPUTS = 16, 512  # of a program
 # Pairs of an expert, in the mean, from which on it is faster than products with stored weights.
 _FEWEST_PAIRS = 384
@@ -50,33 +48,29 @@ def _widen(
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     rows = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     is_output = rows < num_outputs
+    inputs = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    is_input = is_output[:, None] & (inputs < K)[None, :]
     if FORM == _FP4:
-        SPANS: tl.constexpr = row_numbers(K, FORM) // _FP4_GROUP
-        span = tl.program_id(0) * (BLOCK_K // _FP4_SPAN) + tl.arange(0, BLOCK_K // _FP4_SPAN)
-        place = tl.arange(0, _FP4_GROUP)
-        is_there = is_output[:, None] & (span < SPANS)[None, :]
-        cells = rows[:, None] * SPANS + span[None, :]
-        numbers = numbers_ptr + cells[:, :, None] * _FP4_GROUP + place[None, None, :]
-        low, high = read_fp4(tl.load(numbers, mask=is_there[:, :, None], other=0), dtype)
-        scale = tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
-        low_power = power_of_two(tl.load(exponents_ptr + cells * 2, mask=is_there, other=0)) * scale
-        high_power = power_of_two(tl.load(exponents_ptr + cells * 2 + 1, mask=is_there, other=0)) * scale
-        inputs = span[:, None] * _FP4_SPAN + place[None, :]
-        outs = out_ptr + rows[:, None, None] * K + inputs[None, :, :]
-        is_low, is_high = (inputs < K)[None, :, :], (inputs + _FP4_GROUP < K)[None, :, :]
-        is_row = is_output[:, None, None]
-        tl.store(outs, (low.to(tl.float32) * low_power[:, :, None]).to(dtype), mask=is_row & is_low)
-        tl.store(outs + _FP4_GROUP, (high.to(tl.float32) * high_power[:, :, None]).to(dtype), mask=is_row & is_high)
+        byte = tl.program_id(0) * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)
+        group = tl.program_id(0) * (BLOCK_K // _FP4_GROUP) + tl.arange(0, BLOCK_K // _FP4_GROUP)
+        is_there = is_output[:, None] & (byte < K // 2)[None, :]
+        low, high = read_fp4(
+            tl.load(numbers_ptr + rows[:, None] * (K // 2) + byte[None, :], mask=is_there, other=0), dtype
+        )
+        is_group = is_output[:, None] & (group < K // _FP4_GROUP)[None, :]
+        exponents = exponents_ptr + rows[:, None] * (K // _FP4_GROUP) + group[None, :]
+        power = power_of_two(tl.load(exponents, mask=is_group, other=0))
+        power *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
+        numbers = tl.join(low, high).to(tl.float32).reshape(BLOCK_N, BLOCK_K // _FP4_GROUP, _FP4_GROUP)
+        numbers = (numbers * power[:, :, None]).reshape(BLOCK_N, BLOCK_K)
     else:
-        inputs = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-        is_there = is_output[:, None] & (inputs < K)[None, :]
-        numbers = tl.load(numbers_ptr + rows[:, None] * K + inputs[None, :], mask=is_there, other=0.0).to(tl.float32)
+        numbers = tl.load(numbers_ptr + rows[:, None] * K + inputs[None, :], mask=is_input, other=0.0).to(tl.float32)
         if GROUP > 0:
             scales = scales_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP) + (inputs // GROUP)[None, :]
-            numbers *= tl.load(scales, mask=is_there, other=0.0)
+            numbers *= tl.load(scales, mask=is_input, other=0.0)
         else:
             numbers *= tl.load(scales_ptr + rows, mask=is_output, other=0.0)[:, None]
-        tl.store(out_ptr + rows[:, None] * K + inputs[None, :], numbers.to(dtype), mask=is_there)
+    tl.store(out_ptr + rows[:, None] * K + inputs[None, :], numbers.to(dtype), mask=is_input)
 
 
 def widen(weight: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
