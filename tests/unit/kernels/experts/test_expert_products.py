@@ -16,7 +16,8 @@ from worker_svc.core.formats.stacked.interface import StackedWeight
 from worker_svc.core.kernels.compiling import compile_launches
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs, sort_pairs
-from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles, tile_for
+from worker_svc.core.kernels.experts.tiles import add_tiles, gate_tiles, most_tiles
+from worker_svc.core.kernels.experts.tuning import tile_for
 from worker_svc.core.kernels.experts.weights import FLOATS, ExpertWeights
 from worker_svc.core.models.spec import RouterSpec
 from worker_svc.core.operations.interface import Activation

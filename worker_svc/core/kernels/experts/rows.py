@@ -2,8 +2,6 @@
 the weights can be read, where tiles would be almost empty. Each pair reads its expert's weights by itself.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -11,11 +9,11 @@ from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed
+from worker_svc.core.kernels.experts.tuning import ADD_ROWS, GATE_ROWS, MOST_ROW_PAIRS
 from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
     FP4_GROUP,
-    FP8,
     ExpertWeights,
     operands,
     power_of_two,
@@ -25,25 +23,11 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 
 _FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
 _FP4_GROUP = tl.constexpr(FP4_GROUP)
-# Pairs up to which this is faster than tiles.
-_MOST_PAIRS = {FLOATS: 0, FP8: 16, FP4: 48}
-
-
-@dataclass(frozen=True, slots=True)
-class RowsTile:
-    """Of a program, at a time."""
-
-    outputs: int
-    inputs: int
-    warps: int
-
-
-_GATE_TILE, _ADD_TILE = RowsTile(8, 1024, 4), RowsTile(8, 1024, 4)
 
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
     """Return whether products of so many pairs are computed here."""
-    return num_pairs <= _MOST_PAIRS[weight.form]
+    return num_pairs <= MOST_ROW_PAIRS[weight.form]
 
 
 @triton.jit
@@ -212,7 +196,7 @@ def gate_rows(
     """As `gate_tiles`."""
     num_pairs, outputs = routed.ids.numel(), weight.outputs // 2
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
-    tile, dependent = _GATE_TILE, has_dependent_launch(x.device)
+    tile, dependent = GATE_ROWS[weight.form], has_dependent_launch(x.device)
     _gate_rows[(triton.cdiv(outputs, tile.outputs), num_pairs)](
         x,
         *operands(weight, x, bias),
@@ -240,7 +224,7 @@ def add_rows(
 ) -> None:
     """As `add_tiles`."""
     rows, outputs = residual.shape
-    tile, dependent = _ADD_TILE, has_dependent_launch(x.device)
+    tile, dependent = ADD_ROWS[weight.form], has_dependent_launch(x.device)
     _add_rows[(triton.cdiv(outputs, tile.outputs), rows)](
         x,
         *operands(weight, x, bias),

@@ -2,8 +2,6 @@
 wherever their rows are. There are as many programs as the worst routing needs; those without a tile leave at once.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.core.kernels.experts.activation import ACTIVATIONS, gated
 from worker_svc.core.kernels.experts.routing import Routed, SortedPairs
+from worker_svc.core.kernels.experts.tuning import Tile, tile_for
 from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
@@ -22,34 +21,9 @@ from worker_svc.core.kernels.experts.weights import (
 )
 from worker_svc.core.kernels.launch import has_dependent_launch, options, power_of_two_divisor, release, wait
 
-_STEP_INPUTS = 64  # of the loop; of weights with scales for groups of inputs, no more than share one
 _FLOATS, _FP4 = tl.constexpr(FLOATS), tl.constexpr(FP4)
 _FP4_GROUP = tl.constexpr(FP4_GROUP)
 _COLUMNS = 1024  # of a program that adds up
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Of a program."""
-
-    pairs: int
-    outputs: int
-    warps: int
-    stages: int
-
-
-# By the pairs that an expert has in the mean: the fastest on an H200, of the shapes of Qwen3-30B-A3B and Mixtral. A
-# tile of few pairs has room for twice the mean, as weights are read again for a second one.
-_TILES = {8: Tile(16, 128, 4, 4), 32: Tile(64, 128, 4, 4)}
-_LARGEST = Tile(128, 128, 8, 4)
-
-
-def tile_for(num_pairs: int, num_experts: int, form: int = FLOATS) -> Tile:
-    """The tile whose pairs are filled about, if all experts have as many. The compiler brings weights of 4 bits to the
-    multiprocessors ahead of their use in tiles of four warps alone.
-    """
-    largest = _TILES[32] if form == FP4 else _LARGEST
-    return next((tile for most, tile in _TILES.items() if num_pairs <= most * num_experts), largest)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile: Tile) -> int:
@@ -291,7 +265,7 @@ def gate_tiles(
         TOP_K=routed.ids.shape[1],
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_step(weight),
+        BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
         FORM=weight.form,
         GROUP=weight.group,
@@ -334,7 +308,7 @@ def add_tiles(
         EXPERTS=weight.count,
         BLOCK_M=tile.pairs,
         BLOCK_N=tile.outputs,
-        BLOCK_K=_step(weight),
+        BLOCK_K=_step(weight, tile),
         STAGES=tile.stages,
         FORM=weight.form,
         GROUP=weight.group,
@@ -354,5 +328,6 @@ def add_tiles(
     )
 
 
-def _step(weight: ExpertWeights) -> int:
-    return _STEP_INPUTS if weight.group == 0 else power_of_two_divisor(weight.group, 2 * _STEP_INPUTS)
+def _step(weight: ExpertWeights, tile: Tile) -> int:
+    """Inputs of a step."""
+    return tile.inputs if weight.group == 0 else power_of_two_divisor(weight.group, tile.inputs)

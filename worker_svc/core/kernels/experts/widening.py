@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from worker_svc.core.kernels.experts.tuning import FEWEST_WIDENED_PAIRS
 from worker_svc.core.kernels.experts.weights import (
     FLOATS,
     FP4,
@@ -20,13 +21,12 @@ from worker_svc.core.kernels.launch import has_dependent_launch, options, releas
 _FP4 = tl.constexpr(FP4)
 _FP4_GROUP = tl.constexpr(FP4_GROUP)
 _OUTPUTS, _INPUTS = 16, 512  # of a program
-# Pairs of an expert, in the mean, from which on it is faster than products with stored weights.
-_FEWEST_PAIRS = 384
 
 
 def takes_floats(weight: ExpertWeights, num_pairs: int) -> bool:
     """Return whether products of so many pairs are computed with floats."""
-    return weight.form != FLOATS and num_pairs >= _FEWEST_PAIRS * weight.count
+    fewest = FEWEST_WIDENED_PAIRS.get(weight.form)
+    return fewest is not None and num_pairs >= fewest * weight.count
 
 
 @triton.jit
