@@ -163,7 +163,7 @@ def compile_all() -> None:
     triton.knobs.compilation.listener = observe
     compile_launches(launch, 2)
     assert set(compiled) == {
-        *("_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
+        *("_score_row", "_score_experts", "_choose_experts", "_sort_pairs", "_scale_by_sigmoid"),
         *("_gate_tiles", "_multiply_tiles", "_add_up"),
     }
 
