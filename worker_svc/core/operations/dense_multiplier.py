@@ -94,6 +94,8 @@ class DenseMultiplier:
     def multiply(self, x: Tensor, packed: Dense, bias: Tensor | None) -> Tensor:
         """Implement `Multiplier.multiply`."""
         way = self._way("plain" if bias is None else "biased", packed.weight, len(x))
+        if isinstance(way, OneRowTile):
+            return row_linear(x, packed.weight, way, bias=bias)
         product = self._multiply(way, x, packed.weight)
         if product is not None:
             return product

@@ -49,7 +49,7 @@ class OneRowTile(_Way, frozen=True, tag="one_row"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        return rows == 1 and product.kind in ("normed", "added", "gated") and product.inputs % _MIN_COLUMNS == 0
+        return rows == 1 and product.inputs % _MIN_COLUMNS == 0
 
 
 class FewRowsTile(_Way, frozen=True, tag="few_rows"):
