@@ -76,7 +76,9 @@ class DenseMultiplier:
         scaling = norm.weight, norm.eps
         return row_linear(hidden, packed.weight, way, norm=scaling, is_folded=norm.is_folded, bias=bias)
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None) -> Tensor | None:
+    def gated(
+        self, hidden: Tensor, norm: Norm | None, packed: Dense, bias: Tensor | None, *, is_gelu: bool = False
+    ) -> Tensor | None:
         """Implement `Multiplier.gated`."""
         weight = packed.weight
         if norm is None or bias is not None:
@@ -84,8 +86,10 @@ class DenseMultiplier:
         way = self._way("gated", weight, len(hidden))
         if isinstance(way, OneRowTile):
             scaling = norm.weight, norm.eps
-            return row_linear(hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True)
-        if not norm.is_folded:
+            return row_linear(
+                hidden, weight, way, norm=scaling, is_folded=norm.is_folded, is_gated=True, is_gelu=is_gelu
+            )
+        if is_gelu or not norm.is_folded:
             return None
         if isinstance(way, ManyRowsTile) and self.many_rows is not None:
             return self.many_rows.gate(hidden, weight, way, norm.eps)

@@ -19,8 +19,10 @@ class Multiplier(Protocol):
     def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Any, bias: Tensor | None) -> Tensor | None:
         """norm(hidden) @ weight.T + bias of a single row."""
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Any, bias: Tensor | None) -> Tensor | None:
-        """silu(gate) * up of norm(hidden)."""
+    def gated(
+        self, hidden: Tensor, norm: Norm | None, packed: Any, bias: Tensor | None, *, is_gelu: bool = False
+    ) -> Tensor | None:
+        """silu(gate) * up of norm(hidden), or gelu(gate) * up."""
 
     def multiply(self, x: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         """x @ weight.T + bias."""
@@ -39,7 +41,15 @@ class PlainMultiplier:
         """Implement `Multiplier.of_normed_row`."""
         return None
 
-    def gated(self, hidden: Tensor, norm: Norm | None, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
+    def gated(
+        self,
+        hidden: Tensor,  # noqa: ARG002
+        norm: Norm | None,  # noqa: ARG002
+        packed: Packed,  # noqa: ARG002
+        bias: Tensor | None,  # noqa: ARG002
+        *,
+        is_gelu: bool = False,  # noqa: ARG002
+    ) -> Tensor | None:
         """Implement `Multiplier.gated`."""
         return None
 

@@ -71,10 +71,11 @@ class TritonOperations:
     ) -> Tensor:
         """Implement `Operations.norm_gated`."""
         assert activation != "clamped_silu", "only experts have it"
-        if activation != "silu":
-            return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=True)
-        gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias)
-        return gated if gated is not None else silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up))
+        is_gelu = activation == "gelu_tanh"
+        gated = self._of(gate_up).gated(hidden, norm, gate_up.packed, gate_up.bias, is_gelu=is_gelu)
+        if gated is not None:
+            return gated
+        return silu_mul(*self.norm_linear_unscaled(hidden, norm, gate_up), gelu=is_gelu)
 
     def experts_add(self, x: Tensor, experts: ExpertsLayer, residual: Tensor) -> Tensor:
         """Implement `Operations.experts_add`."""
