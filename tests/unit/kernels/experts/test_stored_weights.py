@@ -113,6 +113,7 @@ def test_few_pairs_have_rows_and_many_have_floats() -> None:
     assert not takes_floats(fours, 1000)
     assert takes_floats(fours, 4096)
     dense = ExpertWeights(FLOATS, randn(EXPERTS, 4, 64), 64)
+    assert not takes_rows(dense, 0)
     assert not takes_rows(dense, 1)
     assert not takes_floats(dense, 1 << 20)
 

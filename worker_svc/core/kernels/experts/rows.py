@@ -27,7 +27,7 @@ _FP4_GROUP = tl.constexpr(FP4_GROUP)
 
 def takes_rows(weight: ExpertWeights, num_pairs: int) -> bool:
     """Return whether products of so many pairs are computed here."""
-    return num_pairs <= MOST_ROW_PAIRS[weight.form]
+    return num_pairs <= MOST_ROW_PAIRS.get(weight.form, -1)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ _LARGEST = {
 }
 # Pairs up to which rows are multiplied without tensor cores, and pairs of an expert, in the mean, from which on weights
 # are widened first.
-MOST_ROW_PAIRS = {FLOATS: 0, FP8: 32, FP4: 16}
+MOST_ROW_PAIRS = {FP8: 32, FP4: 16}
 FEWEST_WIDENED_PAIRS = {FP8: 512, FP4: 384}
 GATE_ROWS = {FP8: RowsTile(4, 2048, 4), FP4: RowsTile(4, 1024, 2)}
 ADD_ROWS = {FP8: RowsTile(4, 1024, 4), FP4: RowsTile(4, 1024, 2)}
