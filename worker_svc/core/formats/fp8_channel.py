@@ -23,42 +23,43 @@ class Fp8Channel:
     """Implement `Packed`."""
 
     def __init__(self, weight: Tensor, scales: Tensor, *, rounds_inputs: bool) -> None:
-        self._weight = weight  # [outputs, inputs]
-        self._scales = scales  # f32[outputs, 1]
-        self._rounds_inputs = rounds_inputs
+        self.weight = weight  # [outputs, inputs]
+        self.scales = scales  # f32[outputs, 1]
+        self.rounds_inputs = rounds_inputs
         self._is_aligned = not any(size % _ALIGNED for size in weight.shape)
 
     @property
     def outputs(self) -> int:
         """Implement `Packed.outputs`."""
-        return self._weight.shape[0]
+        return self.weight.shape[0]
 
     @property
     def inputs(self) -> int:
         """Implement `Packed.inputs`."""
-        return self._weight.shape[1]
+        return self.weight.shape[1]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Implement `Packed.multiply`."""
-        if not self._rounds_inputs:
-            return F.linear(x, (self._weight.float() * self._scales).to(x.dtype), bias)
-        rounded, scales = round_rows(x)
-        if x.dtype is torch.bfloat16 and self._is_aligned and has_fp8(x.device):
-            return torch._scaled_mm(
-                rounded, self._weight.t(), scales, self._scales.t(), bias=bias, out_dtype=torch.bfloat16
-            )
-        product = F.linear(rounded.float(), self._weight.float()) * scales * self._scales.t()
-        return (product if bias is None else product + bias).to(x.dtype)
+        if not self.rounds_inputs:
+            return F.linear(x, (self.weight.float() * self.scales).to(x.dtype), bias)
+        return self.multiply_rounded(*round_rows(x), bias, x.dtype)
+
+    def multiply_rounded(self, rows: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """rows f8[..., inputs] times their scales f32[..., 1] @ weight.T + bias -> [..., outputs] in `dtype`."""
+        if dtype is torch.bfloat16 and self._is_aligned and has_fp8(rows.device):
+            return torch._scaled_mm(rows, self.weight.t(), scales, self.scales.t(), bias=bias, out_dtype=torch.bfloat16)
+        product = F.linear(rows.float(), self.weight.float()) * scales * self.scales.t()
+        return (product if bias is None else product + bias).to(dtype)
 
     def scale_outputs(self, factor: float) -> None:
         """Implement `Packed.scale_outputs`."""
-        self._scales.mul_(factor)
+        self.scales.mul_(factor)
 
     def reorder_outputs(self, order: Tensor) -> None:
         """Implement `Packed.reorder_outputs`."""
-        rows = self._weight.view(torch.uint8)
+        rows = self.weight.view(torch.uint8)
         rows.copy_(rows[order])
-        self._scales.copy_(self._scales[order])
+        self.scales.copy_(self.scales[order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [rows, inputs] -> the same in 8 bits, and what to multiply each row with, f32[rows, 1]."""
     largest = x.abs().amax(-1, keepdim=True).float()
     scales = (largest / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-    return (x.float() / scales).clamp(-_LARGEST, _LARGEST).to(FP8), scales
+    return (x.float() * (1 / scales)).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 
 def has_fp8(device: torch.device) -> bool:

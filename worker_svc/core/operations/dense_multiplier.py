@@ -68,8 +68,8 @@ class DenseMultiplier:
         if bias is None and packed.weight.dtype is torch.bfloat16:
             norm.fold(packed.weight)
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
-        """Implement `Multiplier.of_normed_row`."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Dense, bias: Tensor | None) -> Tensor | None:
+        """Implement `Multiplier.of_normed`."""
         way = self._way("normed", packed.weight, len(hidden))
         if not isinstance(way, OneRowTile):
             return None

@@ -16,8 +16,8 @@ class Multiplier(Protocol):
     def fold_norm(self, norm: Norm, packed: Any, bias: Tensor | None) -> None:
         """Move the norm's weight into the packed one, where products then gain."""
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Any, bias: Tensor | None) -> Tensor | None:
-        """norm(hidden) @ weight.T + bias of a single row."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Any, bias: Tensor | None) -> Tensor | None:
+        """norm(hidden) @ weight.T + bias."""
 
     def gated(
         self, hidden: Tensor, norm: Norm | None, packed: Any, bias: Tensor | None, *, is_gelu: bool = False
@@ -37,8 +37,8 @@ class PlainMultiplier:
     def fold_norm(self, norm: Norm, packed: Packed, bias: Tensor | None) -> None:
         """Implement `Multiplier.fold_norm`: nothing is gained."""
 
-    def of_normed_row(self, hidden: Tensor, norm: Norm, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """Implement `Multiplier.of_normed_row`."""
+    def of_normed(self, hidden: Tensor, norm: Norm, packed: Packed, bias: Tensor | None) -> Tensor | None:  # noqa: ARG002
+        """Implement `Multiplier.of_normed`."""
         return None
 
     def gated(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.core.formats.dense import Dense
+from worker_svc.core.formats.fp8_channel import Fp8Channel
 from worker_svc.core.formats.stacked.choice import kernel_forms
 from worker_svc.core.kernels.delta.gates import norm_silu, sigmoid_gated
 from worker_svc.core.kernels.experts.activation import scale_by_sigmoid
@@ -17,6 +18,7 @@ from worker_svc.core.kernels.linear.norm import rms_norm
 from worker_svc.core.kernels.linear.table import Line
 from worker_svc.core.kernels.linear.unscaled import MOST_SCALED_ROWS, Unscaled
 from worker_svc.core.operations.dense_multiplier import DenseMultiplier
+from worker_svc.core.operations.fp8_multiplier import Fp8Multiplier
 from worker_svc.core.operations.interface import Activation, ExpertsLayer, LinearLayer, Norm
 from worker_svc.core.operations.multiplier import Multiplier, PlainMultiplier
 from worker_svc.core.operations.triton_experts import add_experts
@@ -29,7 +31,10 @@ class TritonOperations:
         self.dense = DenseMultiplier(device, lines)
         self.expert_forms = kernel_forms(device)
         self._plain = PlainMultiplier()
-        self._multipliers: dict[type, Multiplier] = {Dense: self.dense}  # by type of `Packed`
+        self._multipliers: dict[type, Multiplier] = {  # by type of `Packed`
+            Dense: self.dense,
+            Fp8Channel: Fp8Multiplier(lines),
+        }
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Implement `Operations.norm`."""
@@ -40,10 +45,9 @@ class TritonOperations:
         multiplier = self._of(linear)
         if norm is None:
             return multiplier.multiply(hidden, linear.packed, linear.bias)
-        if len(hidden) == 1:
-            product = multiplier.of_normed_row(hidden, norm, linear.packed, linear.bias)
-            if product is not None:
-                return product
+        product = multiplier.of_normed(hidden, norm, linear.packed, linear.bias)
+        if product is not None:
+            return product
         return multiplier.multiply(rms_norm(hidden, norm.weight, norm.eps), linear.packed, linear.bias)
 
     def fold_norm(self, norm: Norm, linear: LinearLayer) -> None:

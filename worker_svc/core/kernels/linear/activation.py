@@ -27,6 +27,12 @@ def activated(gate, GELU: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or GELU by tanh."""
+    return activated(gate, GELU) * up
+
+
+@triton.jit
 def _silu_mul(
     x_ptr,  # [rows, 2 size]
     hidden_ptr,  # [rows, hidden_size]: rows of x are multiplied by 1 / rms of these
@@ -50,8 +56,8 @@ def _silu_mul(
         up = tl.load(x_ptr + row * 2 * size + size + columns, mask=is_column, other=0.0).to(tl.float32)
         gate *= scale
         up *= scale
-        gated = activated(gate, GELU) * up
-        tl.store(out_ptr + row * size + columns, gated.to(out_ptr.dtype.element_ty), mask=is_column)
+        values = gated(gate, up, GELU)
+        tl.store(out_ptr + row * size + columns, values.to(out_ptr.dtype.element_ty), mask=is_column)
 
 
 def silu_mul(gate_up: Tensor, unscaled: Unscaled | None = None, *, gelu: bool = False) -> Tensor:

@@ -9,6 +9,7 @@ from worker_svc.core.kernels.linear.ways import (
     CUBLAS,
     BatchTile,
     FewRowsTile,
+    Fp8FewRowsTile,
     Kind,
     ManyRowsTile,
     Product,
@@ -18,6 +19,7 @@ from worker_svc.core.kernels.linear.ways import (
 Span: TypeAlias = tuple[int, int | None]  # the first and the last; None: without end
 
 _ANY: Span = (0, None)
+_Counted = FewRowsTile | BatchTile | Fp8FewRowsTile  # whose programs are as many as a line may ask for
 
 
 class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,12 +46,12 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     has_more_outputs: bool | None = None  # than inputs; None: or not
     dtypes: tuple[str, ...] = ()  # torch's names; none: all
     rows_multiple: int = 1
-    programs: Span | None = None  # as many as a way of `few_rows` or `batch_rows` may have
+    programs: Span | None = None  # as many as a way of `_Counted` may have
     why: str = ""
 
     def __post_init__(self) -> None:
-        if self.programs is not None and not all(isinstance(way, FewRowsTile | BatchTile) for way in self.ways):
-            raise ValueError("programs are told of ways of few_rows and batch_rows only")
+        if self.programs is not None and not all(isinstance(way, _Counted) for way in self.ways):
+            raise ValueError("programs are told of ways of few_rows, batch_rows and fp8_few_rows only")
         if self.rows[0] < 1 or self.rows_multiple < 1:
             raise ValueError("a product has one row or more")
         if misfit := self._misfit():
@@ -74,7 +76,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def _is_busy(self, way: Way, product: Product) -> bool:
         """Return whether it has as many programs as are wanted."""
-        if self.programs is None or not isinstance(way, FewRowsTile | BatchTile):
+        if self.programs is None or not isinstance(way, _Counted):
             return True
         return _is_in(self.programs, way.programs(product))
 

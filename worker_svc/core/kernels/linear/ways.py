@@ -10,10 +10,14 @@ import msgspec
 Kind: TypeAlias = Literal["normed", "plain", "biased", "added", "gated"]
 
 BFLOAT16 = "bfloat16"
+FP8_W8A8, FP8_W8A16 = "fp8_w8a8", "fp8_w8a16"  # weights of 8-bit floats; rows are rounded to these, or are not
+_FP8 = (FP8_W8A8, FP8_W8A16)
 MULTIPROCESSORS = 132  # of an H200: programs of `BatchTile` that wait for each other must all run at once
 MOST_FEW_ROWS = 64
 MOST_FEW_TILES = 132  # of split products: each has a counter
 _MIN_COLUMNS = 64
+MOST_FP8_FEW_ROWS = 256
+_FP8_VECTOR = 16  # inputs that are read at once
 MOST_BATCH_SPLITS = 8
 _SHARED_BYTES = 227 * 1024  # that a program can have on a Hopper, less what barriers take
 _BARRIER_BYTES = 16
@@ -28,7 +32,7 @@ class Product:
     kind: Kind
     outputs: int
     inputs: int
-    dtype: str = BFLOAT16  # torch's name
+    dtype: str = BFLOAT16  # torch's name of the weights', or one of `FP8_W8A8` and `FP8_W8A16`
 
 
 class _Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kernel"):
@@ -49,7 +53,7 @@ class OneRowTile(_Way, frozen=True, tag="one_row"):
 
     def fits(self, product: Product, rows: int) -> bool:
         """Return whether the product of so many rows can be computed so."""
-        return rows == 1 and product.inputs % _MIN_COLUMNS == 0
+        return rows == 1 and product.inputs % _MIN_COLUMNS == 0 and product.dtype not in _FP8
 
 
 class FewRowsTile(_Way, frozen=True, tag="few_rows"):
@@ -71,7 +75,8 @@ class FewRowsTile(_Way, frozen=True, tag="few_rows"):
         """Return whether the product of so many rows can be computed so."""
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         has_counters = self.splits == 1 or product.outputs // self.outputs <= MOST_FEW_TILES
-        return product.kind in ("plain", "added") and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
+        is_there = product.kind in ("plain", "added") and product.dtype not in _FP8
+        return is_there and 1 < rows <= MOST_FEW_ROWS and divides and has_counters
 
 
 class BatchTile(_Way, frozen=True, tag="batch_rows"):
@@ -107,6 +112,47 @@ class BatchTile(_Way, frozen=True, tag="batch_rows"):
         divides = product.outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
         meets = self.splits == 1 or (product.kind != "gated" and self.programs(product) <= MULTIPROCESSORS)
         return divides and meets
+
+
+class Fp8OneRowTile(_Way, frozen=True, tag="fp8_one_row"):
+    """Of a single row's product with 8-bit floats by `fp8_row_linear`."""
+
+    outputs: int  # of a tile; of a gated product so many gates and as many ups
+    inputs: int  # of a step
+    warps: int
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, warps=self.warps)
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        is_there = product.dtype in _FP8 and product.inputs % _FP8_VECTOR == 0
+        return rows == 1 and is_there and product.inputs >= self.inputs
+
+
+class Fp8FewRowsTile(_Way, frozen=True, tag="fp8_few_rows"):
+    """Of a few rows' product with 8-bit floats by `Fp8FewRows`, which is cut along the inputs, too."""
+
+    outputs: int  # of a tile; of a gated product so many gates and as many ups
+    inputs: int  # of a step of its loop
+    splits: int  # of the inputs
+    stages: int  # tiles on their way at once
+    warps: int = 4
+
+    def __post_init__(self) -> None:
+        _require_powers_of_two(outputs=self.outputs, inputs=self.inputs, splits=self.splits, warps=self.warps)
+
+    def programs(self, product: Product) -> int:
+        """The programs that compute it."""
+        return product.outputs // self.outputs * self.splits
+
+    def fits(self, product: Product, rows: int) -> bool:
+        """Return whether the product of so many rows can be computed so."""
+        if product.dtype not in _FP8 or not 1 <= rows <= MOST_FP8_FEW_ROWS:
+            return False
+        outputs = product.outputs // 2 if product.kind == "gated" else product.outputs
+        divides = outputs % self.outputs == 0 and product.inputs % (self.splits * self.inputs) == 0
+        return divides and (self.splits == 1 or outputs // self.outputs <= MOST_FEW_TILES)
 
 
 class ManyRowsTile(_Way, frozen=True, tag="many_rows"):
@@ -151,7 +197,7 @@ class Cublas(_Way, frozen=True, tag="cublas"):
         return self.rows is None or (product.kind == "added" and self.rows > 0)
 
 
-Way: TypeAlias = OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas
+Way: TypeAlias = OneRowTile | FewRowsTile | BatchTile | ManyRowsTile | Cublas | Fp8OneRowTile | Fp8FewRowsTile
 
 CUBLAS = Cublas()  # its own choice
 
